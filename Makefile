@@ -1,0 +1,61 @@
+# make serve and make test do all the set-up; see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The set-up is redone when the native sources, the dependencies or the set of modules change.
+SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: serve test test-slow setup lint parity bench wheel clean
+
+serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
+	@exec $(BIN)/corepipe serve $(ARGS)
+
+test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
+
+lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, types, direction of imports
+	$(BIN)/ruff format --check corepipe tests benchmarks
+	$(BIN)/ruff check corepipe tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --verbose=false 2>/dev/null || $(BIN)/lint-imports
+
+parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torch, live, and prints the table
+	.venv-parity/bin/python -m tests.parity.compare $(ARGS)
+
+bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
+	$(BIN)/python benchmarks/roofline.py
+	$(BIN)/python benchmarks/step.py
+
+wheel: setup            ## a wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist .venv .venv-parity .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corepipe needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.setup-$(SETUP_ID): | $(VENV)/bin/python
+	@echo "corepipe: setting up $(VENV) (about a minute, once)"
+	$(PIP_INSTALL) --editable .
+	@rm -f $(VENV)/.setup-*; touch $@
+
+$(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
+	$(PIP_INSTALL) --editable '.[test]'
+	@rm -f $(VENV)/.test-*; touch $@
+
+$(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
+	$(PIP_INSTALL) --editable '.[lint,test]'
+	@rm -f $(VENV)/.lint-*; touch $@
+
+.venv-parity/.parity-$(SETUP_ID):
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[parity,test]'
+	@rm -f .venv-parity/.parity-*; touch $@

@@ -1,0 +1,37 @@
+"""What the commands share: where progress and results go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+def errors() -> Console:
+    """The console for progress, logs and errors: stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(result: Any) -> None:
+    """A command's result for machines, on stdout."""
+    typer.echo(json.dumps(result, indent=2))
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """Yields `report(what, done)`, `done` from 0 to 1; one bar for each `what`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: float) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=1.0)
+            bars.update(tasks[what], completed=done)
+
+        yield report

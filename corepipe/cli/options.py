@@ -1,0 +1,119 @@
+"""The flags of the commands, named as vLLM's where the meaning is the same."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SERVER = "Server"
+MODEL = "Model"
+DEVICE = "Emulated device"
+BATCHING = "Batching"
+
+
+class Dtype(StrEnum):
+    INT8 = "int8"
+    INT8_WEIGHTS = "int8-weights"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class Mode(StrEnum):
+    AUTO = "auto"
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
+class ClockChoice(StrEnum):
+    HOST = "host"
+    DEVICE = "device"
+
+
+class PolicyChoice(StrEnum):
+    MIXED = "mixed"
+    SEGREGATED = "segregated"
+
+
+def _option(*names: str, help: str, panel: str, **more: object) -> object:  # noqa: A002
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[call-overload]
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A directory or .gguf file, a hub id (org/name), or nothing for SmolLM2-135M-Instruct."),
+]
+Host = Annotated[str, _option("--host", help="Address to listen on.", panel=SERVER)]
+Port = Annotated[int, _option("--port", help="Port to listen on; 0 picks a free one.", panel=SERVER, min=0, max=65535)]
+ApiKeys = Annotated[
+    list[str] | None,
+    _option("--api-key", help="Key that clients must send (repeatable).", panel=SERVER, envvar="COREPIPE_API_KEY"),
+]
+Insecure = Annotated[bool, _option("--insecure", help="Listen beyond loopback without API keys.", panel=SERVER)]
+ServedNames = Annotated[
+    list[str] | None,
+    _option("--served-model-name", help="Name in the API (repeatable; the first is reported).", panel=SERVER),
+]
+ChatTemplate = Annotated[
+    Path | None, _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER)
+]
+
+Format = Annotated[
+    Dtype,
+    _option("--dtype", help="int8: INT8 weights and activations; int8-weights: bf16 compute.", panel=MODEL),
+]
+MaxModelLen = Annotated[
+    int | None, _option("--max-model-len", help="Longest prompt plus answer, in tokens.", panel=MODEL, min=2)
+]
+Seed = Annotated[int, _option("--seed", help="Seed of requests that bring none.", panel=MODEL)]
+
+Instance = Annotated[
+    str, _option("--instance", help="The inf1, inf2, trn1 or trn2 size to emulate.", panel=DEVICE)
+]
+ModeOption = Annotated[
+    Mode, _option("--mode", help="What to place the model for; explicit degrees win.", panel=DEVICE)
+]
+Pipeline = Annotated[
+    int | None,
+    _option("--pipeline", "--pipeline-parallel-size", help="Stages of consecutive layers.", panel=DEVICE, min=1),
+]
+Tensor = Annotated[
+    int | None,
+    _option("--tensor", "--tensor-parallel-size", help="Cores that share each layer.", panel=DEVICE, min=1),
+]
+Data = Annotated[
+    int | None, _option("--data", "--data-parallel-size", help="Replicas of the whole model.", panel=DEVICE, min=1)
+]
+Clock = Annotated[
+    ClockChoice, _option("--clock", help="host: as fast as it can; device: at the device's pace.", panel=DEVICE)
+]
+
+MaxNumSeqs = Annotated[
+    int, _option("--max-num-seqs", help="Most sequences in a batch.", panel=BATCHING, min=1, max=1024)
+]
+MaxBatchedTokens = Annotated[
+    int, _option("--max-num-batched-tokens", help="Most tokens in a batch.", panel=BATCHING, min=16, max=16384)
+]
+Policy = Annotated[
+    PolicyChoice,
+    _option("--policy", help="mixed: prefill beside decode; segregated: as Neuron's stack.", panel=BATCHING),
+]
+BlockSize = Annotated[int, _option("--block-size", help="Positions in a KV block (16, 32, ...).", panel=BATCHING)]
+NumBlocks = Annotated[
+    int | None, _option("--num-blocks", help="KV blocks of a replica; default: what fits.", panel=BATCHING, min=1)
+]
+PrefixCaching = Annotated[
+    bool,
+    _option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse shared prefixes.", panel=BATCHING),
+]
+MaxQueuedReqs = Annotated[
+    int, _option("--max-num-queued-reqs", help="Requests that may wait.", panel=BATCHING, min=1)
+]
+MaxQueuedTokens = Annotated[
+    int, _option("--max-num-queued-tokens", help="Prompt tokens that may wait.", panel=BATCHING, min=1)
+]
+Threads = Annotated[
+    int | None, _option("--threads", help="Host threads to compute on; default: all.", panel=BATCHING, min=1)
+]

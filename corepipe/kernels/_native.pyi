@@ -1,0 +1,137 @@
+"""The native executor's binding.  Shapes: M rows in a batch, S sequences, R rows whose logits are wanted.
+
+Everything here knows Ops, not architectures.  Values are fp32 buffers [max_rows, width], named by index;
+a Program with `round_bf16` rounds every stored result to bf16 (round to nearest even).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+def isas() -> list[str]:
+    """Paths this build and this CPU can run, best first, of "avx512", "avx2", "portable"."""
+
+def isa() -> str:
+    """The path in use: COREPIPE_ISA, or the best."""
+
+class Matrix:
+    """A view of a packed [n, k] matrix in panels of 32 columns (of n).
+
+    kind "int8":  u8 (w + 128) [n/32][k/4][32][4],      y = sum_g scale_x[g] * (x_q . w_q)_g * scale[n]
+    kind "int8w": s8 in bf16's layout [n/32][k/2][32][2], y = (x_bf16 . w) * scale[n]
+    kind "bf16":  bf16 [n/32][k/2][32][2]
+    kind "fp32":  f32 [n/32][k][32]
+    n is padded to 32 and k to 64 with zeros (int8: 128).  A view of panels [n0, n0 + n) and of
+    k in [k0, k0 + k) of a wider packed matrix shares its bytes: n0 a multiple of 32, k0 of 64.
+    Raises ValueError for bytes that are too few, or misaligned views.
+    """
+
+    def __init__(self, kind: str, data: U8, scale: F32 | None, n: int, k: int) -> None: ...
+    def view(self, n0: int, n: int, k0: int, k: int) -> Matrix: ...
+    n: int
+    k: int
+
+class KVCache:
+    """Paged keys and values of some layers on one core; dtype "bf16" or "fp32"; zeroed at the start."""
+
+    def __init__(
+        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: str
+    ) -> None: ...
+    nbytes: int
+    def memory(self) -> U8: ...
+
+class Program:
+    """Ops of one core, appended in order.  Indices of values that alias are the caller's business."""
+
+    def __init__(self, widths: Sequence[int], max_rows: int, round_bf16: bool) -> None: ...
+    def memory(self) -> list[U8]:
+        """The core's activations (for tests)."""
+    def embed(self, out: int, table: npt.NDArray[Any]) -> None:
+        """table [V, width]: f32, or bf16 as uint16."""
+    def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None:
+        """Over each group of len(gain) elements."""
+    def linear(
+        self,
+        x: int,
+        segments: Sequence[tuple[Matrix, F32 | None, int]],
+        norm: tuple[F32, float] | None = None,
+        residual: tuple[int, int] | None = None,
+        glu: bool = False,
+    ) -> None:
+        """segments: (matrix, bias, out) that share x.
+
+        norm = (gain, eps): x is RMS-normalised (and rounded) first.
+        residual = (value, out): one segment only; out = round(value + round(x @ w.T + bias)).
+        glu: two segments of equal shape, gate and up; out of the first = silu(gate) * up, each rounded.
+        """
+    def rope(self, x: int, out: int, head_dim: int, cos: F32, sin: F32) -> None:
+        """cos, sin [max_positions, rotary_dim / 2]."""
+    def attention(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        cache: KVCache,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int | None = None,
+        rope: tuple[F32, F32] | None = None,
+        q_norm: tuple[F32, float] | None = None,
+        k_norm: tuple[F32, float] | None = None,
+    ) -> None:
+        """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention."""
+    def glu(self, gate: int, up: int, out: int) -> None: ...
+    def add(self, a: int, b: int, out: int) -> None: ...
+    def select_rows(self, x: int, out: int) -> None: ...
+    def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:
+        """group: indices of the Programs that take part, in rank order."""
+    def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
+    def send(self, x: int, peer: int, rows: str = "tokens") -> None: ...
+    def receive(self, out: int, peer: int, rows: str = "tokens") -> None: ...
+
+class Pool:
+    """The threads of the process, and the queue of batches.  Batches run one after the other."""
+
+    def __init__(self, threads: int) -> None: ...
+    threads: int
+    def close(self) -> None: ...
+
+class Executor:
+    """Runs the Programs of one replica; `logits` is the value of `programs[-1]` that holds the logits."""
+
+    def __init__(self, pool: Pool, programs: Sequence[Program], logits: int, vocab: int) -> None: ...
+    def submit(
+        self,
+        tokens: I32,
+        positions: I32,
+        sequence_starts: I32,
+        block_tables: I32,
+        logit_rows: I32,
+        sampling: object | None,
+    ) -> int:
+        """Copies its arguments, queues the batch and returns its ticket.
+
+        `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
+        Raises ValueError for shapes that disagree or exceed what the Programs were built for.
+        """
+    def wait(self, ticket: int) -> dict[str, Any]:
+        """Waits with the GIL released; a dict with the fields of StepOutput, and
+        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core."""
+    def watch(self, hook: Callable[[int], None] | None) -> None:
+        """Tests: called with the Program's index each time another core's part starts to run."""
+    def progress(self) -> int:
+        """Counts Ops run since the start; grows while the executor is alive and busy."""
+
+def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
+    """Tests: x [M, k] -> int32 sums [k / 64 groups, M, n] before any scale."""
+
+def sample(logits: F32, sampling: object) -> dict[str, Any]:
+    """Tests: the sampler alone, on logits [R, V]."""

@@ -1,0 +1,91 @@
+"""Host, paced and virtual time behind one interface.
+
+What runs under them is the same; they differ in `now` and `wait_until` alone.  Times are seconds since
+the clock was made; `wait_until` takes times of the emulated device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+SPIN_SECONDS = 2e-4
+"""End of a wait that is spun: a sleep on Linux overshoots by 50-150 us."""
+
+
+class Clock(Protocol):
+    """Whose time it is."""
+
+    def now(self) -> float:
+        """Seconds since the start; never falls."""
+
+    def wait_until(self, t: float) -> None:
+        """Returns when what the device finishes at `t` may be used."""
+
+
+class HostClock:
+    """As fast as the host can: the device's times are reported, never waited for."""
+
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        self._read = read
+        self._start = read()
+
+    def now(self) -> float:
+        return self._read() - self._start
+
+    def wait_until(self, t: float) -> None:
+        """Returns at once: on the host a result is ready when it has been computed."""
+
+
+class PacedClock:
+    """Each step lasts as long as on the device; `scale` host seconds pass for one second of the device.
+
+    A step that the host finishes after its time is late: `late_steps` of `steps` waits, by
+    `worst_lateness` device seconds at most.
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        read: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not scale > 0:
+            raise ValueError(f"time scale must be positive, not {scale}")
+        self._scale = scale
+        self._read = read
+        self._sleep = sleep
+        self._start = read()
+        self.steps = 0
+        self.late_steps = 0
+        self.worst_lateness = 0.0
+
+    def now(self) -> float:
+        return (self._read() - self._start) / self._scale
+
+    def wait_until(self, t: float) -> None:
+        self.steps += 1
+        lateness = self.now() - t
+        if lateness > 0:
+            self.late_steps += 1
+            self.worst_lateness = max(self.worst_lateness, lateness)
+            return
+        rest = -lateness * self._scale
+        if rest > SPIN_SECONDS:
+            self._sleep(rest - SPIN_SECONDS)
+        while self.now() < t:
+            self._sleep(0)
+
+
+class VirtualClock:
+    """Nothing waits: time is what was last waited for."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait_until(self, t: float) -> None:
+        self._now = max(self._now, t)

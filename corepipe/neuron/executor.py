@@ -1,0 +1,250 @@
+"""The native executor: binds a replica's Programs and their weights to the kernels, and runs batches.
+
+Each core gets its own activations, its own KV cache and only its own shard of the weights; a shard that
+is made of whole panels is a view of the packed matrix, any other is packed anew for the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.kernels import native, packing
+from corepipe.neuron.graph import (
+    Add,
+    AllGather,
+    AllReduce,
+    DType,
+    Embed,
+    GatedActivation,
+    INT8_GROUP,
+    Linear,
+    Op,
+    Receive,
+    RMSNorm,
+    Rope,
+    RopeSpec,
+    SelectRows,
+    Send,
+    Value,
+    WeightSpec,
+)
+from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.numerics import rope_tables
+from corepipe.neuron.program import PAD, AxisShard, Program, SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.weights import PackedTensor
+
+PANEL = 32
+"""Columns of a packed panel (corepipe.kernels.packing)."""
+
+
+class Weights(Protocol):
+    """Packed tensors by name."""
+
+    def __getitem__(self, name: str) -> PackedTensor: ...
+
+
+class NativeCore:
+    """One emulated NeuronCore on the host: its shard of weights, its KV cache, its native Program."""
+
+    def __init__(
+        self, program: Program, weights: Weights, blocks: int, block_size: int, max_rows: int, group: range
+    ) -> None:
+        self._program = program
+        self._weights = weights
+        self._group = group
+        self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
+        steps = lower(program.ops)
+        widths, self._buffers = assign_buffers(steps)
+        compute = program.format.compute
+        self.native = native().Program(widths, max_rows, compute is DType.BF16)
+        heads = program.heads
+        self.cache = native().KVCache(
+            len(program.layers), blocks, block_size, heads.kv_heads, heads.head_dim, compute.value
+        )
+        for step in steps:
+            self._emit(step)
+
+    def buffer(self, value: Value) -> int:
+        """Index of the activation buffer that holds `value`."""
+        return self._buffers[value.id]
+
+    @singledispatchmethod
+    def _emit(self, step: Step) -> None:
+        raise TypeError(f"no lowering for {type(step).__name__}")
+
+    @_emit.register
+    def _(self, step: FusedLinear) -> None:
+        unused = self.buffer(step.x)
+        segments = [
+            (self._matrix(op.weight), self._bias(op), unused if step.out else self.buffer(op.out))
+            for op in step.linears
+        ]
+        if step.gated and step.out is not None:
+            segments[0] = (*segments[0][:2], self.buffer(step.out))
+        norm = (self._vector(step.norm.gain), step.norm.eps) if step.norm else None
+        residual = None
+        if step.residual is not None and step.out is not None:
+            residual = (self.buffer(step.residual), self.buffer(step.out))
+        self.native.linear(self.buffer(step.x), segments, norm=norm, residual=residual, glu=step.gated)
+
+    @_emit.register
+    def _(self, step: FusedAttention) -> None:
+        op = step.op
+        q_norm, k_norm = (
+            (self._vector(n.gain), n.eps) if n is not None else None for n in (step.q_norm, step.k_norm)
+        )
+        self.native.attention(
+            self.buffer(step.q),
+            self.buffer(step.k),
+            self.buffer(op.v),
+            self.buffer(op.out),
+            self.cache,
+            op.layer - self._program.layers.start,
+            op.heads.heads,
+            op.scale,
+            window=op.window,
+            rope=self._rope(step.rope) if step.rope else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
+        )
+
+    @_emit.register
+    def _(self, step: Plain) -> None:
+        self._emit_op(step.op)
+
+    @singledispatchmethod
+    def _emit_op(self, op: Op) -> None:
+        raise TypeError(f"no native code for {type(op).__name__}")
+
+    @_emit_op.register
+    def _(self, op: Embed) -> None:
+        self.native.embed(self.buffer(op.out), self._weights[op.table.name].rows())
+
+    @_emit_op.register
+    def _(self, op: RMSNorm) -> None:
+        self.native.rms_norm(self.buffer(op.x), self.buffer(op.out), self._vector(op.gain), op.eps)
+
+    @_emit_op.register
+    def _(self, op: Rope) -> None:
+        self.native.rope(self.buffer(op.x), self.buffer(op.out), op.head_dim, *self._rope(op.rope))
+
+    @_emit_op.register
+    def _(self, op: GatedActivation) -> None:
+        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out))
+
+    @_emit_op.register
+    def _(self, op: Add) -> None:
+        self.native.add(self.buffer(op.a), self.buffer(op.b), self.buffer(op.out))
+
+    @_emit_op.register
+    def _(self, op: SelectRows) -> None:
+        self.native.select_rows(self.buffer(op.x), self.buffer(op.out))
+
+    @_emit_op.register
+    def _(self, op: AllReduce) -> None:
+        self.native.all_reduce(self.buffer(op.x), self.buffer(op.out), list(self._group))
+
+    @_emit_op.register
+    def _(self, op: AllGather) -> None:
+        self.native.all_gather(self.buffer(op.x), self.buffer(op.out), list(self._group), list(op.widths))
+
+    @_emit_op.register
+    def _(self, op: Send) -> None:
+        self.native.send(self.buffer(op.x), op.peer, op.x.rows.value)
+
+    @_emit_op.register
+    def _(self, op: Receive) -> None:
+        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.value)
+
+    def _rope(self, rope: RopeSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        if rope not in self._tables:
+            self._tables[rope] = rope_tables(rope, self._program.max_positions)
+        return self._tables[rope]
+
+    def _bias(self, op: Linear) -> npt.NDArray[np.float32] | None:
+        return self._vector(op.bias) if op.bias else None
+
+    def _vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
+        (axis,) = self._program.shards[spec.name].axes
+        return take(np.asarray(self._weights[spec.name].rows(), np.float32), axis, 0)
+
+    def _matrix(self, spec: WeightSpec) -> Any:
+        """The core's part of a packed matrix: a view where panels allow it, else a packed copy."""
+        tensor = self._weights[spec.name]
+        n_axis, k_axis = self._program.shards[spec.name].axes
+        n, k = tensor.shape
+        if _aligned(n_axis, n, PANEL) and _aligned(k_axis, k, INT8_GROUP):
+            matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
+            whole = (n_axis.width, k_axis.width) == (n, k)
+            return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
+        dense = packing.unpack(tensor.kind, tensor.data, n, k)
+        part = packing.pack(tensor.kind, take(take(dense, n_axis, 0), k_axis, 1))
+        scale = None if tensor.scale is None else take(tensor.scale, n_axis, 0)
+        return native().Matrix(tensor.kind, part, scale, n_axis.width, k_axis.width)
+
+
+def _aligned(axis: AxisShard, size: int, step: int) -> bool:
+    """True where the shard is one range that starts and ends at multiples of `step` (or at the end)."""
+    if not axis.contiguous:
+        return False
+    start, length = axis.ranges[0]
+    return start % step == 0 and (length % step == 0 or start + length == size)
+
+
+def take(array: npt.NDArray[Any], axis: AxisShard, dim: int) -> npt.NDArray[Any]:
+    """The ranges of `axis` along dimension `dim`, contiguous; zeros where a range is padding."""
+    parts = []
+    for start, length in axis.ranges:
+        if start == PAD:
+            shape = [length if d == dim else s for d, s in enumerate(array.shape)]
+            parts.append(np.zeros(shape, array.dtype))
+        else:
+            parts.append(np.take(array, range(start, start + length), axis=dim))
+    return np.ascontiguousarray(np.concatenate(parts, axis=dim))
+
+
+class NativeExecutor:
+    """Runs the Programs of one replica on the host's threads; implements `program.Executor`.
+
+    `blocks` of `block_size` positions hold the KV cache of each core; a batch has at most `max_rows` rows.
+    Executors that share a `pool` run their batches one after the other, in the order of submission.
+    """
+
+    def __init__(
+        self, programs: Sequence[Program], weights: Weights, blocks: int, block_size: int, max_rows: int, pool: Any
+    ) -> None:
+        last = programs[-1]
+        group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
+        self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
+        logits = last.ops[-1].out
+        self._native = native().Executor(
+            pool, [core.native for core in self.cores], self.cores[-1].buffer(logits), logits.width
+        )
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        return int(
+            self._native.submit(
+                inputs.tokens,
+                inputs.positions,
+                inputs.sequence_starts,
+                inputs.block_tables,
+                inputs.logit_rows,
+                sampling,
+            )
+        )
+
+    def wait(self, ticket: int) -> StepOutput:
+        result = self._native.wait(ticket)
+        return StepOutput(**{name: result[name] for name in StepOutput.__slots__})
+
+    def close(self) -> None:
+        """Frees nothing by itself: the memory goes with the object, the threads with the pool."""
+
+
+def _tensor_degree(programs: Sequence[Program]) -> int:
+    return max(p.rank for p in programs) + 1

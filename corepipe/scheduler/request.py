@@ -1,0 +1,100 @@
+"""A request as the scheduler sees it: tokens known, tokens computed, blocks held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are those of the OpenAI API and of vLLM's metrics."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Status(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence to generate.
+
+    `tokens` starts as the prompt and grows; `num_computed` of them have been given to the device (counted
+    when scheduled), `num_done` of them have come back.  The request is in flight while the two differ.
+    `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
+    `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
+    `cache_salt` keeps prefix-cache entries apart.  `prompt_logits`: the caller wants a result for
+    every prompt position, so the prompt's cached prefix may not be skipped.
+    """
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    arrival: float = 0.0
+    priority: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    cache_salt: str = ""
+    prompt_logits: bool = False
+
+    tokens: list[int] = field(init=False)
+    num_computed: int = field(default=0, init=False)
+    num_done: int = field(default=0, init=False)
+    num_cached: int = field(default=0, init=False)
+    """Prompt tokens found in the prefix cache when first admitted."""
+    num_preemptions: int = field(default=0, init=False)
+    block_ids: list[int] = field(default_factory=list, init=False)
+    status: Status = field(default=Status.WAITING, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def in_flight(self) -> bool:
+        return self.num_computed > self.num_done
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + count) of a request, to be computed in this batch.
+
+    `samples`: the last known token is among them, so the batch yields a new one.
+    """
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes.  `number` grows by one with each batch."""
+
+    number: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(c.count for c in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What a batch meant for one request: its new token (None: a chunk of the prompt only), and its end."""
+
+    request: Request
+    token: int | None
+    finish_reason: FinishReason | None

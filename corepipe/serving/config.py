@@ -1,0 +1,58 @@
+"""What a server is asked to do: frozen, validated once, unknown keys refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Mode = Literal["latency", "throughput", "auto"]
+ClockName = Literal["host", "device", "virtual"]
+FormatName = Literal["fp32", "bf16", "int8", "int8-weights"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineConfig(_Config):
+    """One deployment: a model, a format, and where its parts go.
+
+    None stands for "choose for me"; `corepipe.serving.assembly.assemble` resolves it.
+    """
+
+    model: str
+    format: FormatName = "int8"
+    instance: str = "inf2.xlarge"
+    mode: Mode = "auto"
+    pipeline: int | None = Field(default=None, ge=1)
+    tensor: int | None = Field(default=None, ge=1)
+    data: int | None = Field(default=None, ge=1)
+    clock: ClockName = "host"
+    policy: Literal["mixed", "segregated"] = "mixed"
+    max_model_len: int | None = Field(default=None, ge=2)
+    max_num_seqs: int = Field(default=32, ge=1, le=1024)
+    max_num_batched_tokens: int = Field(default=512, ge=16, le=16384)
+    block_size: int = Field(default=32, ge=16, le=128, multiple_of=16)
+    num_blocks: int | None = Field(default=None, ge=1)
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    prefix_cache: bool = True
+    max_queued_requests: int = Field(default=1024, ge=1)
+    max_queued_tokens: int = Field(default=1_000_000, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    cache_dir: Path | None = None
+    seed: int = 0
+
+
+class ServerConfig(_Config):
+    """How the HTTP server listens and whom it answers."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: tuple[str, ...] = ()
+    insecure: bool = False
+    served_model_names: tuple[str, ...] = ()
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    shutdown_timeout: float = Field(default=5.0, ge=0)
+    chat_template: str | None = None

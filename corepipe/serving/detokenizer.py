@@ -1,0 +1,132 @@
+"""Text from tokens as they come: whole characters only, and stop strings found wherever tokens split them.
+
+A token costs amortised constant time.  Its bytes are looked up and fed to an incremental UTF-8 decoder, which
+keeps back the bytes of an unfinished character; nothing is ever decoded twice.  A streamed answer and a plain
+one take the same path, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Decoding(Protocol):
+    """What this module needs of a tokenizer."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = ...) -> str: ...
+
+    def token_bytes(self, token: int, /) -> bytes: ...
+
+
+class Pieces:
+    """The bytes of each token of a vocabulary, looked up once; empty for special tokens if they are skipped."""
+
+    def __init__(self, tokenizer: Decoding, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token: int) -> bytes:
+        piece = self._known.get(token)
+        if piece is None:
+            piece = self._known[token] = self._look_up(token)
+        return piece
+
+    def join(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of several tokens in a row."""
+        return b"".join([self[token] for token in tokens])
+
+    def _look_up(self, token: int) -> bytes:
+        if self._skip and self._is_special(token):
+            return b""
+        return self._tokenizer.token_bytes(token)
+
+    def _is_special(self, token: int) -> bool:
+        shown = self._tokenizer.decode([token], skip_special_tokens=False)
+        return bool(shown) and not self._tokenizer.decode([token], skip_special_tokens=True)
+
+
+class StopStrings:
+    """Cuts a text at the first of several strings, without showing any part of it beforehand.
+
+    Text that could be the beginning of a stop string is kept back until the next characters decide.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+        self._longest = max(map(len, self._stops), default=0)
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The part of the text so far that may be shown and has not been; sets `matched` at a stop string."""
+        text = self._held + text
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
+            self._held = ""
+            return text[: at + len(self.matched)] if self._include else text[:at]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was kept back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        tail = text[max(0, len(text) - self._longest + 1) :]
+        for start in range(len(tail)):
+            end = tail[start:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return len(end)
+        return 0
+
+
+class Detokenizer:
+    """The text of one sequence, token by token.
+
+    Stop strings are looked for in the text after the first `min_tokens` tokens.  `matched` is the stop string
+    that was found; nothing may be fed after it.
+    """
+
+    def __init__(
+        self, pieces: Pieces, stops: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = StopStrings(stops, include_stop) if stops else None
+        self._min_tokens = min_tokens
+        self._fed = 0
+
+    @property
+    def matched(self) -> str | None:
+        return self._stops.matched if self._stops else None
+
+    def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """(text that may be shown, tokens used): fewer than given where a stop string ended the text."""
+        if self._stops is None:
+            return self._decoder.decode(self._pieces.join(tokens)), len(tokens)
+        shown: list[str] = []
+        for used, token in enumerate(tokens, 1):
+            shown.append(self._feed_one(self._stops, token))
+            if self._stops.matched is not None:
+                return "".join(shown), used
+        return "".join(shown), len(tokens)
+
+    def flush(self) -> str:
+        """The rest, at the end: an unfinished character becomes U+FFFD; no stop string is looked for in it."""
+        rest = self._decoder.decode(b"", True)
+        return self._stops.flush() + rest if self._stops else rest
+
+    def _feed_one(self, stops: StopStrings, token: int) -> str:
+        text = self._decoder.decode(self._pieces[token])
+        self._fed += 1
+        if self._fed <= self._min_tokens or not text:
+            return text
+        return stops.feed(text)

@@ -1,0 +1,159 @@
+"""What crosses the border between the server and an engine, in a process or between two: msgpack frames.
+
+A frame is a 4-byte little-endian length and one encoded message.  Frames over `MAX_FRAME` are refused.
+Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MAX_FRAME = 64 * 1024 * 1024
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to draw a request's tokens.  Defaults are those of vLLM (facts of the OpenAI API docs)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
+    prompt_logprobs: int | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """A new sequence.  `stop_ids` includes eos unless it is to be ignored."""
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: list[int] = []
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget these requests; those that are unknown or finished are ignored."""
+
+    ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Abort everything and exit."""
+
+
+Command = Submit | Abort | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprob of one token and its best alternatives, best first: [(token, logprob), ...]."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class DeviceTimes(msgspec.Struct, frozen=True):
+    """What the emulated device would have taken for the request, in milliseconds."""
+
+    time_to_first_token_ms: float
+    time_per_output_token_ms: float | None
+    total_ms: float
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+    """News of one request.
+
+    `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
+    `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
+    with it.  `error` says why a request was refused or failed (finish_reason "error"); `error_kind` is
+    "overloaded" where a retry helps, "invalid" where it does not.
+    """
+
+    id: str
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    cached: int = 0
+    finish_reason: str | None = None
+    device: DeviceTimes | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    preemptions: int = 0
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Gauges and counters of one replica; counters count since the start.
+
+    `core_busy_seconds` is emulated device time, one entry a core of the replica.
+    `iteration_tokens` are the batch sizes (in tokens) since the last Stats.
+    """
+
+    replica: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    blocks_total: int
+    blocks_held: int
+    blocks_cached: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+    host_busy_seconds: float
+    device_busy_seconds: float
+    device_now_seconds: float
+    late_steps: int
+    core_busy_seconds: list[float]
+    iteration_tokens: list[int] = []
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """All news of one step of one replica."""
+
+    outputs: list[Output]
+    stats: Stats | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine has loaded.  `placement` is served at /v1/placement as it is."""
+
+    placement: dict[str, Any]
+    blocks: int
+    block_size: int
+    max_model_len: int
+    isa: str
+    load_seconds: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far loading is, 0 to 1."""
+
+    what: str
+    done: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; `user_error` tells a wrong input (exit 2) from our fault (exit 1)."""
+
+    message: str
+    user_error: bool
+
+
+Event = Outputs | Ready | Progress | Failed
