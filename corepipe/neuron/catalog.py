@@ -44,12 +44,8 @@ CORE_V1 = Core(
         clock_hz=None,
         sources=_from(_V1, "peak") | _from(f"{NKI_ISA}; not published for v1, assumed as v2", "min_rows"),
     ),
-    vector=Engine(
-        name="vector", lanes=256, clock_hz=0.9e9, sources={"lanes": _V1, "clock_hz": _V1_CLOCK}
-    ),
-    scalar=Engine(
-        name="scalar", lanes=512, clock_hz=0.9e9, sources={"lanes": _V1, "clock_hz": _V1_CLOCK}
-    ),
+    vector=Engine(name="vector", lanes=256, clock_hz=0.9e9, sources={"lanes": _V1, "clock_hz": _V1_CLOCK}),
+    scalar=Engine(name="scalar", lanes=512, clock_hz=0.9e9, sources={"lanes": _V1, "clock_hz": _V1_CLOCK}),
     sbuf_bytes=None,
     psum_bytes=None,
     resident_weight_bytes=10_000_000,
@@ -73,9 +69,7 @@ CORE_V2 = Core(
         clock_hz=2.8e9,
         sources=_from(f"{_V2}, {NKI_ARCH2}", "peak", "array", "clock_hz") | _from(NKI_ISA, "min_rows"),
     ),
-    vector=Engine(
-        name="vector", lanes=128, clock_hz=1.12e9, sources=_from(NKI_ARCH2, "lanes", "clock_hz")
-    ),
+    vector=Engine(name="vector", lanes=128, clock_hz=1.12e9, sources=_from(NKI_ARCH2, "lanes", "clock_hz")),
     scalar=Engine(name="scalar", lanes=128, clock_hz=1.4e9, sources=_from(NKI_ARCH2, "lanes", "clock_hz")),
     sbuf_bytes=24 * MIB,
     psum_bytes=2 * MIB,
@@ -99,9 +93,7 @@ CORE_V3 = Core(
         clock_hz=2.4e9,
         sources=_from(f"{_V3}, {NKI_ARCH3}", "peak", "array", "clock_hz") | _from(NKI_ISA, "min_rows"),
     ),
-    vector=Engine(
-        name="vector", lanes=512, clock_hz=0.96e9, sources=_from(NKI_ARCH3, "lanes", "clock_hz")
-    ),
+    vector=Engine(name="vector", lanes=512, clock_hz=0.96e9, sources=_from(NKI_ARCH3, "lanes", "clock_hz")),
     scalar=Engine(name="scalar", lanes=128, clock_hz=1.2e9, sources=_from(NKI_ARCH3, "lanes", "clock_hz")),
     sbuf_bytes=28 * MIB,
     psum_bytes=2 * MIB,
@@ -113,7 +105,8 @@ CORE_V3 = Core(
 
 def _chip_sources(page: str, banks: str) -> dict[str, str]:
     numbers = _from(HARDWARE + page, "cores", "memory_bytes", "memory_bytes_per_second")
-    return numbers | {"banks": banks, "hop_seconds": HOPS, "default_lnc": LNC}
+    stack = {"hop_seconds": HOPS, "default_lnc": LNC, "weight_only_int8": f"{NXDI} (quantization_dtype)"}
+    return numbers | stack | {"banks": banks}
 
 
 INFERENTIA = Chip(

@@ -1,7 +1,7 @@
 """What a Neuron instance is made of: types of chips, cores, engines, and the questions asked of them.
 
-Every number has its source.  Sources are files of the Neuron SDK's documentation (repository aws-neuron-sdk, commit 81ce03ae, SDK 2.32);
-`record.source("field")` names the one of a number.  The data stand in `catalog`.
+Every number has its source, a file of the Neuron SDK's documentation (repository aws-neuron-sdk, commit
+81ce03ae, SDK 2.32): `record.source("field")` names it.  The data stand in `catalog`.
 
 Units: bytes, seconds, operations per second (a multiply-add is two), US dollars.
 """
@@ -217,4 +217,3 @@ class Instance(Sourced):
             allowed = " or ".join(map(str, sorted({1, self.chip.default_lnc})))
             raise UserError(f"--lnc: {self.name} takes {allowed}, not {lnc}", "lnc")
         return replace(self, lnc=lnc)
-

@@ -35,9 +35,10 @@ class Replica:
 class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
-    `paced_by_device`: the timeline decides when a result may leave (paced and virtual clocks);
-    otherwise results leave as soon as the executor has them, and device time runs beside.
-    `seed` makes the draws of requests that bring no seed of their own repeatable.
+    paced_by_device: the timeline decides when a result may leave (paced and virtual clocks); otherwise
+    results leave as soon as the executor has them, and device time runs beside.
+    seed makes the draws of requests that bring no seed of their own repeatable.
+    time_scale: host seconds that pass for one second of a clock that waits.
     """
 
     replicas: tuple[Replica, ...]
@@ -46,6 +47,7 @@ class Deployment:
     vocab_size: int
     seed: int
     ready: Ready
+    time_scale: float = 1.0
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

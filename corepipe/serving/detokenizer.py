@@ -21,7 +21,7 @@ class Decoding(Protocol):
 
 
 class Pieces:
-    """The bytes of each token of a vocabulary, looked up once; empty for special tokens if they are skipped."""
+    """The bytes of each token of a vocabulary, looked up once; none for special tokens to be skipped."""
 
     def __init__(self, tokenizer: Decoding, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,6 @@ class StopStrings:
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
-        self._longest = max(map(len, self._stops), default=0)
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -80,19 +79,23 @@ class StopStrings:
 
     def _undecided(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        tail = text[max(0, len(text) - self._longest + 1) :]
-        for start in range(len(tail)):
-            end = tail[start:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return len(end)
-        return 0
+        return max(_overlap(text, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0
 
 
 class Detokenizer:
     """The text of one sequence, token by token.
 
     Stop strings are looked for in the text after the first `min_tokens` tokens.  `matched` is the stop string
-    that was found; nothing may be fed after it.
+    that was found; nothing may be fed after it.  `decoded` counts characters, those kept back included.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Detokenizer:
         self._stops = StopStrings(stops, include_stop) if stops else None
         self._min_tokens = min_tokens
         self._fed = 0
+        self.decoded = 0
 
     @property
     def matched(self) -> str | None:
@@ -111,7 +115,7 @@ class Detokenizer:
     def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
         """(text that may be shown, tokens used): fewer than given where a stop string ended the text."""
         if self._stops is None:
-            return self._decoder.decode(self._pieces.join(tokens)), len(tokens)
+            return self._decode(self._pieces.join(tokens)), len(tokens)
         shown: list[str] = []
         for used, token in enumerate(tokens, 1):
             shown.append(self._feed_one(self._stops, token))
@@ -120,13 +124,18 @@ class Detokenizer:
         return "".join(shown), len(tokens)
 
     def flush(self) -> str:
-        """The rest, at the end: an unfinished character becomes U+FFFD; no stop string is looked for in it."""
-        rest = self._decoder.decode(b"", True)
+        """The rest, at the end: an unfinished character becomes U+FFFD; no stop string is looked for."""
+        rest = self._decode(b"", final=True)
         return self._stops.flush() + rest if self._stops else rest
 
     def _feed_one(self, stops: StopStrings, token: int) -> str:
-        text = self._decoder.decode(self._pieces[token])
+        text = self._decode(self._pieces[token])
         self._fed += 1
         if self._fed <= self._min_tokens or not text:
             return text
         return stops.feed(text)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        text = self._decoder.decode(data, final)
+        self.decoded += len(text)
+        return text

@@ -48,6 +48,13 @@ class FrameDecoder(Generic[T]):
         del self._buffer[:start]
         return messages
 
+    @property
+    def missing(self) -> int:
+        """Bytes that the frame begun still lacks (until its length is known: that its header lacks)."""
+        have = len(self._buffer)
+        size = int.from_bytes(self._buffer[:HEADER], "little") if have >= HEADER else 0
+        return HEADER + size - have
+
     def close(self) -> None:
         """The stream has ended.  Raises FrameError where it ended within a frame."""
         if self._buffer:
@@ -67,6 +74,11 @@ class FrameDecoder(Generic[T]):
             return self._decode(self._buffer[start:end])
         except msgspec.MsgspecError as error:
             raise FrameError(f"not a message of this protocol: {error}") from error
+
+
+def config_decoder() -> FrameDecoder[dict[str, object]]:
+    """Decodes the first frame to an engine, its EngineConfig as plain data."""
+    return FrameDecoder(msgspec.msgpack.Decoder(dict[str, object]))
 
 
 def command_decoder() -> FrameDecoder[Command]:

@@ -89,20 +89,19 @@ async def send_error(send: Send, error: ApiError) -> None:
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer every failure in this shape, its framework's own included."""
+    """Make `app` answer every refusal in this shape, its framework's own included."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(Exception, _on_exception)
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
+async def _on_api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
 
 
-async def _on_user_error(request: Request, error: Exception) -> Response:
+async def _on_user_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, UserError)
     return invalid(error.message, error.param).response()
 
@@ -117,15 +116,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()
 
 
-async def _on_validation_error(request: Request, error: Exception) -> Response:
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:])
     return invalid(f"{param}: {first['msg']}", param).response()
-
-
-async def _on_exception(request: Request, error: Exception) -> Response:
-    return internal().response()
 
 
 def _cut(text: str, limit: int) -> str:

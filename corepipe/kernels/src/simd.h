@@ -199,6 +199,21 @@ CP_INLINE f32x16 max(f32x16 a, f32x16 b) {
   return r;
 }
 
+// The second operand where either is NaN, as minps.
+CP_INLINE f32x16 min(f32x16 a, f32x16 b) {
+  f32x16 r;
+  for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX512F__)
+    r.v[p] = (NativeF)_mm512_min_ps((__m512)a.v[p], (__m512)b.v[p]);
+#elif defined(__AVX2__)
+    r.v[p] = (NativeF)_mm256_min_ps((__m256)a.v[p], (__m256)b.v[p]);
+#else
+    r.v[p] = a.v[p] < b.v[p] ? a.v[p] : b.v[p];
+#endif
+  }
+  return r;
+}
+
 CP_INLINE f32x16 abs(f32x16 a) { return as_f32(as_i32(a) & broadcast_i32(0x7fffffff)); }
 
 // ---- reductions: lane i meets i + 8, then i + 4, i + 2, i + 1
@@ -233,17 +248,44 @@ CP_INLINE float reduce_max(f32x16 a) {
   return even > odd ? even : odd;
 }
 
+// The largest lane of the bits of non-negative floats, as a float; a NaN is larger than all.
+CP_INLINE float reduce_max_bits(i32x16 a) {
+  int32_t bits;
+#if defined(__AVX512F__)
+  bits = _mm512_reduce_max_epi32((__m512i)a.v[0]);
+#else
+  int32_t lanes[kLanes];
+  store(lanes, a);
+  bits = lanes[0];
+  for (int i = 1; i < kLanes; ++i) bits = lanes[i] > bits ? lanes[i] : bits;
+#endif
+  float largest;
+  memcpy(&largest, &bits, sizeof largest);
+  return largest;
+}
+
 // ---- bf16
 
 // Rounds each lane to the nearest bf16, ties to even, and keeps it as fp32.  NaN stays a (quiet) NaN.
 CP_INLINE f32x16 round_bf16(f32x16 a) {
   f32x16 r;
+#if defined(__AVX512F__)
+  const __m512 x = (__m512)a.v[0];
+  const __m512i bits = (__m512i)x;
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  __m512i y = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  y = _mm512_mask_add_epi32(y, odd, y, _mm512_set1_epi32(1));
+  y = _mm512_mask_or_epi32(y, nan, bits, _mm512_set1_epi32(0x400000));
+  r.v[0] = (NativeF)_mm512_and_epi32(y, _mm512_set1_epi32((int)0xffff0000u));
+#else
   for (int p = 0; p < kParts; ++p) {
     const NativeU bits = (NativeU)a.v[p];
     const NativeU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
     const NativeU quiet = (bits | 0x00400000u) & 0xffff0000u;
     r.v[p] = (NativeF)(a.v[p] == a.v[p] ? rounded : quiet);
   }
+#endif
   return r;
 }
 
@@ -288,15 +330,27 @@ CP_INLINE void store_bf16(uint16_t* x, f32x16 a) {
 
 // ---- exp
 
-// e^x within 1 ulp or so; exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.  Cephes' expf polynomial after
-// taking n = round(x / ln 2) out; 2^n is multiplied in two halves, so that subnormal results are right.
+// x * 2^n for whole n in [-150, 129], rounded once where the result is subnormal.
+CP_INLINE f32x16 times_power_of_2(f32x16 x, f32x16 n) {
+  f32x16 r;
+#if defined(__AVX512F__)
+  r.v[0] = (NativeF)_mm512_scalef_ps((__m512)x.v[0], (__m512)n.v[0]);
+#else
+  for (int p = 0; p < kParts; ++p) {  // in two exact halves, as 2^n itself may be out of range
+    const NativeI whole = __builtin_convertvector(n.v[p], NativeI);
+    const NativeI half = whole >> 1, rest = whole - half;
+    r.v[p] = x.v[p] * (NativeF)((half + 127) << 23) * (NativeF)((rest + 127) << 23);
+  }
+#endif
+  return r;
+}
+
+// e^x within about 1 ulp; exp(-inf) = 0, exp(inf) = inf, NaN stays NaN.  Cephes' expf polynomial, after
+// taking n = round(x / ln 2) out.
 CP_INLINE f32x16 exp(f32x16 x) {
-  const f32x16 lowest = broadcast(-104.0f), highest = broadcast(89.0f);
-  x = select(x < lowest, lowest, x);
-  x = select(x > highest, highest, x);
-  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: its low mantissa bits hold an integer
-  const f32x16 shifted = fma(x, broadcast(1.44269504088896341f), magic);
-  const f32x16 n = shifted - magic;
+  x = min(broadcast(89.0f), max(broadcast(-104.0f), x));
+  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const f32x16 n = fma(x, broadcast(1.44269504088896341f), magic) - magic;
   f32x16 r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);
   f32x16 y = broadcast(1.9875691500e-4f);
@@ -306,14 +360,7 @@ CP_INLINE f32x16 exp(f32x16 x) {
   y = fma(y, r, broadcast(1.6666665459e-1f));
   y = fma(y, r, broadcast(5.0000001201e-1f));
   y = fma(y, r * r, r) + broadcast(1.0f);
-  const i32x16 exponent = as_i32(shifted) - as_i32(magic);
-  f32x16 result;
-  for (int p = 0; p < kParts; ++p) {
-    const NativeI half = exponent.v[p] >> 1, rest = exponent.v[p] - half;
-    const NativeF low = (NativeF)((half + 127) << 23), high = (NativeF)((rest + 127) << 23);
-    result.v[p] = y.v[p] * low * high;
-  }
-  return result;
+  return times_power_of_2(y, n);
 }
 
 CP_INLINE f32x16 silu(f32x16 x) { return x / (broadcast(1.0f) + exp(zero() - x)); }

@@ -1,0 +1,92 @@
+"""The engine's steps as shares of this machine's limits, measured beside each other in one run.
+
+    python benchmarks/step.py [MODEL] [--format int8] [--context 128] [--rounds 5]
+
+For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), the share of the
+roofline max(bytes / raw memory reading, operations / peak), and for the smallest batch the share of raw reading.
+The limits are probed in turn with the steps, because a shared machine drifts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from corepipe.kernels import native
+from corepipe.models import hub, registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS, Linear
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import StepInputs
+from corepipe.neuron.weights import packed_weights
+
+BLOCK = 32
+
+
+def inputs(batch: int, rows: int, context: int, vocab: int) -> StepInputs:
+    """`batch` sequences of `rows` new tokens each after `context` cached ones; one logit row a sequence."""
+    rng = np.random.default_rng(0)
+    blocks = -(-(context + rows) // BLOCK)
+    positions = np.tile(np.arange(context, context + rows), batch)
+    return StepInputs(
+        tokens=rng.integers(0, vocab, batch * rows, dtype=np.int32),
+        positions=positions.astype(np.int32),
+        sequence_starts=np.arange(0, batch * rows + 1, rows, dtype=np.int32),
+        block_tables=np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks),
+        logit_rows=np.arange(rows - 1, batch * rows, rows, dtype=np.int32),
+    )
+
+
+def seconds(executor: NativeExecutor, step: StepInputs, repeat: int) -> float:
+    """Median wall time of a step."""
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        executor.wait(executor.submit(step, None))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
+    parser.add_argument("--format", default="int8", choices=FORMATS)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(__import__("os").sched_getaffinity(0)))
+    args = parser.parse_args()
+
+    model = registry.load(hub.resolve(args.model))
+    graph = model.graph(FORMATS[args.format], 2048)
+    weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
+    pool = native().Pool(args.threads)
+    cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
+    executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
+    linears = [op for op in graph.ops if isinstance(op, Linear)]
+    layers = sum(2 * op.x.width * op.out.width for op in linears[:-1])
+    head = 2 * linears[-1].x.width * linears[-1].out.width
+    nbytes = (layers + head) / 2 * FORMATS[args.format].weights.bytes
+    peak_of = {"int8": native().probe_vnni, "bf16": native().probe_bf16, "int8-weights": native().probe_bf16}
+    probe = peak_of.get(args.format, native().probe_bf16)
+    results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    for _ in range(args.rounds):
+        for case in cases:
+            batch, rows, context = case
+            read = native().probe_read(256 << 20, args.threads, 0.15) * 1e9
+            peak = probe(args.threads, 0.1) * 1e9
+            took = seconds(executor, inputs(batch, rows, context, graph.vocab_size), 10 if rows == 1 else 3)
+            floor = max(nbytes / read, (layers * batch * rows + head * batch) / peak)
+            results[case].append((batch * rows / took, floor / took))
+    print(f"{'batch':>8} {'rows':>5} {'tokens/s':>10} {'share of roofline':>18}   (medians of {args.rounds})")
+    for (batch, rows, _), runs in results.items():
+        rate, share = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"{batch:>8} {rows:>5} {rate:>10.0f} {share:>17.0%}")
+    pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""`corepipe ls`: the emulated devices, and the placement of a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from corepipe.cli.common import errors, print_json
+from corepipe.errors import UserError
+from corepipe.neuron import catalog
+from corepipe.neuron.ls import as_json, table
+
+LOCAL_SERVER = "http://127.0.0.1:8000"
+DEFAULT_INSTANCE = "inf2.xlarge"
+
+
+def ls(
+    instance: Annotated[
+        str | None, typer.Option("--instance", help="Show this instance size instead of a server's.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help=f"A running server; by default {LOCAL_SERVER} if one answers.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="COREPIPE_API_KEY", help="The server's API key.")
+    ] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Show emulated Neuron devices as neuron-ls does, and what a running server placed on them."""
+    placement = None if instance else _placement(url, api_key)
+    if placement is None and instance is None:
+        errors().print(f"no server at {LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
+    shown = catalog.instance(placement["instance"] if placement else instance or DEFAULT_INSTANCE)
+    if as_json_:
+        devices = json.loads(as_json(shown))
+        print_json({"devices": devices, "placement": placement} if placement else devices)
+        return
+    typer.echo(table(shown))
+    if placement:
+        print_placement(Console(highlight=False), placement)
+
+
+def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
+    """The server's placement; None where no URL was given and nothing answers at the usual place."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
+        answer.raise_for_status()
+        placement = answer.json()
+        return placement if "instance" in placement else _not_ours(url)
+    except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
+        if url is None:
+            return None
+        raise UserError(f"--url {url}: no corepipe server answers there ({error})", "url") from error
+
+
+def _not_ours(url: str | None) -> None:
+    if url is not None:
+        raise UserError(f"--url {url}: the server there is not a corepipe", "url")
+
+
+def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
+    """A line on the deployment and a row for each core of a replica."""
+    degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
+    console.print(
+        f"{placement['model']}, {placement['format']} ({placement['format_on_device']} on the device), "
+        f"on {placement['instance']} (emulated): {degrees}"
+    )
+    console.print(f"[dim]{placement['reason']}[/dim]")
+    cores = Table("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token", box=None)
+    for core in placement["cores"]:
+        cores.add_row(
+            *(str(core[name]) for name in ("core", "stage", "rank")),
+            core_layers(core["layers"]),
+            *(str(core[name]) for name in ("heads", "kv_heads")),
+            f"{core['weight_bytes'] / 1e6:.1f} MB",
+            f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
+        )
+    console.print(cores)
+
+
+def core_layers(layers: list[int]) -> str:
+    """First and last layer of a core, as `0-14`."""
+    return f"{layers[0]}-{layers[-1]}" if layers else "-"

@@ -1,0 +1,183 @@
+#include "attention.h"
+
+#include <algorithm>
+
+namespace corepipe {
+
+namespace {
+
+constexpr int kRowsOfItem = 96;       // tokens times heads: their sums stay in the second-level cache
+constexpr int kWriteTokens = 64;
+constexpr int kPartsPerThread = 3;    // what costs more than its share of this is split along the keys
+constexpr double kWorthThreads = 64;  // below this, waking other threads takes longer than the work
+
+int tokens_of_item(const AttentionCall& call) {
+  return std::max(1, kRowsOfItem * 64 / (std::max(64, call.cache.width) * call.group));
+}
+
+int oldest_seen(const AttentionCall& call, int position) {
+  return call.window <= position ? position - call.window + 1 : 0;
+}
+
+// Blocks of keys that are read, weighed by what is done with each.
+double cost_of(const AttentionCall& call, const AttentionItem& item) {
+  const int first = call.positions[item.row];
+  const int begin = std::max(oldest_seen(call, first), item.segment * kKeySegment);
+  const int end = std::min(first + item.rows, item.segment_end * kKeySegment);
+  return (end - begin) / static_cast<double>(kKeyBlock) * (4.0 + item.rows * call.group);
+}
+
+// Does a sequence read blocks that another one writes in this batch?  (A scheduler may let a request share
+// a prefix that is being computed.)
+bool reads_fresh_blocks(const Batch& batch, int block_size) {
+  const int32_t top = *std::max_element(batch.tables.begin(), batch.tables.end());
+  std::vector<bool> fresh(top + 1);
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const int32_t* table = batch.tables.data() + static_cast<size_t>(s) * batch.table_width;
+    const int last = batch.positions[batch.starts[s + 1] - 1];
+    for (int b = batch.positions[batch.starts[s]] / block_size; b <= last / block_size; ++b) fresh[table[b]] = true;
+  }
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const int32_t* table = batch.tables.data() + static_cast<size_t>(s) * batch.table_width;
+    for (int b = 0; b < batch.positions[batch.starts[s]] / block_size; ++b) {
+      if (fresh[table[b]]) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int threads)
+    : kv_heads_(call.kv_heads),
+      group_(call.group),
+      width_(call.cache.width),
+      window_(call.window),
+      tokens_(tokens_of_item(call)) {
+  for (int s = 0; s < batch.sequences(); ++s) {
+    for (int head = 0; head < kv_heads_; ++head) {
+      for (int row = batch.starts[s]; row < batch.starts[s + 1]; row += tokens_) {
+        add_rows(call, s, head, row, std::min(tokens_, batch.starts[s + 1] - row));
+      }
+    }
+  }
+  choose_parts(threads);
+  add_writes(batch, reads_fresh_blocks(batch, call.cache.groups_per_block * kKeyGroup));
+  for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
+  std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+  missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
+}
+
+bool AttentionPlan::fits(const AttentionCall& call) const {
+  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_;
+}
+
+void AttentionPlan::add_rows(const AttentionCall& call, int sequence, int head, int row, int rows) {
+  const int first = call.positions[row];
+  AttentionItem item = {sequence, head, row, rows, 0, 0, false, nullptr};
+  item.segment = oldest_seen(call, first) / kKeySegment;
+  item.segment_end = (first + rows - 1) / kKeySegment + 1;
+  wholes_.push_back({item, 1, cost_of(call, item)});
+}
+
+void AttentionPlan::choose_parts(int threads) {
+  double total = 0;
+  for (const Whole& whole : wholes_) total += whole.cost;
+  if (threads == 1 || total < kWorthThreads) return;
+  const double share = total / (threads * kPartsPerThread);
+  size_t floats = 0;
+  for (Whole& whole : wholes_) {
+    const int segments = whole.item.segment_end - whole.item.segment;
+    whole.parts = std::clamp(static_cast<int>(whole.cost / share), 1, segments);
+    if (whole.parts > 1) floats += segments * whole.item.rows * group_ * state_floats(width_);
+  }
+  partials_.resize(floats);
+  float* at = partials_.data();
+  for (Whole& whole : wholes_) {
+    if (whole.parts == 1) continue;
+    whole.item.partial = at;
+    const int segments = whole.item.segment_end - whole.item.segment;
+    at += segments * whole.item.rows * group_ * state_floats(width_);
+  }
+}
+
+void AttentionPlan::split(const AttentionCall& call, int index) {
+  const Whole& whole = wholes_[index];
+  const int segments = whole.item.segment_end - whole.item.segment;
+  for (int p = 0; p < whole.parts; ++p) {
+    AttentionItem item = whole.item;
+    const int first = segments * p / whole.parts;
+    item.segment = whole.item.segment + first;
+    item.segment_end = whole.item.segment + segments * (p + 1) / whole.parts;
+    if (item.partial != nullptr) item.partial += first * item.rows * group_ * state_floats(width_);
+    parts_.push_back({item, index, cost_of(call, item)});
+  }
+}
+
+// A sequence whose rows make one item stores its keys and values there; the others do it beforehand, and
+// so do all where one reads what another writes.
+void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
+  for (Whole& whole : wholes_) {
+    const int begin = batch.starts[whole.item.sequence], end = batch.starts[whole.item.sequence + 1];
+    whole.item.writes = !all_beforehand && whole.parts == 1 && whole.item.rows == end - begin;
+    if (whole.item.writes || whole.item.row != begin) continue;
+    AttentionItem write = whole.item;
+    for (write.row = begin; write.row < end; write.row += kWriteTokens) {
+      write.rows = std::min(kWriteTokens, end - write.row);
+      writes_.push_back(write);
+    }
+  }
+}
+
+void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call,
+                        std::vector<Buffer>& scratch) {
+  pool.parallel(static_cast<int>(writes_.size()), [&](int i, int) {
+    const AttentionItem& w = writes_[i];
+    kernels.attention.write(call, w.sequence, w.row, w.rows, w.head);
+  });
+  next_.store(0, std::memory_order_relaxed);
+  for (size_t w = 0; w < wholes_.size(); ++w) missing_[w].store(wholes_[w].parts, std::memory_order_relaxed);
+  double cost = 0;
+  for (const Part& part : parts_) cost += part.cost;
+  const int threads = cost < kWorthThreads ? 1 : std::min<int>(pool.size(), static_cast<int>(parts_.size()));
+  const size_t bytes = kernels.attention.scratch_bytes(call, tokens_);
+  pool.parallel(threads, [&](int, int thread) { attend_all(kernels, call, scratch[thread].reserve(bytes)); });
+}
+
+const AttentionPlan::Part* AttentionPlan::take() {
+  const int index = next_.fetch_add(1, std::memory_order_relaxed);
+  return index < static_cast<int>(parts_.size()) ? &parts_[index] : nullptr;
+}
+
+// Takes each part one ahead, so that its first keys can be fetched while the last are multiplied.
+void AttentionPlan::attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch) {
+  const Part* part = take();
+  while (part != nullptr) {
+    const Part* following = take();
+    kernels.attention.attend(call, part->item, following != nullptr ? &following->item : nullptr, scratch);
+    if (part->item.partial != nullptr) finish_part(kernels, call, *part);
+    part = following;
+  }
+}
+
+// Whoever brings the last part adds them up.
+void AttentionPlan::finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part) {
+  if (missing_[part.whole].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  kernels.attention.combine(call, wholes_[part.whole].item);
+}
+
+void Attention::start(const Batch& batch) {
+  batch_ = &batch;
+  plans_.clear();
+}
+
+void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call) {
+  auto plan = std::find_if(plans_.begin(), plans_.end(), [&](const auto& p) { return p->fits(call); });
+  if (plan == plans_.end()) {
+    plans_.push_back(std::make_unique<AttentionPlan>(call, *batch_, pool.size()));
+    plan = plans_.end() - 1;
+  }
+  (*plan)->run(kernels, pool, call, scratch_);
+}
+
+}  // namespace corepipe

@@ -1,0 +1,69 @@
+// Cuts one Attention op into items for the pool.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "batch.h"
+#include "isa.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace corepipe {
+
+// How the rows, heads and keys of a batch are cut; the same for all layers of one shape.
+class AttentionPlan {
+ public:
+  AttentionPlan(const AttentionCall& call, const Batch& batch, int threads);
+
+  bool fits(const AttentionCall& call) const;
+  // scratch: one buffer for each thread.
+  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, std::vector<Buffer>& scratch);
+
+ private:
+  // One item of work, or all the parts of one: they cover the same rows and, together, all their keys.
+  struct Whole {
+    AttentionItem item;
+    int parts;
+    double cost;
+  };
+  struct Part {
+    AttentionItem item;
+    int whole;
+    double cost;
+  };
+
+  void add_rows(const AttentionCall& call, int sequence, int head, int row, int rows);
+  void choose_parts(int threads);
+  void split(const AttentionCall& call, int whole);
+  void add_writes(const Batch& batch, bool all_beforehand);
+  void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
+  void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
+  const Part* take();
+
+  const int kv_heads_, group_, width_, window_;
+  const int tokens_;  // of a block of rows
+  std::vector<Whole> wholes_;
+  std::vector<Part> parts_;              // longest first
+  std::vector<AttentionItem> writes_;    // of sequences that have several items
+  std::vector<float> partials_;
+  std::unique_ptr<std::atomic<int>[]> missing_;  // parts of each whole still to come
+  std::atomic<int> next_{0};
+};
+
+// The plans of the batch at hand.
+class Attention {
+ public:
+  explicit Attention(int threads) : scratch_(threads) {}
+
+  void start(const Batch& batch);
+  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call);
+
+ private:
+  const Batch* batch_ = nullptr;
+  std::vector<std::unique_ptr<AttentionPlan>> plans_;
+  std::vector<Buffer> scratch_;
+};
+
+}  // namespace corepipe

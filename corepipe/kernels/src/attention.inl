@@ -1,0 +1,21 @@
+// Attention, row Ops and the sampler's passes for the ISA of the file that includes this.
+#pragma once
+
+#include "attention_items.inl"
+#include "rows.inl"
+#include "sampler.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+constexpr AttentionTable kAttention = {
+    scratch_bytes,
+    write_rows,
+    attend,
+    combine,
+    {rope_row, add_row, glu_row, round_row, widen_row},
+    {argmax, max_of, group_maxima, divide_row, weigh_row, at_least},
+};
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

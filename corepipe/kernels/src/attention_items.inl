@@ -1,0 +1,309 @@
+// Around the products of attention.inl: rows in and out of the cache, segments, and whole items.
+
+#pragma once
+
+#include "attention_tiles.inl"
+#include "rows.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+// ---- one head of a row: norm and rotation as the separate Ops do them
+
+// Returns x, or `work` with what norm and rotation make of it.
+static const float* ready_head(const AttentionCall& call, const float* x, const HeadNorm& norm, int position,
+                               float* work) {
+  if (norm.gain != nullptr) {
+    call.rms_norm_row(x, norm.gain, norm.eps, call.head_dim, call.round_bf16, work);
+    x = work;
+  }
+  const Rotation& r = call.rotation;
+  if (r.cos != nullptr) {
+    const size_t at = (size_t)position * r.half;
+    rope_row(x, work, call.head_dim, r.cos + at, r.sin + at, r.half, call.round_bf16);
+    x = work;
+  }
+  return x;
+}
+
+template <class Cache>
+CP_INLINE void store_head(const float* x, int head_dim, int width, typename Cache::Element* out) {
+  for (int d = 0; d < width; d += kLanes) {
+    const int n = head_dim - d < kLanes ? head_dim - d : kLanes;
+    Cache::store_row(out + d, n == kLanes ? load(x + d) : load_n(x + d, n));
+  }
+}
+
+// ---- writing
+
+CP_INLINE void put_key(const uint16_t* x, int width, int slot, char* keys) {
+  for (int d = 0; d < width; d += 2) memcpy(keys + d * 32 + slot * 4, x + d, 4);
+}
+
+CP_INLINE void put_key(const float* x, int width, int slot, char* keys) {
+  for (int d = 0; d < width; ++d) memcpy(keys + d * 64 + slot * 4, x + d, 4);
+}
+
+// The second slot of a pair is cleared with the first: what an earlier owner left there must not be read.
+CP_INLINE void put_value(const uint16_t* x, int width, int slot, char* values) {
+  uint16_t* pairs = (uint16_t*)values + (size_t)(slot / 2) * width * 2;
+  if (slot % 2 == 0) {
+    for (int d = 0; d < width; ++d) {
+      const uint32_t pair = x[d];
+      memcpy(pairs + 2 * d, &pair, sizeof pair);
+    }
+  } else {
+    for (int d = 0; d < width; ++d) pairs[2 * d + 1] = x[d];
+  }
+}
+
+CP_INLINE void put_value(const float* x, int width, int slot, char* values) {
+  memcpy(values + (size_t)slot * width * 4, x, (size_t)width * 4);
+}
+
+template <class Cache>
+static void write_as(const AttentionCall& call, int sequence, int row, int rows, int head) {
+  alignas(64) float work[kMaxHeadDim];
+  alignas(64) typename Cache::Element elements[kMaxHeadDim];
+  const int width = call.cache.width;
+  for (int r = row; r < row + rows; ++r) {
+    const int position = call.positions[r];
+    char* keys = (char*)group_at(call, sequence, head, position / kKeyGroup);
+    const int slot = position % kKeyGroup;
+    const float* k = call.k + r * call.k_stride + (size_t)head * call.head_dim;
+    store_head<Cache>(ready_head(call, k, call.k_norm, position, work), call.head_dim, width, elements);
+    put_key(elements, width, slot, keys);
+    const float* v = call.v + r * call.v_stride + (size_t)head * call.head_dim;
+    store_head<Cache>(v, call.head_dim, width, elements);
+    put_value(elements, width, slot, keys + call.cache.group_bytes / 2);
+  }
+}
+
+static void write_rows(const AttentionCall& call, int sequence, int row, int rows, int head) {
+  if (call.cache.fp32) {
+    write_as<Fp32Cache>(call, sequence, row, rows, head);
+  } else {
+    write_as<Bf16Cache>(call, sequence, row, rows, head);
+  }
+}
+
+// ---- states
+
+CP_INLINE void clear_states(float* state, int rows, size_t stride) {
+  for (int r = 0; r < rows; ++r) {
+    memset(state + r * stride, 0, stride * sizeof(float));
+    state[r * stride + kLanes] = kMinusInfinity;
+  }
+}
+
+// total = total and state together.
+static void fold_state(float* total, const float* state, int width) {
+  const float a = total[kLanes], b = state[kLanes];
+  const float maximum = a > b ? a : b, base = finite_or_zero(maximum);
+  float gaps[kLanes] = {a - base, b - base};
+  store(gaps, exp2_nonpositive(load(gaps)));
+  const f32x16 keep = broadcast(gaps[0]), take = broadcast(gaps[1]);
+  for (int i = 0; i < 2 * kLanes + width; i += kLanes) {
+    store(total + i, load(total + i) * keep + load(state + i) * take);
+  }
+  total[kLanes] = maximum;
+}
+
+static void store_result(const AttentionCall& call, const float* state, float* out) {
+  const f32x16 denominator = broadcast(reduce_add(load(state)));
+  for (int d = 0; d < call.head_dim; d += kLanes) {
+    const int n = call.head_dim - d < kLanes ? call.head_dim - d : kLanes;
+    f32x16 y = load(state + 2 * kLanes + d) / denominator;
+    if (call.round_bf16) y = round_bf16(y);
+    store_n(out + d, y, n);
+  }
+}
+
+CP_INLINE int oldest_seen(const AttentionCall& call, int position) {
+  return call.window <= position ? position - call.window + 1 : 0;
+}
+
+CP_INLINE float* result_of(const AttentionCall& call, const AttentionItem& item, int row) {
+  const size_t head = (size_t)item.head * call.group + row % call.group;
+  return call.out + (item.row + row / call.group) * call.out_stride + head * call.head_dim;
+}
+
+// ---- items
+
+CP_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+CP_INLINE int larger(int a, int b) { return a > b ? a : b; }
+
+template <class Cache>
+struct Item {
+  typedef typename Cache::Element Element;
+
+  const AttentionCall& call;
+  const AttentionItem& item;
+  Shape shape;
+  Element* q;  // [rows * group][width]
+  int first_position, last_position;
+
+  Item(const AttentionCall& c, const AttentionItem& i, Element* queries) : call(c), item(i), q(queries) {
+    shape.width = call.cache.width;
+    shape.stride = state_floats(shape.width);
+    shape.scale = call.scale * 1.44269504088896341f;
+    first_position = call.positions[item.row];
+    last_position = first_position + item.rows - 1;
+  }
+
+  int rows() const { return item.rows * call.group; }
+
+  void prepare_queries() {
+    alignas(64) float work[kMaxHeadDim];
+    for (int r = 0; r < rows(); ++r) {
+      const int token = item.row + r / call.group;
+      const size_t head = (size_t)item.head * call.group + r % call.group;
+      const float* x = call.q + token * call.q_stride + head * call.head_dim;
+      x = ready_head(call, x, call.q_norm, call.positions[token], work);
+      store_head<Cache>(x, call.head_dim, shape.width, q + (size_t)r * shape.width);
+    }
+  }
+
+  // Groups of the block that the item may read.
+  Span groups(int block) const {
+    const int begin = block * (kKeyBlock / kKeyGroup);
+    return {begin, smaller(begin + kKeyBlock / kKeyGroup, last_position / kKeyGroup + 1)};
+  }
+
+  int first_block() const {
+    const int start = larger(oldest_seen(call, first_position), item.segment * kKeySegment);
+    return start / kKeyBlock;
+  }
+
+  int end_block() const {
+    const int end = smaller(last_position + 1, item.segment_end * kKeySegment);
+    return (end + kKeyBlock - 1) / kKeyBlock;
+  }
+
+  // Groups to fetch ahead: four pointers, some of them equal where there are fewer groups.
+  void locate(int block, const char** ahead) const {
+    const Span span = groups(block);
+    for (int g = 0; g < kKeyBlock / kKeyGroup; ++g) {
+      ahead[g] = group_at(call, item.sequence, item.head, smaller(span.begin + g, span.end - 1));
+    }
+  }
+
+  void meet_block(int index, float* state, Ahead ahead) {
+    const KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
+    const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
+    const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
+    const int seen_begin = clamp(start), seen_end = clamp(start + kKeyBlock - 1 + call.window);
+    const int whole_begin = clamp(start + kKeyBlock - 1);
+    const int whole_end = larger(whole_begin, clamp(start + call.window));
+    for (int t = seen_begin; t < seen_end; ++t) {
+      if (t == whole_begin && whole_end > whole_begin) {
+        meet_whole(block, whole_begin, whole_end, state, ahead);
+        t = whole_end - 1;
+      } else {
+        const Span span = visible(first_position + t, call.window, index * kKeyBlock);
+        const size_t row = (size_t)t * call.group;
+        meet_edge<Cache>(shape, q + row * shape.width, state + row * shape.stride, call.group, block, span, ahead);
+      }
+      ahead = nullptr;
+    }
+  }
+
+  void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead ahead) {
+    const size_t row = (size_t)begin * call.group;
+    for_tiles((end - begin) * call.group, [&](int first, int n, bool is_first) {
+      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block,
+                        Span{0, kKeyBlock}, is_first ? ahead : nullptr);
+    });
+  }
+
+  // `next` is the item whose first block is fetched during the last one of this.
+  void run_segment(int segment, float* state, const Item* next) {
+    clear_states(state, rows(), shape.stride);
+    constexpr int kBlocks = kKeySegment / kKeyBlock;
+    const int last = end_block() - 1;
+    const int begin = larger(first_block(), segment * kBlocks), end = smaller(last + 1, (segment + 1) * kBlocks);
+    for (int b = begin; b < end; ++b) {
+      const char* ahead[kKeyBlock / kKeyGroup];
+      if (b < last) {
+        locate(b + 1, ahead);
+      } else if (next != nullptr) {
+        next->locate(next->first_block(), ahead);
+      }
+      meet_block(b, state, b < last || next != nullptr ? ahead : nullptr);
+    }
+  }
+
+  // Segments that a row takes part in.
+  Span segments_of(int row) const {
+    const int position = first_position + row / call.group;
+    return {oldest_seen(call, position) / kKeySegment, position / kKeySegment + 1};
+  }
+
+  void fold_segment(int segment, float* total, const float* state) {
+    for (int r = 0; r < rows(); ++r) {
+      const Span span = segments_of(r);
+      float* t = total + r * shape.stride;
+      const float* s = state + r * shape.stride;
+      if (segment == span.begin) {
+        memcpy(t, s, shape.stride * sizeof(float));
+      } else if (segment > span.begin && segment < span.end) {
+        fold_state(t, s, shape.width);
+      }
+    }
+  }
+
+  void store_results(const float* total) {
+    for (int r = 0; r < rows(); ++r) store_result(call, total + r * shape.stride, result_of(call, item, r));
+  }
+};
+
+CP_INLINE size_t aligned(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+static size_t scratch_bytes(const AttentionCall& call, int rows) {
+  const size_t n = (size_t)rows * call.group, width = call.cache.width;
+  return aligned(n * width * sizeof(float)) + 2 * aligned(n * state_floats(width) * sizeof(float));
+}
+
+template <class Cache>
+static void attend_as(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
+                      void* scratch) {
+  if (item.writes) write_as<Cache>(call, item.sequence, item.row, item.rows, item.head);
+  Item<Cache> work(call, item, (typename Cache::Element*)scratch);
+  const Item<Cache> following(call, next != nullptr ? *next : item, nullptr);
+  char* rest = (char*)scratch + aligned((size_t)work.rows() * work.shape.width * sizeof(float));
+  const size_t floats = work.rows() * work.shape.stride;
+  float* state = (float*)rest;
+  float* total = (float*)(rest + aligned(floats * sizeof(float)));
+  work.prepare_queries();
+  const bool alone = item.segment_end - item.segment == 1;
+  for (int s = item.segment; s < item.segment_end; ++s) {
+    if (item.partial != nullptr) state = item.partial + (s - item.segment) * floats;
+    work.run_segment(s, state, next != nullptr ? &following : nullptr);
+    if (item.partial == nullptr && !alone) work.fold_segment(s, total, state);
+  }
+  if (item.partial == nullptr) work.store_results(alone ? state : total);
+}
+
+static void attend(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next, void* scratch) {
+  if (call.cache.fp32) {
+    attend_as<Fp32Cache>(call, item, next, scratch);
+  } else {
+    attend_as<Bf16Cache>(call, item, next, scratch);
+  }
+}
+
+static void combine(const AttentionCall& call, const AttentionItem& item) {
+  const Item<Fp32Cache> work(call, item, nullptr);
+  const size_t floats = work.rows() * work.shape.stride;
+  for (int r = 0; r < work.rows(); ++r) {
+    const Span span = work.segments_of(r);
+    float* state = item.partial + (span.begin - item.segment) * floats + r * work.shape.stride;
+    for (int s = span.begin + 1; s < span.end; ++s) {
+      fold_state(state, state + (s - span.begin) * floats, work.shape.width);
+    }
+    store_result(call, state, result_of(call, item, r));
+  }
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

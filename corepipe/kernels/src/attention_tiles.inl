@@ -1,0 +1,355 @@
+// Grouped-query attention over a paged cache, for the ISA of the file that includes this.
+//
+// Order of every sum: q.k over the head's elements; keys in blocks of 64 at absolute positions, with a
+// running maximum (online softmax, Milakov & Gimelshein 2018); blocks in segments of 512 positions, each
+// from scratch; segments added up in order.  It depends on a row's position and window alone, so a row
+// has the same bits however rows, chunks, threads and cache blocks are arranged.  Keys that a row may
+// not see are never multiplied: not even a NaN gets through.
+//
+// Scores, sums and outputs are fp32; probabilities are rounded to the cache's type before they meet the
+// values, the denominator adds them unrounded.
+
+#pragma once
+
+#include "attention_table.h"
+#include "simd.h"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVecs = 4;
+#else
+constexpr int kTileRows = 2, kTileVecs = 2;
+#endif
+
+// ---- the two types of cache: one step multiplies kDepth elements of a row with 16 lanes of kDepth
+
+struct Bf16Cache {
+  typedef uint16_t Element;
+  static constexpr int kDepth = 2;
+#if defined(__AVX512BF16__)
+  struct Lanes {
+    __m512i pairs;
+  };
+  CP_INLINE Lanes load_lanes(const char* x) { return {_mm512_loadu_si512(x)}; }
+  CP_INLINE Lanes spread(const uint16_t* pair) {
+    uint32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return {_mm512_set1_epi32((int)bits)};
+  }
+  // Inline assembly, because GCC 12 spills accumulators around the intrinsic.
+  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum.v[0]) : "v"(a.pairs), "v"(b.pairs));
+  }
+#else
+  struct Lanes {
+    f32x16 low, high;
+  };
+  CP_INLINE Lanes widen(i32x16 bits) {
+    Lanes r;
+    for (int p = 0; p < kParts; ++p) {
+      r.low.v[p] = (NativeF)(bits.v[p] << 16);
+      r.high.v[p] = (NativeF)((NativeU)bits.v[p] & 0xffff0000u);
+    }
+    return r;
+  }
+  CP_INLINE Lanes load_lanes(const char* x) { return widen(load((const int32_t*)x)); }
+  CP_INLINE Lanes spread(const uint16_t* pair) {
+    int32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return widen(broadcast_i32(bits));
+  }
+  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) {
+    sum = fma(a.low, b.low, sum);
+    sum = fma(a.high, b.high, sum);
+  }
+#endif
+  CP_INLINE void store_row(uint16_t* out, f32x16 x) {
+#if defined(__AVX512BF16__)
+    const __m256bh half = _mm512_cvtneps_pbh((__m512)x.v[0]);
+    memcpy(out, &half, sizeof half);
+#else
+    store_bf16(out, round_bf16(x));
+#endif
+  }
+};
+
+struct Fp32Cache {
+  typedef float Element;
+  static constexpr int kDepth = 1;
+  typedef f32x16 Lanes;
+  CP_INLINE Lanes load_lanes(const char* x) { return load((const float*)x); }
+  CP_INLINE Lanes spread(const float* x) { return broadcast(*x); }
+  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) { sum = fma(a, b, sum); }
+  CP_INLINE void store_row(float* out, f32x16 x) { store(out, x); }
+};
+
+// 2^x for x <= 0, within 2 ulp; 0 below -126 or so, NaN for NaN.
+CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
+  x = max(broadcast(-127.0f), x);
+  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: its low mantissa bits hold an integer
+  const f32x16 shifted = x + magic;
+  const f32x16 r = x - (shifted - magic);
+  f32x16 y = broadcast(1.5353362e-4f);  // Cephes' exp2f
+  y = fma(y, r, broadcast(1.3398874e-3f));
+  y = fma(y, r, broadcast(9.6184370e-3f));
+  y = fma(y, r, broadcast(5.5503324e-2f));
+  y = fma(y, r, broadcast(2.4022648e-1f));
+  y = fma(y, r, broadcast(6.9314720e-1f));
+  y = fma(y, r, broadcast(1.0f));
+  f32x16 result;
+  for (int p = 0; p < kParts; ++p) {
+    const NativeI power = ((NativeI)shifted.v[p] - (0x4b400000 - 127)) << 23;
+    result.v[p] = y.v[p] * (NativeF)power;
+  }
+  return result;
+}
+
+// ---- keys of one block of 64
+
+struct KeyBlock {
+  const char* keys[kKeyBlock / kKeyGroup];
+  const char* values[kKeyBlock];  // a row of values for each step: two keys (bf16) or one
+  int groups;
+};
+
+struct Span {
+  int begin, end;
+};
+
+// Keys of the block at `start` that a token at `position` sees, within the block.
+CP_INLINE Span visible(int position, int window, int start) {
+  const int oldest = position - window + 1;
+  const int begin = window <= position && oldest > start ? oldest - start : 0;
+  const int end = position - start + 1;
+  return {begin, end < kKeyBlock ? end : kKeyBlock};
+}
+
+CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head, int group) {
+  const KVLayer& cache = call.cache;
+  const int32_t* table = call.tables + (size_t)sequence * call.table_width;
+  const size_t block = (size_t)table[group / cache.groups_per_block];
+  const size_t index = block * cache.groups_per_block + group % cache.groups_per_block;
+  return cache.base + head * cache.head_stride + index * cache.group_bytes;
+}
+
+template <class Cache>
+CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups) {
+  KeyBlock block;
+  block.groups = groups.end - groups.begin;
+  const size_t row_bytes = (size_t)call.cache.width * Cache::kDepth * sizeof(typename Cache::Element);
+  constexpr int kSteps = kKeyGroup / Cache::kDepth;
+  for (int g = 0; g < block.groups; ++g) {
+    block.keys[g] = group_at(call, sequence, head, groups.begin + g);
+    const char* values = block.keys[g] + call.cache.group_bytes / 2;
+    for (int s = 0; s < kSteps; ++s) block.values[g * kSteps + s] = values + s * row_bytes;
+  }
+  return block;
+}
+
+// ---- products
+
+// Groups to come; may be null.  Their bytes are fetched while others are multiplied.
+typedef const char* const* Ahead;
+
+// out [kRows][64] = q . keys, for kVecs groups of keys.
+template <class Cache, int kRows, int kVecs>
+__attribute__((noinline)) static void score_tile(const typename Cache::Element* q, int width,
+                                                 const char* const* keys, float* out, Ahead ahead) {
+  f32x16 sum[kRows][kVecs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = zero();
+  }
+  const int steps = width / Cache::kDepth;
+  for (int s = 0; s < steps; ++s) {
+    if (ahead != nullptr) {
+#pragma GCC unroll 8
+      for (int g = 0; g < kKeyBlock / kKeyGroup; ++g) {
+        __builtin_prefetch(ahead[g] + s * 128);
+        __builtin_prefetch(ahead[g] + s * 128 + 64);
+      }
+    }
+    typename Cache::Lanes lanes[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::load_lanes(keys[v] + (size_t)s * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const typename Cache::Lanes x = Cache::spread(q + (size_t)r * width + s * Cache::kDepth);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) Cache::step(sum[r][v], x, lanes[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) store(out + r * kKeyBlock + v * kLanes, sum[r][v]);
+  }
+}
+
+// sums[r][16 kVecs] = sums * decay[r] + p[r] . values, over steps [first, last) of the block.
+template <class Cache, int kRows, int kVecs>
+__attribute__((noinline)) static void value_tile(const typename Cache::Element* p, const char* const* values,
+                                                 size_t offset, int first, int last, const float* decay,
+                                                 float* sums, size_t stride) {
+  f32x16 sum[kRows][kVecs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const f32x16 factor = broadcast(decay[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = load(sums + r * stride + v * kLanes) * factor;
+  }
+  for (int s = first; s < last; ++s) {
+    const char* row = values[s] + offset;
+    typename Cache::Lanes lanes[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::load_lanes(row + v * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const typename Cache::Lanes x = Cache::spread(p + r * kKeyBlock + s * Cache::kDepth);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) Cache::step(sum[r][v], x, lanes[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) store(sums + r * stride + v * kLanes, sum[r][v]);
+  }
+}
+
+// The tile for `rows` and `vecs`, known only at run time.
+template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
+CP_INLINE void score(int rows, int vecs, Args... args) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return score<Cache, kRows - 1, kVecs>(rows, vecs, args...);
+  }
+  if constexpr (kVecs > 1) {
+    if (vecs < kVecs) return score<Cache, kRows, kVecs - 1>(rows, vecs, args...);
+  }
+  score_tile<Cache, kRows, kVecs>(args...);
+}
+
+template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
+CP_INLINE void weigh_values(int rows, int vecs, Args... args) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return weigh_values<Cache, kRows - 1, kVecs>(rows, vecs, args...);
+  }
+  if constexpr (kVecs > 1) {
+    if (vecs < kVecs) return weigh_values<Cache, kRows, kVecs - 1>(rows, vecs, args...);
+  }
+  value_tile<Cache, kRows, kVecs>(args...);
+}
+
+// ---- online softmax
+
+CP_INLINE float finite_or_zero(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
+
+// Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
+// shrink by.  Keys outside `span` get 0.
+template <class Cache, bool kWhole>
+CP_INLINE void softmax(float* scores, int rows, Span span, float scale, float* state, size_t stride,
+                       typename Cache::Element* p, float* decay) {
+  const int begin = kWhole ? 0 : span.begin / kLanes;
+  const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
+  float maxima[kLanes] = {};
+  for (int r = 0; r < rows; ++r) {
+    f32x16 top = broadcast(kMinusInfinity);
+    for (int g = begin; g < end; ++g) {
+      float* at = scores + r * kKeyBlock + g * kLanes;
+      f32x16 x = load(at) * broadcast(scale);
+      if (!kWhole) {
+        const i32x16 key = lane_index() + broadcast_i32(g * kLanes);
+        const i32x16 seen = (key > broadcast_i32(span.begin - 1)) & (key < broadcast_i32(span.end));
+        x = select(seen, x, broadcast(kMinusInfinity));
+      }
+      store(at, x);
+      top = max(x, top);
+    }
+    float& maximum = state[r * stride + kLanes];
+    const float old = maximum, fresh = reduce_max(top);
+    maximum = fresh > old ? fresh : old;
+    maxima[r] = finite_or_zero(maximum);
+    decay[r] = old - maxima[r];
+  }
+  store(decay, exp2_nonpositive(load(decay)));
+  for (int r = 0; r < rows; ++r) {
+    f32x16 sum = zero();
+    for (int g = begin; g < end; ++g) {
+      const int at = r * kKeyBlock + g * kLanes;
+      const f32x16 e = exp2_nonpositive(load(scores + at) - broadcast(maxima[r]));
+      sum = sum + e;
+      Cache::store_row(p + at, e);
+    }
+    float* lanes = state + r * stride;
+    store(lanes, load(lanes) * broadcast(decay[r]) + sum);
+  }
+}
+
+struct Shape {
+  int width;
+  size_t stride;  // of a row's state, in floats
+  float scale;    // includes log2(e)
+};
+
+// One block of keys for up to kTileRows rows.
+template <class Cache, bool kWhole>
+CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
+                    const KeyBlock& block, Span span, Ahead ahead) {
+  alignas(64) float scores[kTileRows * kKeyBlock];
+  alignas(64) typename Cache::Element p[kTileRows * kKeyBlock];
+  alignas(64) float decay[kLanes] = {};
+  const int begin = kWhole ? 0 : span.begin / kLanes;
+  const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
+  for (int g = begin; g < end; g += kTileVecs) {
+    const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
+    score<Cache>(rows, vecs, q, shape.width, block.keys + g, scores + g * kLanes, g == begin ? ahead : nullptr);
+  }
+  softmax<Cache, kWhole>(scores, rows, span, shape.scale, state, shape.stride, p, decay);
+  const int first = span.begin / Cache::kDepth, last = (span.end + Cache::kDepth - 1) / Cache::kDepth;
+  const int columns = shape.width / kLanes;
+  for (int v = 0; v < columns; v += kTileVecs) {
+    const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
+    weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay,
+                        state + 2 * kLanes + v * kLanes, shape.stride);
+  }
+}
+
+// Splits n rows into tiles of nearly equal height and calls body(first, rows, is_first).
+template <class Body>
+CP_INLINE void for_tiles(int n, Body&& body) {
+  const int tiles = (n + kTileRows - 1) / kTileRows;
+  for (int t = 0; t < tiles; ++t) {
+    const int first = n * t / tiles;
+    body(first, n * (t + 1) / tiles - first, t == 0);
+  }
+}
+
+// The rows of one token at a block of which it sees a part.  Values next to it that it may not see, in a
+// pair of keys, are replaced by 0 in a copy.
+template <class Cache>
+static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
+                      const KeyBlock& whole, Span span, Ahead ahead) {
+  KeyBlock block = whole;
+  alignas(64) uint32_t copies[2][kMaxHeadDim];
+  if constexpr (Cache::kDepth == 2) {
+    const auto mask = [&](int step, uint32_t keep, uint32_t* copy) {
+      const uint32_t* pairs = (const uint32_t*)block.values[step];
+      for (int d = 0; d < shape.width; ++d) copy[d] = pairs[d] & keep;
+      block.values[step] = (const char*)copy;
+    };
+    if (span.begin % 2 != 0) mask(span.begin / 2, 0xffff0000u, copies[0]);
+    if (span.end % 2 != 0) mask(span.end / 2, 0x0000ffffu, copies[1]);
+  }
+  for_tiles(rows, [&](int first, int n, bool is_first) {
+    meet<Cache, false>(shape, q + (size_t)first * shape.width, state + first * shape.stride, n, block, span,
+                       is_first ? ahead : nullptr);
+  });
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

@@ -1,0 +1,44 @@
+// What a step is given, and what it yields; see corepipe.neuron.program.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace corepipe {
+
+struct Batch {
+  std::vector<int32_t> tokens, positions;  // [M]
+  std::vector<int32_t> starts;             // [S + 1]
+  std::vector<int32_t> tables;             // [S, table_width]
+  int table_width = 0;
+  std::vector<int32_t> logit_rows;  // [R], ascending
+
+  int rows() const { return static_cast<int>(tokens.size()); }
+  int sequences() const { return static_cast<int>(starts.size()) - 1; }
+  int logits() const { return static_cast<int>(logit_rows.size()); }
+};
+
+struct Sampling {
+  std::vector<float> temperature, top_p, min_p, repetition, presence, frequency;
+  std::vector<int32_t> top_k, top_logprobs, chosen;
+  std::vector<uint64_t> seed;
+  std::vector<int64_t> position;
+  std::vector<int32_t> bias_offsets, bias_ids;
+  std::vector<float> bias_values;
+  std::vector<int32_t> seen_offsets, seen_ids, seen_counts;
+
+  int rows() const { return static_cast<int>(temperature.size()); }
+};
+
+struct Drawn {
+  std::vector<int32_t> tokens, top_ids;
+  std::vector<float> logprobs, top_logprobs;
+  int top_width = 0;
+};
+
+struct Span {
+  int program;
+  int64_t start_ns, end_ns;
+};
+
+}  // namespace corepipe

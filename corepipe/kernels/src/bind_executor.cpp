@@ -1,0 +1,194 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <unordered_map>
+
+#include "bind_program.h"
+#include "executor.h"
+
+namespace corepipe {
+
+namespace {
+
+using namespace nb::literals;
+
+constexpr double kSignalSeconds = 0.05;  // how long wait() lets Ctrl-C wait
+
+template <class T>
+std::vector<T> copy_of(const Array<T>& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+template <class T>
+void read_field(nb::handle object, const char* name, std::vector<T>& out) {
+  Array<T> array;
+  if (!nb::try_cast(object.attr(name), array, false)) {
+    throw nb::type_error(("sampling: '" + std::string(name) + "' has another type or shape than SamplingBatch states").c_str());
+  }
+  out = copy_of(array);
+}
+
+std::optional<Sampling> read_sampling(nb::handle object) {
+  if (object.is_none()) return std::nullopt;
+  Sampling s;
+  read_field(object, "temperature", s.temperature);
+  read_field(object, "top_k", s.top_k);
+  read_field(object, "top_p", s.top_p);
+  read_field(object, "min_p", s.min_p);
+  read_field(object, "repetition", s.repetition);
+  read_field(object, "presence", s.presence);
+  read_field(object, "frequency", s.frequency);
+  read_field(object, "seed", s.seed);
+  read_field(object, "position", s.position);
+  read_field(object, "top_logprobs", s.top_logprobs);
+  read_field(object, "bias_offsets", s.bias_offsets);
+  read_field(object, "bias_ids", s.bias_ids);
+  read_field(object, "bias_values", s.bias_values);
+  read_field(object, "seen_offsets", s.seen_offsets);
+  read_field(object, "seen_ids", s.seen_ids);
+  read_field(object, "seen_counts", s.seen_counts);
+  read_field(object, "chosen", s.chosen);
+  return s;
+}
+
+nb::dict drawn_to_python(Drawn&& drawn) {
+  const size_t rows = drawn.tokens.size(), width = drawn.top_width;
+  nb::dict result;
+  result["tokens"] = to_numpy(std::move(drawn.tokens), {rows});
+  result["logprobs"] = to_numpy(std::move(drawn.logprobs), {rows});
+  result["top_ids"] = to_numpy(std::move(drawn.top_ids), {rows, width});
+  result["top_logprobs"] = to_numpy(std::move(drawn.top_logprobs), {rows, width});
+  return result;
+}
+
+nb::dict result_of(Job& job, int vocab) {
+  nb::dict result = drawn_to_python(std::move(job.drawn));
+  result["logits"] = nb::none();
+  if (!job.sampling) {
+    result["logits"] = to_numpy(std::move(job.logits), {job.batch.logit_rows.size(), static_cast<size_t>(vocab)});
+  }
+  result["seconds"] = job.seconds;
+  nb::list spans;
+  for (const Span& span : job.spans) spans.append(nb::make_tuple(span.program, span.start_ns, span.end_ns));
+  result["spans"] = spans;
+  return result;
+}
+
+[[noreturn]] void rethrow(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    throw std::runtime_error(e.what());
+  }
+}
+
+// The hook, callable from a thread without the GIL.
+std::function<void(int)> hook_of(nb::object hook) {
+  if (hook.is_none()) return nullptr;
+  const auto release = [](nb::object* object) {
+    nb::gil_scoped_acquire gil;
+    delete object;
+  };
+  std::shared_ptr<nb::object> held(new nb::object(std::move(hook)), release);
+  return [held](int program) {
+    nb::gil_scoped_acquire gil;
+    try {
+      (*held)(program);
+    } catch (const nb::python_error& e) {
+      throw std::runtime_error(std::string("the watch hook failed: ") + e.what());
+    }
+  };
+}
+
+class PyExecutor {
+ public:
+  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int logits, int vocab)
+      : programs_(std::move(programs)), vocab_(vocab) {
+    std::vector<Program*> bare;
+    for (const auto& program : programs_) {
+      if (!program) throw std::invalid_argument("a program is None");
+      bare.push_back(&program->program);
+    }
+    executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), logits, vocab);
+  }
+
+  // The batch that runs may be about to call the watch hook, which needs the GIL.
+  ~PyExecutor() {
+    nb::gil_scoped_release released;
+    executor_.reset();
+  }
+
+  int64_t submit(Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> starts, Array<int32_t, 2> tables,
+                 Array<int32_t> logit_rows, nb::object sampling) {
+    Batch batch;
+    batch.tokens = copy_of(tokens);
+    batch.positions = copy_of(positions);
+    batch.starts = copy_of(starts);
+    batch.tables.assign(tables.data(), tables.data() + tables.size());
+    batch.table_width = static_cast<int>(tables.shape(1));
+    batch.logit_rows = copy_of(logit_rows);
+    std::shared_ptr<Job> job = executor_->submit(std::move(batch), read_sampling(sampling));
+    jobs_.emplace(++last_ticket_, std::move(job));
+    return last_ticket_;
+  }
+
+  nb::dict wait(int64_t ticket) {
+    const auto found = jobs_.find(ticket);
+    if (found == jobs_.end()) throw nb::value_error("unknown ticket, or one that has been redeemed");
+    const std::shared_ptr<Job> job = found->second;
+    for (bool done = false; !done;) {
+      {
+        nb::gil_scoped_release released;
+        done = executor_->queue().wait(*job, kSignalSeconds);
+      }
+      if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+    if (jobs_.erase(ticket) == 0) throw nb::value_error("another thread has redeemed this ticket");
+    if (job->error) rethrow(job->error);
+    return result_of(*job, vocab_);
+  }
+
+  void watch(nb::object hook) { executor_->watch(hook_of(std::move(hook))); }
+  int64_t progress() const { return executor_->progress(); }
+
+ private:
+  std::vector<std::shared_ptr<PyProgram>> programs_;
+  const int vocab_;
+  std::unique_ptr<Executor> executor_;
+  std::unordered_map<int64_t, std::shared_ptr<Job>> jobs_;
+  int64_t last_ticket_ = 0;
+};
+
+nb::dict sample(Array<float, 2> logits, nb::object object) {
+  const int rows = static_cast<int>(logits.shape(0)), vocab = static_cast<int>(logits.shape(1));
+  const std::optional<Sampling> sampling = read_sampling(object);
+  if (!sampling) throw nb::type_error("sampling must be a SamplingBatch");
+  if (vocab < 1) throw std::invalid_argument("the vocabulary is empty");
+  check_sampling(*sampling, rows, vocab);
+  std::vector<const float*> pointers;
+  for (int r = 0; r < rows; ++r) pointers.push_back(logits.data() + static_cast<size_t>(r) * vocab);
+  Pool pool(1);
+  Sampler sampler(1);
+  return drawn_to_python(sampler.run(kernels(), pool, pointers, vocab, *sampling));
+}
+
+}  // namespace
+
+void bind_executor(nb::module_& m) {
+  nb::class_<JobQueue>(m, "Pool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", &JobQueue::threads)
+      .def("close", &JobQueue::close, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<PyExecutor>(m, "Executor")
+      .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<PyProgram>>, int, int>(), "pool"_a,
+           "programs"_a, "logits"_a, "vocab"_a)
+      .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
+           "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
+           "sampling"_a.none())
+      .def("wait", &PyExecutor::wait, "ticket"_a)
+      .def("watch", &PyExecutor::watch, "hook"_a.none())
+      .def("progress", &PyExecutor::progress);
+  m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a);
+}
+
+}  // namespace corepipe

@@ -1,0 +1,276 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace corepipe {
+
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <class T>
+void check_all(const std::vector<T>& values, int limit, const char* what) {
+  for (T value : values) {
+    if (value < 0 || value >= limit) {
+      throw std::invalid_argument(std::string(what) + " " + std::to_string(value) + " is outside 0 .. " +
+                                  std::to_string(limit - 1));
+    }
+  }
+}
+
+// The sum of all members' rows, added in rank order in fp32 and rounded once.
+void reduce_row(const Run& run, const Stop& stop, const std::vector<bool>& rounds, int row) {
+  constexpr int kStretch = 512;
+  const int width = stop.step->x.width;
+  float sum[kStretch], rounded[kStretch];
+  for (int at = 0; at < width; at += kStretch) {
+    const int n = std::min(kStretch, width - at);
+    std::memcpy(sum, stop.members[0]->x.row(row) + at, n * sizeof(float));
+    for (size_t m = 1; m < stop.members.size(); ++m) {
+      run.kernels.attention.rows.add(sum, stop.members[m]->x.row(row) + at, sum, n, false);
+    }
+    run.kernels.attention.rows.round(sum, rounded, n);
+    for (size_t m = 0; m < stop.members.size(); ++m) {
+      std::memcpy(stop.members[m]->out.row(row) + at, rounds[m] ? rounded : sum, n * sizeof(float));
+    }
+  }
+}
+
+void gather_row(const Stop& stop, int row) {
+  for (const Step* to : stop.members) {
+    float* out = to->out.row(row);
+    for (size_t m = 0; m < stop.members.size(); ++m) {
+      const int width = stop.step->widths[m];
+      std::memcpy(out, stop.members[m]->x.row(row), width * sizeof(float));
+      out += width;
+    }
+  }
+}
+
+}  // namespace
+
+Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int logits, int vocab)
+    : queue_(std::move(queue)), programs_(std::move(programs)), vocab_(vocab) {
+  require(!programs_.empty(), "an Executor needs a Program");
+  logits_ = programs_.back()->value(logits);
+  require(vocab >= 1 && vocab <= logits_.width, "the logits are " + std::to_string(logits_.width) +
+                                                    " wide, vocab is " + std::to_string(vocab));
+  max_rows_ = token_limit_ = position_limit_ = block_limit_ = std::numeric_limits<int>::max();
+  block_size_ = 0;
+  for (Program* program : programs_) {
+    max_rows_ = std::min(max_rows_, program->max_rows);
+    token_limit_ = std::min(token_limit_, program->token_limit);
+    position_limit_ = std::min(position_limit_, program->position_limit);
+    block_limit_ = std::min(block_limit_, program->block_limit);
+    if (program->block_size == 0) continue;
+    require(block_size_ == 0 || block_size_ == program->block_size, "the programs' caches differ in block_size");
+    block_size_ = program->block_size;
+  }
+  course_ = lay_out(programs_);
+  for (const Step* sender : course_.senders) {
+    channels_.emplace_back(static_cast<size_t>(max_rows_) * sender->x.stride);
+  }
+  for (Program* program : programs_) program->freeze();
+}
+
+// ---- checks of a batch
+
+void Executor::check(const Batch& batch) const {
+  const int rows = batch.rows();
+  require(rows >= 1, "the batch has no rows");
+  require(rows <= max_rows_, std::to_string(rows) + " rows exceed the programs' " + std::to_string(max_rows_));
+  require(batch.positions.size() == batch.tokens.size(), "tokens and positions differ in length");
+  require(batch.starts.size() >= 2 && batch.starts.front() == 0 && batch.starts.back() == rows,
+          "sequence_starts must go from 0 to the number of rows");
+  require(batch.tables.size() == static_cast<size_t>(batch.sequences()) * batch.table_width,
+          "block_tables needs a row for each sequence");
+  check_all(batch.tokens, token_limit_, "token");
+  check_all(batch.positions, position_limit_, "position");
+  check_all(batch.tables, block_limit_, "block");
+  check_all(batch.logit_rows, rows, "logit row");
+  for (int s = 0; s < batch.sequences(); ++s) check_sequence(batch, s);
+  const auto unordered = std::adjacent_find(batch.logit_rows.begin(), batch.logit_rows.end(), std::greater_equal<>());
+  require(unordered == batch.logit_rows.end(), "logit_rows must ascend");
+}
+
+void Executor::check_sequence(const Batch& batch, int sequence) const {
+  const int begin = batch.starts[sequence], end = batch.starts[sequence + 1];
+  require(begin < end && end <= batch.rows(), "each sequence needs a row, and sequence_starts must ascend");
+  for (int r = begin + 1; r < end; ++r) {
+    require(batch.positions[r] == batch.positions[r - 1] + 1, "the rows of a sequence must be at consecutive positions");
+  }
+  const int last = batch.positions[end - 1];
+  require(block_size_ == 0 || last / block_size_ < batch.table_width,
+          "position " + std::to_string(last) + " lies beyond the sequence's blocks");
+}
+
+std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampling) {
+  check(batch);
+  if (sampling) check_sampling(*sampling, batch.logits(), vocab_);
+  auto job = std::make_shared<Job>();
+  job->executor = this;
+  job->batch = std::move(batch);
+  job->sampling = std::move(sampling);
+  queue_->push(job);
+  return job;
+}
+
+void Executor::watch(std::function<void(int)> hook) {
+  std::lock_guard<std::mutex> lock(hook_mutex_);
+  hook_ = std::move(hook);
+}
+
+// ---- running
+
+void Executor::run(Job& job) {
+  const int64_t start = now_ns();
+  JobQueue& queue = *queue_;
+  const Run run{kernels(), queue.pool_, queue.scratch_, queue.attention_, job.batch};
+  queue.attention_.start(job.batch);
+  go(run, job);
+  finish(run, job);
+  job.seconds = static_cast<double>(now_ns() - start) * 1e-9;
+}
+
+void Executor::go(const Run& run, Job& job) {
+  std::function<void(int)> hook;
+  {
+    std::lock_guard<std::mutex> lock(hook_mutex_);
+    hook = hook_;
+  }
+  int core = -1;
+  for (const Stop& stop : course_.stops) {
+    if (stop.program != core) {
+      core = stop.program;
+      if (hook) hook(core);
+      const int64_t now = now_ns();
+      if (!job.spans.empty()) job.spans.back().end_ns = now;
+      job.spans.push_back({core, now, now});
+    }
+    pass(run, stop);
+    progress_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (!job.spans.empty()) job.spans.back().end_ns = now_ns();
+}
+
+void Executor::pass(const Run& run, const Stop& stop) {
+  const Step& step = *stop.step;
+  switch (step.kind) {
+    case Step::Kind::compute: step.run(run); break;
+    case Step::Kind::send:
+      std::memcpy(channels_[stop.channel].data(), step.x.data, run.rows(step.x.rows) * step.x.stride * sizeof(float));
+      break;
+    case Step::Kind::receive:
+      std::memcpy(step.out.data, channels_[stop.channel].data(),
+                  run.rows(step.out.rows) * step.out.stride * sizeof(float));
+      break;
+    case Step::Kind::all_reduce: {
+      std::vector<bool> rounds;
+      for (int member : step.group) rounds.push_back(programs_[member]->round_bf16);
+      run.for_rows(run.rows(step.x.rows), step.x.width, [&](int row) { reduce_row(run, stop, rounds, row); });
+      break;
+    }
+    case Step::Kind::all_gather:
+      run.for_rows(run.rows(step.x.rows), step.out.width, [&](int row) { gather_row(stop, row); });
+      break;
+  }
+}
+
+void Executor::finish(const Run& run, Job& job) {
+  std::vector<const float*> rows;
+  for (int i = 0; i < job.batch.logits(); ++i) {
+    rows.push_back(logits_.row(logits_.rows == Rows::logits ? i : job.batch.logit_rows[i]));
+  }
+  if (job.sampling) {
+    job.drawn = queue_->sampler_.run(run.kernels, run.pool, rows, vocab_, *job.sampling);
+    return;
+  }
+  job.logits.resize(rows.size() * vocab_);
+  run.for_rows(static_cast<int>(rows.size()), vocab_, [&](int row) {
+    std::memcpy(job.logits.data() + static_cast<size_t>(row) * vocab_, rows[row], vocab_ * sizeof(float));
+  });
+}
+
+// ---- the queue
+
+JobQueue::JobQueue(int threads) : pool_(threads), scratch_(threads), attention_(threads), sampler_(threads) {
+  kernels();  // an unknown COREPIPE_ISA is reported here
+  thread_ = std::thread([this] { work(); });
+}
+
+void JobQueue::push(std::shared_ptr<Job> job) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) throw std::runtime_error("the pool is closed");
+    waiting_.push_back(std::move(job));
+  }
+  work_.notify_one();
+}
+
+bool JobQueue::wait(const Job& job, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return done_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return job.done; });
+}
+
+void JobQueue::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
+    if (closed_) return;
+    running_ = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    try {
+      running_->executor->run(*running_);
+    } catch (...) {
+      running_->error = std::current_exception();
+    }
+    lock.lock();
+    running_->done = true;
+    running_.reset();
+    done_.notify_all();
+  }
+}
+
+// Called with the mutex held; null stands for all executors.
+void JobQueue::fail_waiting(const Executor* executor, const char* reason) {
+  const auto fail = [&](const std::shared_ptr<Job>& job) {
+    if (executor != nullptr && job->executor != executor) return false;
+    job->error = std::make_exception_ptr(std::runtime_error(reason));
+    job->done = true;
+    return true;
+  };
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), fail), waiting_.end());
+  done_.notify_all();
+}
+
+void JobQueue::withdraw(const Executor* executor) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  fail_waiting(executor, "the executor is gone");
+  done_.wait(lock, [&] { return running_ == nullptr || running_->executor != executor; });
+}
+
+void JobQueue::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    fail_waiting(nullptr, "the pool was closed");
+  }
+  work_.notify_all();
+  std::lock_guard<std::mutex> lock(closing_);
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace corepipe

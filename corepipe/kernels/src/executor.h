@@ -1,0 +1,121 @@
+// Runs batches through the Programs of a replica.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "attention.h"
+#include "batch.h"
+#include "isa.h"
+#include "layout.h"
+#include "program.h"
+#include "sampler.h"
+
+namespace corepipe {
+
+class Executor;
+
+// A batch from its submission to its result.
+struct Job {
+  Executor* executor;
+  Batch batch;
+  std::optional<Sampling> sampling;
+
+  // The result, valid once done; `error` instead if it failed.
+  Drawn drawn;
+  std::vector<float> logits;
+  std::vector<Span> spans;
+  double seconds = 0;
+  std::exception_ptr error;
+  bool done = false;
+};
+
+// The process's threads and the queue of batches.  A control thread, which is thread 0 of the pool, runs
+// them one by one in the order of their arrival.
+class JobQueue {
+ public:
+  explicit JobQueue(int threads);
+  ~JobQueue() { close(); }
+
+  int threads() const { return pool_.size(); }
+
+  // Throws std::runtime_error after close.
+  void push(std::shared_ptr<Job> job);
+
+  // False if the job is not done within `seconds`.
+  bool wait(const Job& job, double seconds);
+
+  // Fails the jobs of `executor` that have not started and waits for the one that has.
+  void withdraw(const Executor* executor);
+
+  // Finishes the job that runs, fails the others, joins the thread.  Safe to call again.
+  void close();
+
+ private:
+  friend class Executor;
+
+  void work();
+  void fail_waiting(const Executor* executor, const char* reason);
+
+  Pool pool_;
+  Scratch scratch_;
+  Attention attention_;
+  Sampler sampler_;
+
+  std::mutex mutex_;
+  std::condition_variable work_, done_;
+  std::deque<std::shared_ptr<Job>> waiting_;
+  std::shared_ptr<Job> running_;
+  bool closed_ = false;
+  std::mutex closing_;
+  std::thread thread_;
+};
+
+class Executor {
+ public:
+  // Lays out the course of a batch through the programs.  Throws std::invalid_argument where they don't
+  // fit together: an exchange whose partner never comes, widths that differ.
+  Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int logits, int vocab);
+  ~Executor() { queue_->withdraw(this); }
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // Throws std::invalid_argument for a batch that disagrees with the programs.
+  std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
+
+  JobQueue& queue() { return *queue_; }
+  int64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  void watch(std::function<void(int)> hook);
+
+  // Called by the queue's thread.
+  void run(Job& job);
+
+ private:
+  void check(const Batch& batch) const;
+  void check_sequence(const Batch& batch, int sequence) const;
+  void go(const Run& run, Job& job);
+  void pass(const Run& run, const Stop& stop);
+  void finish(const Run& run, Job& job);
+
+  const std::shared_ptr<JobQueue> queue_;
+  const std::vector<Program*> programs_;  // kept alive by the caller
+  Value logits_;
+  const int vocab_;
+  int max_rows_, token_limit_, position_limit_, block_limit_, block_size_;
+  Course course_;
+  std::vector<std::vector<float>> channels_;
+  std::atomic<int64_t> progress_{0};
+  std::mutex hook_mutex_;
+  std::function<void(int)> hook_;
+};
+
+}  // namespace corepipe

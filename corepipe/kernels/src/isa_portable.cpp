@@ -1,0 +1,11 @@
+#define COREPIPE_SIMD portable
+#include "attention.inl"
+#include "isa.h"
+#include "linear_generic.inl"
+
+namespace corepipe {
+
+extern const KernelTable kPortableKernels;
+const KernelTable kPortableKernels = {"portable", portable::kLinear, portable::kAttention};
+
+}  // namespace corepipe

@@ -1,0 +1,63 @@
+#include "kv_cache.h"
+
+#include <sys/mman.h>
+
+#include <new>
+#include <stdexcept>
+
+namespace corepipe {
+
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+bool is_fp32(const std::string& dtype) {
+  if (dtype != "bf16" && dtype != "fp32") {
+    throw std::invalid_argument("a cache holds bf16 or fp32, not '" + dtype + "'");
+  }
+  return dtype == "fp32";
+}
+
+}  // namespace
+
+Arena::Arena(size_t bytes) : mapped_(bytes + kHugePage), bytes_(bytes) {
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED) throw std::bad_alloc();
+  const uintptr_t address = reinterpret_cast<uintptr_t>(mapping_);
+  data_ = reinterpret_cast<char*>((address + kHugePage - 1) / kHugePage * kHugePage);
+#if defined(MADV_HUGEPAGE)
+  madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: without it the pages are small
+#endif
+}
+
+Arena::~Arena() { munmap(mapping_, mapped_); }
+
+KVCache::KVCache(int layer_count, int block_count, int size_of_block, int heads, int elements,
+                 const std::string& dtype)
+    : layers(layer_count),
+      blocks(block_count),
+      block_size(size_of_block),
+      kv_heads(heads),
+      head_dim(elements),
+      fp32(is_fp32(dtype)),
+      arena_(checked_bytes()) {}
+
+size_t KVCache::checked_bytes() const {
+  if (layers < 0 || blocks < 1 || kv_heads < 1) {
+    throw std::invalid_argument("a cache needs layers >= 0, blocks >= 1 and kv_heads >= 1");
+  }
+  if (block_size < kKeyGroup || block_size % kKeyGroup != 0) {
+    throw std::invalid_argument("block_size must be a multiple of 16, got " + std::to_string(block_size));
+  }
+  if (head_dim < 1 || head_dim > kMaxHeadDim) {
+    throw std::invalid_argument("head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
+  }
+  return static_cast<size_t>(layers) * kv_heads * head_bytes();
+}
+
+KVLayer KVCache::layer(int index) const {
+  char* base = arena_.data() + static_cast<size_t>(index) * kv_heads * head_bytes();
+  return {base, head_bytes(), group_bytes(), block_size / kKeyGroup, width(), fp32};
+}
+
+}  // namespace corepipe

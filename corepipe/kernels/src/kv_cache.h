@@ -1,0 +1,53 @@
+// Paged keys and values of the layers of one core.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "attention_table.h"
+
+namespace corepipe {
+
+// Anonymous memory in huge pages where the system has them; zero, and not resident before it is touched.
+class Arena {
+ public:
+  // Throws std::bad_alloc.
+  explicit Arena(size_t bytes);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  char* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  void* mapping_;
+  size_t mapped_;
+  char* data_;
+  size_t bytes_;
+};
+
+// Layout [layers][kv_heads][blocks][groups of 16 positions], so that a run of neighbouring blocks is one
+// stream for each head; a group as in KVLayer.
+class KVCache {
+ public:
+  // Throws std::invalid_argument for sizes that the kernels don't take, std::bad_alloc.
+  KVCache(int layers, int blocks, int block_size, int kv_heads, int head_dim, const std::string& dtype);
+
+  KVLayer layer(int index) const;
+  const Arena& arena() const { return arena_; }
+
+  const int layers, blocks, block_size, kv_heads, head_dim;
+  const bool fp32;
+
+ private:
+  int width() const { return (head_dim + kKeyGroup - 1) / kKeyGroup * kKeyGroup; }
+  size_t group_bytes() const { return 2 * static_cast<size_t>(kKeyGroup) * width() * (fp32 ? 4 : 2); }
+  size_t head_bytes() const { return static_cast<size_t>(blocks) * (block_size / kKeyGroup) * group_bytes(); }
+  size_t checked_bytes() const;
+
+  Arena arena_;
+};
+
+}  // namespace corepipe

@@ -1,0 +1,247 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace corepipe {
+
+Buffer::~Buffer() { std::free(data_); }
+
+uint8_t* Buffer::reserve(size_t bytes) {
+  if (bytes <= size_) return data_;
+  constexpr size_t huge_page = size_t{2} << 20;
+  const size_t alignment = bytes >= huge_page ? huge_page : 64;
+  const size_t size = (bytes + alignment - 1) / alignment * alignment;
+  void* data = nullptr;
+  if (posix_memalign(&data, alignment, size) != 0) throw std::bad_alloc();
+#if defined(__linux__)
+  if (alignment == huge_page) madvise(data, size, MADV_HUGEPAGE);  // a hint: slower without, not wrong
+#endif
+  std::free(data_);
+  data_ = static_cast<uint8_t*>(data);
+  size_ = size;
+  return data_;
+}
+
+namespace {
+
+// Up to here each thread prepares all rows for itself, which costs less than waiting for another.
+constexpr int kOwnCopyRows = 2;
+
+void check(const Linear& op) {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(std::string("linear: ") + what);
+  };
+  require(op.segment_count >= 1, "needs a matrix");
+  const Matrix& first = *op.segments[0].matrix;
+  for (int s = 0; s < op.segment_count; ++s) {
+    require(op.segments[s].matrix->kind == first.kind, "matrices differ in kind");
+    require(op.segments[s].matrix->k == op.k, "a matrix's k is not the width of x");
+  }
+  require(op.residual == nullptr || (op.segment_count == 1 && !op.glu), "a residual goes with one matrix");
+  require(!op.glu || (op.segment_count == 2 && op.segments[1].matrix->n == first.n), "glu takes two equal matrices");
+}
+
+// A panel, and what to fetch while it is multiplied: the next one, or itself where there is none.
+struct Source {
+  Source(const Matrix& matrix, int panel, bool last)
+      : weights(matrix.panel(panel)), next(last ? weights : matrix.panel(panel + 1)) {}
+
+  const uint8_t* weights;
+  const uint8_t* next;
+};
+
+// One Linear on its way through the pool.  Items are first the preparation of each block of rows (unless
+// each thread prepares its own), then ranges of panels, which wait for the former.
+class LinearRun {
+ public:
+  LinearRun(const LinearTable& table, Scratch& scratch, const Linear& op)
+      : table_(table),
+        op_(op),
+        scratch_(scratch),
+        kind_(op.segments[0].matrix->kind),
+        kernel_(table.kinds[static_cast<int>(kind_)]),
+        groups_(op.segments[0].matrix->groups()),
+        blocks_((op.rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
+
+  void execute(Pool& pool) {
+    own_copies_ = pool.size() == 1 || op_.rows <= kOwnCopyRows;
+    split_panels(pool.size());
+    reserve();
+    preparations_ = own_copies_ ? 0 : blocks_;
+    const int ranges = static_cast<int>(scratch_.starts.size()) - 1;
+    pool.parallel(preparations_ + ranges, [this](int item, int thread) {
+      if (item < preparations_) {
+        prepare_block(item, scratch_.threads[thread], shared_);
+        ready_.fetch_add(1, std::memory_order_release);
+      } else {
+        const uint8_t* rows = prepared_rows(scratch_.threads[thread]);
+        const int range = item - preparations_;
+        multiply_panels(scratch_.starts[range], scratch_.starts[range + 1], rows);
+      }
+    });
+  }
+
+ private:
+  // Blocks of nearly equal size: the first `rows % blocks` have one row more.
+  int block_start(int block) const {
+    return block * (op_.rows / blocks_) + std::min(block, op_.rows % blocks_);
+  }
+
+  size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
+
+  int panel_count() const {
+    int panels = 0;
+    for (int s = 0; s < (op_.glu ? 1 : op_.segment_count); ++s) panels += op_.segments[s].matrix->panels();
+    return panels;
+  }
+
+  // Ranges that shrink towards the end: long runs through memory, and threads that end together.
+  void split_panels(int threads) {
+    const int panels = panel_count();
+    scratch_.starts.assign(1, 0);
+    for (int start = 0; start < panels;) {
+      start += threads == 1 ? panels : (panels - start + 2 * threads - 1) / (2 * threads);
+      scratch_.starts.push_back(start);
+    }
+  }
+
+  void reserve() {
+    const size_t activations = row_bytes() * op_.rows;
+    if (!own_copies_) shared_ = scratch_.shared.reserve(activations);
+    for (Scratch::Thread& t : scratch_.threads) {
+      if (own_copies_) t.activations.reserve(activations);
+      if (op_.norm_gain != nullptr) t.row.reserve(sizeof(float) * op_.k);
+      t.prepared = false;
+    }
+  }
+
+  void prepare_block(int block, Scratch::Thread& thread, uint8_t* rows) {
+    const int start = block_start(block), count = block_start(block + 1) - start;
+    uint8_t* to = rows + start * row_bytes();
+    for (int r = 0; r < count; ++r) {
+      const float* x = op_.x + (start + r) * op_.x_stride;
+      if (op_.norm_gain != nullptr) {
+        float* normed = reinterpret_cast<float*>(thread.row.reserve(sizeof(float) * op_.k));
+        table_.rms_norm_row(x, op_.norm_gain, op_.norm_eps, op_.k, op_.round_bf16, normed);
+        x = normed;
+      }
+      kernel_.prepare(x, op_.k, r, count, to);
+    }
+  }
+
+  const uint8_t* prepared_rows(Scratch::Thread& thread) {
+    if (!own_copies_) {
+      spin_until([this] { return ready_.load(std::memory_order_acquire) == preparations_; });
+      return shared_;
+    }
+    uint8_t* rows = thread.activations.reserve(0);
+    if (!thread.prepared) {
+      for (int b = 0; b < blocks_; ++b) prepare_block(b, thread, rows);
+      thread.prepared = true;
+    }
+    return rows;
+  }
+
+  // Panels [begin, end), counted over all segments.
+  void multiply_panels(int begin, int end, const uint8_t* rows) {
+    if (op_.glu) {
+      for (int p = begin; p < end; ++p) multiply_panel(op_.segments[0], &op_.segments[1], p, p + 1 == end, rows);
+      return;
+    }
+    int first = 0;  // number of the segment's first panel
+    for (int s = 0; s < op_.segment_count; ++s) {
+      const int panels = op_.segments[s].matrix->panels();
+      const int stop = std::min(end - first, panels);
+      for (int p = std::max(begin - first, 0); p < stop; ++p) {
+        multiply_panel(op_.segments[s], nullptr, p, p + 1 == stop, rows);
+      }
+      first += panels;
+    }
+  }
+
+  // One panel, and where `up` is given the panel of equal number there, times all rows.
+  void multiply_panel(const Segment& segment, const Segment* up, int panel, bool last, const uint8_t* rows) {
+    alignas(64) float sums[2][kMaxBlockRows * kPanel];
+    const Source main(*segment.matrix, panel, last);
+    const Source gated = up == nullptr ? main : Source(*up->matrix, panel, last);
+    for (int b = 0; b < blocks_; ++b) {
+      const int start = block_start(b), count = block_start(b + 1) - start;
+      const uint8_t* x = rows + start * row_bytes();
+      Finish f = finish_of(segment, panel, start, count);
+      f.sums = sums[0];
+      kernel_.multiply(count, main.weights, x, groups_, sums[0], b == 0 ? main.next : main.weights);
+      if (up != nullptr) {
+        const Finish g = finish_of(*up, panel, start, count);
+        f.up_sums = sums[1];
+        f.up_scale = g.scale;
+        f.up_bias = g.bias;
+        kernel_.multiply(count, gated.weights, x, groups_, sums[1], b == 0 ? gated.next : gated.weights);
+      }
+      table_.finish(f);
+    }
+  }
+
+  Finish finish_of(const Segment& segment, int panel, int start, int count) const {
+    const int column = panel * kPanel;
+    Finish f{};
+    f.rows = count;
+    f.n = std::min(kPanel, segment.matrix->n - column);
+    f.round_bf16 = op_.round_bf16;
+    f.scale = segment.matrix->scale == nullptr ? nullptr : segment.matrix->scale + column;
+    f.bias = segment.bias == nullptr ? nullptr : segment.bias + column;
+    if (op_.residual != nullptr) f.residual = op_.residual + start * op_.residual_stride + column;
+    f.residual_stride = op_.residual_stride;
+    f.out = segment.out + start * segment.out_stride + column;
+    f.out_stride = segment.out_stride;
+    return f;
+  }
+
+  const LinearTable& table_;
+  const Linear& op_;
+  Scratch& scratch_;
+  const Kind kind_;
+  const LinearKernel& kernel_;
+  const int groups_;
+  const int blocks_;
+  bool own_copies_ = false;
+  int preparations_ = 0;
+  uint8_t* shared_ = nullptr;
+  alignas(64) std::atomic<int> ready_{0};
+};
+
+}  // namespace
+
+void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op) {
+  check(op);
+  if (op.rows > 0) LinearRun(kernels.linear, scratch, op).execute(pool);
+}
+
+void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, const Matrix& matrix, int32_t* out) {
+  if (matrix.kind != Kind::int8) throw std::invalid_argument("int8_accumulators: the matrix is not int8");
+  const LinearTable& table = kernels.linear;
+  const LinearKernel& kernel = table.kinds[static_cast<int>(Kind::int8)];
+  std::vector<uint8_t> block(kernel.row_group_bytes);
+  for (int g = 0; g < matrix.groups(); ++g) {
+    const Matrix group = matrix.view(0, matrix.n, g * kGroup, std::min(kGroup, matrix.k - g * kGroup));
+    for (int r = 0; r < rows; ++r) {
+      int8_t q[kGroup] = {};
+      std::copy_n(x + static_cast<int64_t>(r) * matrix.k + g * kGroup, group.k, q);
+      table.prepare_int8_values(q, block.data());
+      for (int column = 0; column < matrix.n; ++column) {
+        float sums[kPanel];
+        const uint8_t* panel = group.panel(column / kPanel);
+        if (column % kPanel == 0) kernel.multiply(1, panel, block.data(), 1, sums, panel);
+        *out++ = static_cast<int32_t>(sums[column % kPanel]);  // exact: below 2^24, scale 1
+      }
+    }
+  }
+}
+
+}  // namespace corepipe

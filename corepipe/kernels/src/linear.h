@@ -1,0 +1,82 @@
+// One Linear of a step, with what is fused around it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "isa.h"
+#include "matrix.h"
+#include "pool.h"
+
+namespace corepipe {
+
+// Aligned memory that grows and is never given back.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // At least `bytes`, aligned to 64; what was in it is lost when it grows.  Throws std::bad_alloc.
+  uint8_t* reserve(size_t bytes);
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Working memory of the Linears of one pool, used by one of them at a time.
+struct Scratch {
+  explicit Scratch(int threads) : threads(threads) {}
+
+  struct alignas(128) Thread {
+    Buffer activations;  // this thread's copy of the prepared rows, where each has its own
+    Buffer row;          // one normalised row
+    bool prepared;
+  };
+
+  Buffer shared;           // the prepared rows, where all threads share them
+  std::vector<int> starts;  // first panel of each item, and the end
+  std::vector<Thread> threads;
+};
+
+// One matrix that x is multiplied by.
+struct Segment {
+  const Matrix* matrix;
+  const float* bias;  // [n], or null
+  float* out;         // [rows][n]
+  int64_t out_stride;
+};
+
+// out = round(x @ w.T * scale + bias), for each segment; with
+//   norm_gain: x is RMS-normalised and rounded first;
+//   residual: out = round(residual + round(...)), one segment;
+//   glu: two segments of equal shape, gate and up; the first's out = round(silu(gate) * up).
+// Strides are in elements.  Rounding is to bf16 where round_bf16 is set, else none.  No out may overlap x.
+struct Linear {
+  const float* x;  // [rows][k]
+  int64_t x_stride;
+  int rows;
+  int k;
+  const Segment* segments;
+  int segment_count;
+  const float* norm_gain = nullptr;  // [k], or null
+  float norm_eps = 0;
+  const float* residual = nullptr;  // [rows][n], or null; may be the out
+  int64_t residual_stride = 0;
+  bool glu = false;
+  bool round_bf16 = false;
+};
+
+// A row of the result depends on that row of x alone, bit for bit: not on the other rows, their number,
+// the threads, or on which view of a wider matrix holds the columns.
+// Throws std::invalid_argument for segments that disagree, std::bad_alloc.
+void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
+
+// x [rows][k] s8 -> int32 sums [groups][rows][n] of each 64 of k (tests).  Throws std::invalid_argument
+// for a matrix of another kind than int8.
+void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, const Matrix& matrix, int32_t* out);
+
+}  // namespace corepipe

@@ -1,0 +1,167 @@
+// What a Linear does around the product: norm, quantisation, rounding, residual, gate.  Compiled once for
+// each ISA; every function works on one row or one panel, so that a row's bits can't depend on the others.
+#pragma once
+
+#include "linear_table.h"
+#include "simd.h"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+CP_INLINE i32x16 max(i32x16 a, i32x16 b) {
+  i32x16 r;
+  for (int p = 0; p < kParts; ++p) r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p];
+  return r;
+}
+
+CP_INLINE int32_t reduce_add(i32x16 a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)a.v[0]);
+#else
+  int32_t lanes[kLanes], sum = 0;
+  store(lanes, a);
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+#endif
+}
+
+// The low byte of each lane.
+CP_INLINE void store_low_bytes(int8_t* x, i32x16 a) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.v[0]));
+#else
+  int32_t lanes[kLanes];
+  store(lanes, a);
+  for (int i = 0; i < kLanes; ++i) x[i] = (int8_t)lanes[i];
+#endif
+}
+
+// Like load_n and store_n, quicker for a whole vector where the ISA has no masks.
+CP_INLINE f32x16 load_first(const float* x, int count) { return count == kLanes ? load(x) : load_n(x, count); }
+
+CP_INLINE void store_first(float* x, f32x16 a, int count) {
+  if (count == kLanes) {
+    store(x, a);
+  } else {
+    store_n(x, a, count);
+  }
+}
+
+static void rms_norm_row(const float* x, const float* gain, float eps, int n, bool round, float* out) {
+  f32x16 squares[2] = {zero(), zero()};
+  int i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const f32x16 a = load(x + i), b = load(x + i + kLanes);
+    squares[0] = fma(a, a, squares[0]);
+    squares[1] = fma(b, b, squares[1]);
+  }
+  for (; i < n; i += kLanes) {
+    const f32x16 a = load_n(x + i, n - i < kLanes ? n - i : kLanes);
+    squares[0] = fma(a, a, squares[0]);
+  }
+  const float mean = reduce_add(squares[0] + squares[1]) / (float)n;
+  const f32x16 factor = broadcast(1.0f / __builtin_sqrtf(mean + eps));
+  for (i = 0; i < n; i += kLanes) {
+    const int count = n - i < kLanes ? n - i : kLanes;
+    f32x16 y = load_first(x + i, count) * factor * load_first(gain + i, count);
+    if (round) y = round_bf16(y);
+    store_first(out + i, y, count);
+  }
+}
+
+// The g-th group of x [k]; the last one padded with zeros in `padded`.
+CP_INLINE const float* group_of(const float* x, int k, int g, float* padded) {
+  const int count = k - g * kGroup;
+  if (count >= kGroup) return x + g * kGroup;
+  for (int i = 0; i < kGroup; ++i) padded[i] = i < count ? x[g * kGroup + i] : 0.0f;
+  return padded;
+}
+
+// scale = amax / 127 in fp32 (0 where that is below fp32's normal numbers), q = rint(x * (1 / scale)), ties
+// to even, or 0 for scale 0.  |q| <= 127.  A NaN among x makes the scale NaN.
+struct QuantizedGroup {
+  float scale;
+  i32x16 q[4];
+};
+
+CP_INLINE QuantizedGroup quantize_group(const float* x) {
+  f32x16 v[4];
+  for (int i = 0; i < 4; ++i) v[i] = load(x + kLanes * i);
+  // As integers the bits of |x| order like the values, NaN above all.
+  const i32x16 largest =
+      max(max(as_i32(abs(v[0])), as_i32(abs(v[1]))), max(as_i32(abs(v[2])), as_i32(abs(v[3]))));
+  const float amax = reduce_max_bits(largest);
+  QuantizedGroup group;
+  group.scale = amax / 127.0f;
+  float inverse = 0.0f;
+  if (group.scale < 1.17549435e-38f) {
+    group.scale = 0.0f;
+  } else {
+    inverse = 1.0f / group.scale;
+  }
+  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  for (int i = 0; i < 4; ++i) group.q[i] = as_i32(v[i] * broadcast(inverse) + magic) - as_i32(magic);
+  return group;
+}
+
+// Puts one row's group among the `rows` of a block's group; the layout is the ISA's.
+static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group);
+
+template <int kRowGroupBytes>
+static void prepare_int8(const float* x, int k, int row, int rows, void* block) {
+  float padded[kGroup];
+  uint8_t* group = (uint8_t*)block;
+  for (int g = 0; g * kGroup < k; ++g, group += rows * kRowGroupBytes) {
+    store_int8_group(quantize_group(group_of(x, k, g, padded)), row, rows, group);
+  }
+}
+
+static void prepare_int8_values(const int8_t* q, void* block) {
+  int32_t values[kGroup];
+  for (int i = 0; i < kGroup; ++i) values[i] = q[i];
+  QuantizedGroup group;
+  group.scale = 1.0f;
+  for (int i = 0; i < 4; ++i) group.q[i] = load(values + kLanes * i);
+  store_int8_group(group, 0, 1, (uint8_t*)block);
+}
+
+CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }
+
+// What is the same for all rows of 16 columns.
+struct Columns {
+  f32x16 scale, bias;
+  bool scaled, biased;
+
+  CP_INLINE Columns of(const float* scale, const float* bias, int at, int count) {
+    return {scale == nullptr ? zero() : load_n(scale + at, count), bias == nullptr ? zero() : load_n(bias + at, count),
+            scale != nullptr, bias != nullptr};
+  }
+
+  CP_INLINE f32x16 apply(const Columns& c, f32x16 y, bool round) {
+    if (c.scaled) y = y * c.scale;
+    if (c.biased) y = y + c.bias;
+    return round_if(round, y);
+  }
+};
+
+static void finish(const Finish& f) {
+  for (int at = 0; at < f.n; at += kLanes) {
+    const int count = f.n - at < kLanes ? f.n - at : kLanes;
+    const Columns main = Columns::of(f.scale, f.bias, at, count);
+    const Columns gated = Columns::of(f.up_scale, f.up_bias, at, count);
+    for (int r = 0; r < f.rows; ++r) {
+      f32x16 y = Columns::apply(main, load(f.sums + r * kPanel + at), f.round_bf16);
+      if (f.up_sums != nullptr) {
+        const f32x16 up = Columns::apply(gated, load(f.up_sums + r * kPanel + at), f.round_bf16);
+        y = round_if(f.round_bf16, silu(y) * up);
+      }
+      if (f.residual != nullptr) {
+        y = round_if(f.round_bf16, load_first(f.residual + r * f.residual_stride + at, count) + y);
+      }
+      store_first(f.out + r * f.out_stride + at, y, count);
+    }
+  }
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

@@ -1,0 +1,301 @@
+// Products with AVX-512 VNNI, VBMI and BF16.  A block of R rows times a panel of 32 columns keeps its 2 R
+// accumulators in registers; each output has one chain over k, the same for every R.
+#pragma once
+
+#include "linear.inl"
+
+namespace corepipe {
+namespace avx512 {
+
+constexpr int kFloatRows = 14;  // 28 accumulators, two registers of weights, one or two of activations
+constexpr int kInt8Rows = 7;    // as many, half of them the fp32 sums of the groups before
+
+// Inline assembly: with the intrinsics GCC 12 spills accumulators.
+CP_INLINE void dot_u8s8(__m512i& sum, __m512i weights, __m512i x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
+}
+
+CP_INLINE void dot_bf16(__m512& sum, __m512i weights, __m512i x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
+}
+
+CP_INLINE __m512i broadcast_word(const void* x) {
+  int32_t word;
+  memcpy(&word, x, sizeof word);
+  return _mm512_set1_epi32(word);
+}
+
+// body(Index<0>), ..., body(Index<N - 1>), unrolled before GCC decides what lives in registers: `#pragma GCC
+// unroll` comes too late for that.
+template <int I>
+struct Index {
+  static constexpr int value = I;
+};
+
+template <int N, int I = 0, class Body>
+CP_INLINE void unrolled(Body&& body) {
+  if constexpr (I < N) {
+    body(Index<I>{});
+    unrolled<N, I + 1>(body);
+  }
+}
+
+#define CP_LAMBDA __attribute__((always_inline))
+
+CP_INLINE void load_pair(const float* x, __m512 v[2]) {
+  v[0] = _mm512_loadu_ps(x);
+  v[1] = _mm512_loadu_ps(x + 16);
+}
+
+CP_INLINE void store_pair(float* x, const __m512 v[2]) {
+  _mm512_storeu_ps(x, v[0]);
+  _mm512_storeu_ps(x + 16, v[1]);
+}
+
+CP_INLINE void fetch_line(const uint8_t* x) { _mm_prefetch((const char*)x, _MM_HINT_T0); }
+
+// ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, q [R][64] s8.
+
+constexpr int kInt8RowGroup = 4 + 4 + kGroup;
+
+template <int R>
+static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+  __m512 sums[R][2];
+  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
+  for (int g = 0; g < groups; ++g) {
+    __m512i acc[R][2];
+    unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
+    const uint8_t* q = x + 8 * R;
+    for (int i = 0; i < kGroup / 4; ++i) {
+      const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
+      fetch_line(next);
+      fetch_line(next + 64);
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const __m512i v = broadcast_word(q + kGroup * r.value);
+        dot_u8s8(acc[r.value][0], w0, v);
+        dot_u8s8(acc[r.value][1], w1, v);
+      });
+      w += 128;
+      next += 128;
+      q += 4;
+    }
+    unrolled<R>([&](auto r) CP_LAMBDA {
+      const __m512 scale = _mm512_castsi512_ps(broadcast_word(x + 4 * (R + r.value)));
+      __m512* sum = sums[r.value];
+      sum[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r.value][0]), scale, sum[0]);
+      sum[1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r.value][1]), scale, sum[1]);
+    });
+    x += R * kInt8RowGroup;
+  }
+  unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
+}
+
+static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
+  const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
+  memcpy(group + 4 * row, &correction, 4);
+  memcpy(group + 4 * (rows + row), &from.scale, 4);
+  int8_t* q = (int8_t*)group + 8 * rows + kGroup * row;
+  for (int i = 0; i < 4; ++i) store_low_bytes(q + kLanes * i, from.q[i]);
+}
+
+// ---- bf16, and int8 weights widened on the fly.  A block has for each group: [R][64] bf16.
+
+constexpr int kBf16RowGroup = 2 * kGroup;
+
+// A step is two k: what one vdpbf16ps takes.
+struct Bf16Weights {
+  static constexpr int kStepBytes = 128;
+
+  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
+    v[0] = _mm512_loadu_si512(w);
+    v[1] = _mm512_loadu_si512(w + 64);
+  }
+  CP_INLINE void put_in_order(__m512[2]) {}
+};
+
+// The bytes of bf16(i), i in 0 .. 127, in two tables.
+struct Bf16Bytes {
+  uint8_t low[128], high[128];
+};
+
+constexpr Bf16Bytes bf16_bytes() {
+  Bf16Bytes t{};
+  for (int i = 1; i < 128; ++i) {
+    int exponent = 0;
+    while (i >> (exponent + 1) != 0) ++exponent;
+    const int bits = (exponent + 127) << 7 | ((i << (7 - exponent)) & 127);
+    t.low[i] = (uint8_t)bits;
+    t.high[i] = (uint8_t)(bits >> 8);
+  }
+  return t;
+}
+
+alignas(64) constexpr Bf16Bytes kBf16Bytes = bf16_bytes();
+
+// Int8 to bf16 by table, quicker for few rows: |w| is looked up and gets its sign.  -128 has no entry:
+// quantised weights are symmetric.  Interleaving low and high bytes leaves columns 0-3, 8-11, ... in one
+// vector and 4-7, 12-15, ... in the other; the sums are put in order at the end.
+struct LookedUpInt8Weights {
+  static constexpr int kStepBytes = 64;
+
+  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
+    constexpr int kHighOrSign = 0xf8;  // truth table of a | (b & c)
+    const __m512i s = _mm512_loadu_si512(w), magnitude = _mm512_abs_epi8(s);
+    const __m512i low = lookup(kBf16Bytes.low, magnitude);
+    __m512i high = lookup(kBf16Bytes.high, magnitude);
+    high = _mm512_ternarylogic_epi64(high, s, _mm512_set1_epi8(-128), kHighOrSign);
+    v[0] = _mm512_unpacklo_epi8(low, high);
+    v[1] = _mm512_unpackhi_epi8(low, high);
+  }
+
+  CP_INLINE void put_in_order(__m512 v[2]) {
+    const __m512d a = _mm512_castps_pd(v[0]), b = _mm512_castps_pd(v[1]);
+    v[0] = _mm512_castpd_ps(_mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b));
+    v[1] = _mm512_castpd_ps(_mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b));
+  }
+
+ private:
+  CP_INLINE __m512i lookup(const uint8_t* table, __m512i index) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+  }
+};
+
+constexpr int kLookUpRows = 6;
+
+// Int8 to bf16 by way of fp32: more instructions, but on ports that vdpbf16ps leaves free.
+struct ConvertedInt8Weights {
+  static constexpr int kStepBytes = 64;
+
+  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
+    v[0] = convert(w);
+    v[1] = convert(w + 32);
+  }
+  CP_INLINE void put_in_order(__m512[2]) {}
+
+ private:
+  CP_INLINE __m512i convert(const uint8_t* w) {
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)w));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(w + 16)));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+  }
+};
+
+template <class Weights, int R>
+static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+  __m512 sums[R][2];
+  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
+  for (int g = 0; g < groups; ++g) {
+    for (int i = 0; i < kGroup / 2; ++i) {
+      __m512i v[2];
+      Weights::load(w, v);
+      for (int line = 0; line < Weights::kStepBytes; line += 64) fetch_line(next + line);
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const __m512i pair = broadcast_word(x + kBf16RowGroup * r.value);
+        dot_bf16(sums[r.value][0], v[0], pair);
+        dot_bf16(sums[r.value][1], v[1], pair);
+      });
+      w += Weights::kStepBytes;
+      next += Weights::kStepBytes;
+      x += 4;
+    }
+    x += (R - 1) * kBf16RowGroup;
+  }
+  unrolled<R>([&](auto r) CP_LAMBDA {
+    Weights::put_in_order(sums[r.value]);
+    store_pair(out + 32 * r.value, sums[r.value]);
+  });
+}
+
+static void prepare_bf16(const float* x, int k, int row, int rows, void* block) {
+  float padded[kGroup];
+  uint16_t* to = (uint16_t*)block + kGroup * row;
+  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
+    const float* group = group_of(x, k, g, padded);
+    for (int i = 0; i < kGroup; i += kLanes) store_bf16(to + i, round_bf16(load(group + i)));
+  }
+}
+
+// ---- fp32.  A block has for each group: [R][64] f32.
+
+constexpr int kFp32RowGroup = 4 * kGroup;
+
+template <int R>
+static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+  __m512 sums[R][2];
+  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
+  for (int g = 0; g < groups; ++g) {
+    for (int i = 0; i < kGroup; ++i) {
+      const __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 64);
+      fetch_line(next);
+      fetch_line(next + 64);
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r.value));
+        sums[r.value][0] = _mm512_fmadd_ps(w0, v, sums[r.value][0]);
+        sums[r.value][1] = _mm512_fmadd_ps(w1, v, sums[r.value][1]);
+      });
+      w += 128;
+      next += 128;
+      x += 4;
+    }
+    x += (R - 1) * kFp32RowGroup;
+  }
+  unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
+}
+
+static void prepare_fp32(const float* x, int k, int row, int rows, void* block) {
+  float padded[kGroup];
+  float* to = (float*)block + kGroup * row;
+  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
+    memcpy(to, group_of(x, k, g, padded), kFp32RowGroup);
+  }
+}
+
+// ---- choice of R
+
+using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next);
+
+template <int Rows, class Product>
+static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, const void* next) {
+  unrolled<Rows>([&](auto r) CP_LAMBDA {
+    if (rows == r.value + 1) {
+      Product::template run<r.value + 1>((const uint8_t*)panel, (const uint8_t*)block, groups, sums, (const uint8_t*)next);
+    }
+  });
+}
+
+struct Int8Product {
+  template <int R>
+  static constexpr Multiply run = multiply_int8<R>;
+};
+
+template <class Weights>
+struct Bf16Product {
+  template <int R>
+  static constexpr Multiply run = multiply_bf16<Weights, R>;
+};
+
+struct Int8wProduct {
+  template <int R>
+  static constexpr Multiply run =
+      R <= kLookUpRows ? multiply_bf16<LookedUpInt8Weights, R> : multiply_bf16<ConvertedInt8Weights, R>;
+};
+
+struct Fp32Product {
+  template <int R>
+  static constexpr Multiply run = multiply_fp32<R>;
+};
+
+constexpr LinearTable kLinear = {
+    {
+        {kInt8Rows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<kInt8Rows, Int8Product>},
+        {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>},
+        {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>},
+        {kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>},
+    },
+    prepare_int8_values,
+    finish,
+    rms_norm_row,
+};
+
+}  // namespace avx512
+}  // namespace corepipe

@@ -1,0 +1,231 @@
+// Products for AVX2 and for any other vector ISA, on the vectors of simd.h.  A block of R rows times a
+// panel of 32 columns keeps its accumulators in registers; each output has one chain over k.
+#pragma once
+
+#include "linear.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr int kBlockRows = 3;  // 12 of 16 (24 of 32) registers are accumulators
+#else
+constexpr int kBlockRows = 1;
+#endif
+
+CP_INLINE void fetch_lines(const uint8_t* x, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(x + i);
+}
+
+// ---- int8.  s16 products of pairs, added in s32, so that nothing saturates: of the four k in a 32-bit
+// word, bytes 0 and 2 meet, then 1 and 3.
+// A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, [R][16] of {q0, q2, q1, q3} s16.
+
+constexpr int kInt8RowGroup = 4 + 4 + 2 * kGroup;
+
+// Per 32-bit lane: the product of the low s16 plus that of the high s16.
+CP_INLINE i32x16 multiply_add_pairs(i32x16 a, i32x16 b) {
+  i32x16 r;
+  for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX2__)
+    r.v[p] = (NativeI)_mm256_madd_epi16((__m256i)a.v[p], (__m256i)b.v[p]);
+#elif defined(__SSE2__)
+    r.v[p] = (NativeI)_mm_madd_epi16((__m128i)a.v[p], (__m128i)b.v[p]);
+#elif defined(__aarch64__)
+    const int16x8_t x = (int16x8_t)a.v[p], y = (int16x8_t)b.v[p];
+    r.v[p] = (NativeI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+#else
+    r.v[p] = ((a.v[p] << 16) >> 16) * ((b.v[p] << 16) >> 16) + (a.v[p] >> 16) * (b.v[p] >> 16);
+#endif
+  }
+  return r;
+}
+
+// The upper byte of each 16-bit lane.
+CP_INLINE i32x16 odd_bytes(i32x16 a) {
+  i32x16 r;
+  for (int p = 0; p < kParts; ++p) r.v[p] = (a.v[p] >> 8) & 0x00ff00ff;
+  return r;
+}
+
+CP_INLINE f32x16 to_f32(i32x16 a) {
+  f32x16 r;
+  for (int p = 0; p < kParts; ++p) r.v[p] = __builtin_convertvector(a.v[p], NativeF);
+  return r;
+}
+
+CP_INLINE i32x16 broadcast_word(const void* x) {
+  int32_t word;
+  memcpy(&word, x, sizeof word);
+  return broadcast_i32(word);
+}
+
+static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
+  const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
+  memcpy(group + 4 * row, &correction, 4);
+  memcpy(group + 4 * (rows + row), &from.scale, 4);
+  int32_t q[kGroup];
+  for (int i = 0; i < 4; ++i) store(q + kLanes * i, from.q[i]);
+  int16_t pairs[kGroup];
+  for (int i = 0; i < kGroup; i += 4) {
+    pairs[i] = (int16_t)q[i];
+    pairs[i + 1] = (int16_t)q[i + 2];
+    pairs[i + 2] = (int16_t)q[i + 1];
+    pairs[i + 3] = (int16_t)q[i + 3];
+  }
+  memcpy(group + 8 * rows + sizeof pairs * row, pairs, sizeof pairs);
+}
+
+template <int R>
+static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+  for (int r = 0; r < 2 * R; ++r) store(out + kLanes * r, zero());
+  for (int g = 0; g < groups; ++g) {
+    i32x16 acc[R][2];
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = broadcast_word(x + 4 * r);
+    const uint8_t* q = x + 8 * R;
+    for (int i = 0; i < kGroup / 4; ++i) {
+      fetch_lines(next, 128);
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        const i32x16 bytes = load((const int32_t*)(w + 64 * c));
+        const i32x16 even = bytes & broadcast_i32(0x00ff00ff), odd = odd_bytes(bytes);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          acc[r][c] = acc[r][c] + multiply_add_pairs(even, broadcast_word(q + 2 * kGroup * r));
+          acc[r][c] = acc[r][c] + multiply_add_pairs(odd, broadcast_word(q + 2 * kGroup * r + 4));
+        }
+      }
+      w += 128;
+      next += 128;
+      q += 8;
+    }
+    for (int r = 0; r < R; ++r) {
+      const f32x16 scale = as_f32(broadcast_word(x + 4 * (R + r)));
+      for (int c = 0; c < 2; ++c) {
+        float* sum = out + kPanel * r + kLanes * c;
+        store(sum, fma(to_f32(acc[r][c]), scale, load(sum)));
+      }
+    }
+    x += R * kInt8RowGroup;
+  }
+}
+
+// ---- the float kinds.  A block has for each group: [R][64] f32; the weights of two k are widened to fp32 as they come.
+
+constexpr int kFloatRowGroup = 4 * kGroup;
+
+struct Pair {
+  f32x16 even, odd;  // 16 columns at k and k + 1
+};
+
+struct Fp32Weights {
+  static constexpr int kStep = 256;  // bytes of 32 columns x 2 k
+  CP_INLINE Pair half(const uint8_t* w, int c) {
+    return {load((const float*)(w + 64 * c)), load((const float*)(w + 128 + 64 * c))};
+  }
+};
+
+struct Bf16Weights {
+  static constexpr int kStep = 128;
+  CP_INLINE Pair half(const uint8_t* w, int c) {
+    const i32x16 words = load((const int32_t*)(w + 64 * c));
+    i32x16 even;
+    for (int p = 0; p < kParts; ++p) even.v[p] = words.v[p] << 16;
+    return {as_f32(even), as_f32(words & broadcast_i32((int32_t)0xffff0000u))};
+  }
+};
+
+struct Int8Weights {
+  static constexpr int kStep = 64;
+  CP_INLINE Pair half(const uint8_t* w, int c) {
+    const f32x16 words = load_bf16((const uint16_t*)(w + 32 * c));  // byte 2: even k, byte 3: odd k
+    i32x16 even, odd;
+    for (int p = 0; p < kParts; ++p) {
+      even.v[p] = ((NativeI)words.v[p] << 8) >> 24;
+      odd.v[p] = (NativeI)words.v[p] >> 24;
+    }
+    return {to_f32(even), to_f32(odd)};
+  }
+};
+
+template <class Weights, int R>
+static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+  f32x16 sums[R][2];
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
+  for (int g = 0; g < groups; ++g) {
+    for (int i = 0; i < kGroup; i += 2) {
+      fetch_lines(next, Weights::kStep);
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        const Pair pair = Weights::half(w, c);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const uint8_t* v = x + kFloatRowGroup * r;
+          sums[r][c] = fma(pair.even, as_f32(broadcast_word(v)), sums[r][c]);
+          sums[r][c] = fma(pair.odd, as_f32(broadcast_word(v + 4)), sums[r][c]);
+        }
+      }
+      w += Weights::kStep;
+      next += Weights::kStep;
+      x += 8;
+    }
+    x += (R - 1) * kFloatRowGroup;
+  }
+  for (int r = 0; r < R; ++r) {
+    store(out + kPanel * r, sums[r][0]);
+    store(out + kPanel * r + kLanes, sums[r][1]);
+  }
+}
+
+template <bool kRound>
+static void prepare_float(const float* x, int k, int row, int rows, void* block) {
+  float padded[kGroup];
+  float* to = (float*)block + kGroup * row;
+  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
+    const float* group = group_of(x, k, g, padded);
+    for (int i = 0; i < kGroup; i += kLanes) store(to + i, round_if(kRound, load(group + i)));
+  }
+}
+
+// ---- choice of R
+
+using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next);
+
+template <int R>
+struct Int8Product {
+  static constexpr Multiply run = multiply_int8<R>;
+};
+template <class Weights>
+struct FloatProduct {
+  template <int R>
+  struct Of {
+    static constexpr Multiply run = multiply_float<Weights, R>;
+  };
+};
+
+template <template <int> class Product>
+static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, const void* next) {
+  const uint8_t *w = (const uint8_t*)panel, *x = (const uint8_t*)block, *ahead = (const uint8_t*)next;
+  if (rows == 1) {
+    Product<1>::run(w, x, groups, sums, ahead);
+  } else if (rows == 2) {
+    Product<2>::run(w, x, groups, sums, ahead);
+  } else {
+    Product<3>::run(w, x, groups, sums, ahead);
+  }
+}
+
+constexpr LinearTable kLinear = {
+    {
+        {kBlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product>},
+        {kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of>},
+        {kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of>},
+        {kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of>},
+    },
+    prepare_int8_values,
+    finish,
+    rms_norm_row,
+};
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

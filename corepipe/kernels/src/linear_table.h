@@ -1,0 +1,58 @@
+// What an ISA provides for Linears: leaf functions without state, called by linear.cpp.
+#pragma once
+
+#include <cstdint>
+
+namespace corepipe {
+
+constexpr int kPanel = 32;  // columns (of n) in a panel
+constexpr int kGroup = 64;  // elements of k that share one int8 activation scale; k is padded to this
+constexpr int kMaxBlockRows = 14;
+
+enum class Kind { int8, int8w, bf16, fp32 };
+constexpr int kKinds = 4;
+
+// How one kind is multiplied.  Rows go in blocks of up to `max_rows`; a block holds its rows prepared and
+// interleaved, in `row_group_bytes` for each row and group of k, in a layout that is the ISA's business.
+struct LinearKernel {
+  int max_rows;
+  int row_group_bytes;
+
+  // Converts x [k] into row `row` of a block of `rows`.
+  void (*prepare)(const float* x, int k, int row, int rows, void* block);
+
+  // sums [rows][32] = block . panel.  Meanwhile `next`, as long as the panel, is fetched into the cache.
+  void (*multiply)(int rows, const void* panel, const void* block, int groups, float* sums, const void* next);
+};
+
+// What becomes of the sums [rows][32] of one panel; n of the 32 columns are stored.
+struct Finish {
+  int rows;
+  int n;
+  bool round_bf16;
+  const float* sums;
+  const float* scale;  // [n], or null
+  const float* bias;   // [n], or null
+  // glu: out = silu(gate) * up, where the sums above are the gate's.  Null without glu.
+  const float* up_sums;
+  const float* up_scale;
+  const float* up_bias;
+  const float* residual;  // [rows][n], or null
+  int64_t residual_stride;
+  float* out;
+  int64_t out_stride;
+};
+
+struct LinearTable {
+  LinearKernel kinds[kKinds];  // by Kind
+
+  // Makes a block of one row and group of int8 values q [64] as they are, with scale 1 (tests).
+  void (*prepare_int8_values)(const int8_t* q, void* block);
+
+  void (*finish)(const Finish&);
+
+  // out [n] = round(x / sqrt(mean(x^2) + eps) * gain); x and out may be the same.
+  void (*rms_norm_row)(const float* x, const float* gain, float eps, int n, bool round_bf16, float* out);
+};
+
+}  // namespace corepipe

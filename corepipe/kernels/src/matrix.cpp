@@ -1,0 +1,57 @@
+#include "matrix.h"
+
+#include <stdexcept>
+
+namespace corepipe {
+
+namespace {
+
+Kind kind_named(const std::string& name) {
+  const char* names[kKinds] = {"int8", "int8w", "bf16", "fp32"};
+  for (int i = 0; i < kKinds; ++i) {
+    if (name == names[i]) return static_cast<Kind>(i);
+  }
+  throw std::invalid_argument("unknown matrix kind '" + name + "'; use int8, int8w, bf16 or fp32");
+}
+
+}  // namespace
+
+int64_t bytes_per_k(Kind kind) {
+  switch (kind) {
+    case Kind::bf16: return 2 * kPanel;
+    case Kind::fp32: return 4 * kPanel;
+    default: return kPanel;
+  }
+}
+
+Matrix::Matrix(const std::string& kind_name, const uint8_t* bytes, size_t size, const float* scales, int rows, int columns)
+    : kind(kind_named(kind_name)), data(bytes), panel_stride(0), scale(scales), n(rows), k(columns) {
+  if (n < 1 || k < 1) throw std::invalid_argument("a matrix needs n >= 1 and k >= 1");
+  const bool scaled = kind == Kind::int8 || kind == Kind::int8w;
+  if (scaled != (scale != nullptr)) {
+    throw std::invalid_argument("kind '" + kind_name + "' " + (scaled ? "needs" : "takes no") + " scales");
+  }
+  panel_stride = static_cast<int64_t>(groups()) * kGroup * bytes_per_k(kind);
+  const size_t needed = static_cast<size_t>(panels() * panel_stride);
+  if (size < needed) {
+    throw std::invalid_argument("a packed '" + kind_name + "' matrix of this shape has " + std::to_string(needed) +
+                                " bytes, got " + std::to_string(size));
+  }
+}
+
+Matrix Matrix::view(int n0, int rows, int k0, int columns) const {
+  if (n0 < 0 || rows < 1 || rows > n - n0 || k0 < 0 || columns < 1 || columns > k - k0) {
+    throw std::invalid_argument("a view must lie within its matrix");
+  }
+  if (n0 % kPanel != 0 || k0 % kGroup != 0) {
+    throw std::invalid_argument("a view starts at a multiple of 32 in n and of 64 in k");
+  }
+  Matrix part = *this;
+  part.data = panel(n0 / kPanel) + k0 * bytes_per_k(kind);
+  part.scale = scale == nullptr ? nullptr : scale + n0;
+  part.n = rows;
+  part.k = columns;
+  return part;
+}
+
+}  // namespace corepipe

@@ -1,0 +1,86 @@
+// Fork-join over a fixed set of threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace corepipe {
+
+// Items are handed out one by one, so a thread that loses its core holds up one item and no more.
+// One parallel region at a time; the thread that calls `parallel` takes part as thread 0.  Idle threads
+// spin for a while (a step opens a region every few microseconds), then sleep.
+class Pool {
+ public:
+  // Throws std::invalid_argument for threads < 1, std::system_error where threads can't be started.
+  explicit Pool(int threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs body(item, thread) for each item in [0, items), starting them in ascending order, and returns
+  // when all are done.  An item may wait for an earlier item.  The body must not throw.
+  template <class F>
+  void parallel(int items, F&& body) {
+    if (size_ == 1 || items <= 1) {
+      for (int i = 0; i < items; ++i) body(i, 0);
+      return;
+    }
+    run(items, [](void* f, int item, int thread) { (*static_cast<std::remove_reference_t<F>*>(f))(item, thread); },
+        &body);
+  }
+
+ private:
+  using Body = void (*)(void*, int item, int thread);
+
+  void run(int items, Body body, void* context);
+  bool take_one(int thread);
+  void work(int thread);
+  bool wait_for_work();
+
+  const int size_;
+
+  // Region number in the high half, items not yet taken in the low half.  The three fields below belong
+  // to the region in `word_`: they are stable for whoever has taken one of its items.
+  alignas(64) std::atomic<uint64_t> word_{0};
+  Body body_ = nullptr;
+  void* context_ = nullptr;
+  int items_ = 0;
+
+  alignas(64) std::atomic<int> done_{0};
+
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+};
+
+// Tells the core that this is a spin loop.
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until ready() holds; after some microseconds lets other threads of the machine have the core.
+template <class Ready>
+inline void spin_until(Ready&& ready) {
+  for (int spins = 0; !ready(); ++spins) {
+    if (spins < 2000) {
+      spin_pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace corepipe

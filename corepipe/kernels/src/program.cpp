@@ -1,0 +1,285 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace corepipe {
+
+namespace {
+
+constexpr int kUnlimited = std::numeric_limits<int>::max();
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+Rotation rotation_at(const RopeTable& table) { return {table.cos, table.sin, table.half}; }
+
+HeadNorm head_norm(const NormSpec& norm, int head_dim) {
+  require(norm.gain.data == nullptr || norm.gain.size == head_dim, "a head's norm needs a gain for each element");
+  return {norm.gain.data, norm.eps};
+}
+
+}  // namespace
+
+Program::Program(std::vector<int> widths, int rows, bool round)
+    : max_rows(rows),
+      round_bf16(round),
+      token_limit(kUnlimited),
+      position_limit(kUnlimited),
+      block_limit(kUnlimited) {
+  require(rows >= 1, "max_rows must be at least 1");
+  size_t floats = 0;
+  for (int width : widths) {
+    require(width >= 1, "widths must be at least 1");
+    const size_t stride = (static_cast<size_t>(width) + 15) / 16 * 16;
+    values_.push_back({nullptr, width, stride, Rows::tokens});
+    floats += stride * rows;
+  }
+  arena_ = std::make_unique<Arena>(floats * sizeof(float));
+  float* next = reinterpret_cast<float*>(arena_->data());
+  for (Value& value : values_) {
+    value.data = next;
+    next += value.stride * rows;
+  }
+}
+
+const Value& Program::value(int index) const {
+  require(index >= 0 && index < values(), "no value " + std::to_string(index) + " in this program");
+  return values_[index];
+}
+
+Value& Program::at(int index) { return const_cast<Value&>(value(index)); }
+
+// The value as an output of `width` elements a row.
+Value& Program::write(int index, Rows rows, int width) {
+  Value& out = at(index);
+  require(out.width == width, "value " + std::to_string(index) + " is " + std::to_string(out.width) +
+                                  " wide, the result " + std::to_string(width));
+  out.rows = rows;
+  return out;
+}
+
+Step& Program::append(std::function<void(const Run&)> run) {
+  require(!frozen_, "the program belongs to an Executor: no Op can be added");
+  steps_.emplace_back();
+  steps_.back().run = std::move(run);
+  return steps_.back();
+}
+
+void Program::embed(int out_index, const void* table, int tokens, int width, bool is_bf16) {
+  const Value out = write(out_index, Rows::tokens, width);
+  token_limit = std::min(token_limit, tokens);
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    const RowTable& rows = run.kernels.attention.rows;
+    run.for_rows(run.batch.rows(), width, [&](int r) {
+      const size_t at = static_cast<size_t>(run.batch.tokens[r]) * width;
+      if (is_bf16) {
+        rows.widen(static_cast<const uint16_t*>(table) + at, out.row(r), width);
+      } else if (round) {
+        rows.round(static_cast<const float*>(table) + at, out.row(r), width);
+      } else {
+        std::memcpy(out.row(r), static_cast<const float*>(table) + at, width * sizeof(float));
+      }
+    });
+  });
+}
+
+void Program::rms_norm(int x_index, int out_index, NormSpec norm) {
+  const Value x = at(x_index);
+  require(norm.gain.size >= 1 && x.width % norm.gain.size == 0, "the gain must divide the value's width");
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    run.for_rows(run.rows(x.rows), x.width, [&](int r) {
+      for (int i = 0; i < x.width; i += norm.gain.size) {
+        run.kernels.linear.rms_norm_row(x.row(r) + i, norm.gain.data, norm.eps, norm.gain.size, round, out.row(r) + i);
+      }
+    });
+  });
+}
+
+void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormSpec norm,
+                     const std::pair<int, int>* residual, bool glu) {
+  const Value x = at(x_index);
+  require(!specs.empty(), "a linear needs a segment");
+  require(norm.gain.data == nullptr || norm.gain.size == x.width, "the norm's gain must be as wide as x");
+  require(residual == nullptr || (specs.size() == 1 && !glu), "a residual goes with one segment and no glu");
+  require(!glu || (specs.size() == 2 && specs[0].matrix->n == specs[1].matrix->n), "glu takes two equal segments");
+  const Value base = residual != nullptr ? at(residual->first) : Value{};
+  require(residual == nullptr || base.rows == x.rows, "x and the residual differ in rows");
+  std::vector<Segment> segments;
+  for (const LinearSegment& spec : specs) {
+    require(spec.matrix->k == x.width, "x is " + std::to_string(x.width) + " wide, the matrix takes " +
+                                           std::to_string(spec.matrix->k));
+    require(spec.bias.data == nullptr || spec.bias.size == spec.matrix->n, "the bias must have n elements");
+    const bool unused = glu && !segments.empty();  // of glu's two outputs the first alone is written
+    const Value out = unused ? Value{} : write(residual != nullptr ? residual->second : spec.out, x.rows, spec.matrix->n);
+    require(out.data != x.data, "a linear can't work in place");
+    segments.push_back({spec.matrix, spec.bias.data, out.data, static_cast<int64_t>(out.stride)});
+  }
+  require(residual == nullptr || base.width == specs[0].matrix->n, "the residual must be as wide as the result");
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    Linear op{};
+    op.x = x.data;
+    op.x_stride = static_cast<int64_t>(x.stride);
+    op.rows = run.rows(x.rows);
+    op.k = x.width;
+    op.segments = segments.data();
+    op.segment_count = static_cast<int>(segments.size());
+    op.norm_gain = norm.gain.data;
+    op.norm_eps = norm.eps;
+    op.residual = base.data;
+    op.residual_stride = static_cast<int64_t>(base.stride);
+    op.glu = glu;
+    op.round_bf16 = round;
+    if (op.rows > 0) corepipe::linear(run.kernels, run.pool, run.scratch, op);
+  });
+}
+
+void Program::limit_positions(const RopeTable& table, int head_dim) {
+  if (table.cos == nullptr) return;
+  require(table.half >= 1 && 2 * table.half <= head_dim, "the rotation is wider than the head");
+  require(table.positions >= 1, "the rotation's tables are empty");
+  position_limit = std::min(position_limit, table.positions);
+}
+
+void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
+  const Value x = at(x_index);
+  require(head_dim >= 1 && x.width % head_dim == 0, "head_dim must divide the value's width");
+  require(x.rows == Rows::tokens, "only rows of tokens have positions");
+  limit_positions(table, head_dim);
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    run.for_rows(run.batch.rows(), x.width, [&](int r) {
+      const size_t at = static_cast<size_t>(run.batch.positions[r]) * table.half;
+      for (int i = 0; i < x.width; i += head_dim) {
+        run.kernels.attention.rows.rope(x.row(r) + i, out.row(r) + i, head_dim, table.cos + at, table.sin + at,
+                                        table.half, round);
+      }
+    });
+  });
+}
+
+void Program::attention(int q_index, int k_index, int v_index, int out_index, const KVCache& cache, int layer,
+                        int heads, float scale, int window, RopeTable rope, NormSpec q_norm, NormSpec k_norm) {
+  const Value q = at(q_index), k = at(k_index), v = at(v_index);
+  const int d = cache.head_dim;
+  require(heads >= 1 && heads % cache.kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
+  require(q.width == heads * d, "q must be heads * head_dim wide");
+  require(k.width == cache.kv_heads * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
+  require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
+  require(q.rows == Rows::tokens && k.rows == Rows::tokens && v.rows == Rows::tokens, "attention takes rows of tokens");
+  require(window >= 1, "window must be at least 1");
+  require(block_size == 0 || block_size == cache.block_size, "the caches of a program differ in block_size");
+  limit_positions(rope, d);
+  block_size = cache.block_size;
+  block_limit = std::min(block_limit, cache.blocks);
+  const Value out = write(out_index, Rows::tokens, q.width);
+  require(out.data != k.data && out.data != v.data && out.data != q.data, "attention can't work in place");
+
+  AttentionCall call{};
+  call.q = q.data, call.k = k.data, call.v = v.data, call.out = out.data;
+  call.q_stride = q.stride, call.k_stride = k.stride, call.v_stride = v.stride, call.out_stride = out.stride;
+  call.kv_heads = cache.kv_heads;
+  call.group = heads / cache.kv_heads;
+  call.head_dim = d;
+  call.scale = scale;
+  call.window = window;
+  call.rotation = rotation_at(rope);
+  call.q_norm = head_norm(q_norm, d);
+  call.k_norm = head_norm(k_norm, d);
+  call.round_bf16 = round_bf16;
+  call.cache = cache.layer(layer);
+  append([call](const Run& run) {
+    AttentionCall now = call;
+    now.rms_norm_row = run.kernels.linear.rms_norm_row;
+    now.positions = run.batch.positions.data();
+    now.tables = run.batch.tables.data();
+    now.table_width = run.batch.table_width;
+    run.attention.run(run.kernels, run.pool, now);
+  });
+}
+
+void Program::glu(int gate_index, int up_index, int out_index) {
+  const Value gate = at(gate_index), up = at(up_index);
+  require(gate.width == up.width && gate.rows == up.rows, "gate and up differ in shape");
+  const Value out = write(out_index, gate.rows, gate.width);
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    run.for_rows(run.rows(gate.rows), gate.width, [&](int r) {
+      run.kernels.attention.rows.glu(gate.row(r), up.row(r), out.row(r), gate.width, round);
+    });
+  });
+}
+
+void Program::add(int a_index, int b_index, int out_index) {
+  const Value a = at(a_index), b = at(b_index);
+  require(a.width == b.width && a.rows == b.rows, "the operands differ in shape");
+  const Value out = write(out_index, a.rows, a.width);
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    run.for_rows(run.rows(a.rows), a.width, [&](int r) {
+      run.kernels.attention.rows.add(a.row(r), b.row(r), out.row(r), a.width, round);
+    });
+  });
+}
+
+void Program::select_rows(int x_index, int out_index) {
+  const Value x = at(x_index);
+  require(x.rows == Rows::tokens, "the rows have been selected before");
+  const Value out = write(out_index, Rows::logits, x.width);
+  append([=](const Run& run) {
+    // Ascending rows, so x and out may be one.
+    for (int r = 0; r < run.batch.logits(); ++r) {
+      std::memmove(out.row(r), x.row(run.batch.logit_rows[r]), x.width * sizeof(float));
+    }
+  });
+}
+
+void Program::all_reduce(int x_index, int out_index, std::vector<int> group) {
+  const Value x = at(x_index);
+  const Value out = write(out_index, x.rows, x.width);
+  Step& step = append(nullptr);
+  step.kind = Step::Kind::all_reduce;
+  step.x = x, step.out = out;
+  step.group = std::move(group);
+}
+
+void Program::all_gather(int x_index, int out_index, std::vector<int> group, std::vector<int> widths) {
+  const Value x = at(x_index);
+  require(group.size() == widths.size(), "all_gather takes a width for each of its group");
+  int total = 0;
+  for (int width : widths) {
+    require(width >= 0, "widths must be at least 0");
+    total += width;
+  }
+  const Value out = write(out_index, x.rows, total);
+  require(out.data != x.data, "all_gather can't work in place");
+  Step& step = append(nullptr);
+  step.kind = Step::Kind::all_gather;
+  step.x = x, step.out = out;
+  step.group = std::move(group), step.widths = std::move(widths);
+}
+
+void Program::send(int x_index, int peer, Rows rows) {
+  const Value x = at(x_index);
+  require(x.rows == rows, "send: the value holds other rows");
+  Step& step = append(nullptr);
+  step.kind = Step::Kind::send;
+  step.x = x, step.peer = peer;
+}
+
+void Program::receive(int out_index, int peer, Rows rows) {
+  const Value out = write(out_index, rows, at(out_index).width);
+  Step& step = append(nullptr);
+  step.kind = Step::Kind::receive;
+  step.out = out, step.peer = peer;
+}
+
+}  // namespace corepipe

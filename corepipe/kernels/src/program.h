@@ -1,0 +1,133 @@
+// The Ops of one core, in order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "batch.h"
+#include "isa.h"
+#include "kv_cache.h"
+#include "linear.h"
+#include "matrix.h"
+#include "pool.h"
+
+namespace corepipe {
+
+enum class Rows { tokens, logits };
+
+// A batch on its way through the Ops.
+struct Run {
+  const KernelTable& kernels;
+  Pool& pool;
+  Scratch& scratch;
+  Attention& attention;
+  const Batch& batch;
+
+  int rows(Rows kind) const { return kind == Rows::tokens ? batch.rows() : batch.logits(); }
+
+  // body(row) for each row, on several threads where that is worth while; `width` elements a row.
+  template <class Body>
+  void for_rows(int count, int width, Body&& body) const {
+    constexpr int kElementsOfItem = 16384;
+    const int chunk = kElementsOfItem / std::max(width, 1) + 1;
+    pool.parallel((count + chunk - 1) / chunk, [&](int item, int) {
+      for (int r = item * chunk; r < std::min(count, (item + 1) * chunk); ++r) body(r);
+    });
+  }
+};
+
+// Rows of fp32, the start of each aligned to 64 bytes.
+struct Value {
+  float* data;
+  int width;
+  size_t stride;
+  Rows rows;  // what it holds at this point of the program
+
+  float* row(int r) const { return data + r * stride; }
+};
+
+struct Vector {
+  const float* data = nullptr;
+  int size = 0;
+};
+
+struct NormSpec {
+  Vector gain;
+  float eps = 0;
+};
+
+struct RopeTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int positions = 0;
+  int half = 0;
+};
+
+struct LinearSegment {
+  const Matrix* matrix;
+  Vector bias;
+  int out;
+};
+
+// One Op.  `run` computes; a step that meets other cores has its data here instead.
+struct Step {
+  enum class Kind { compute, send, receive, all_reduce, all_gather };
+  Kind kind = Kind::compute;
+  std::function<void(const Run&)> run;
+  Value x{}, out{};
+  int peer = -1;
+  std::vector<int> group, widths;
+};
+
+// The methods append Ops and throw std::invalid_argument for indices and shapes that don't fit.  What
+// they point to must outlive the Program.
+class Program {
+ public:
+  Program(std::vector<int> widths, int max_rows, bool round_bf16);
+
+  void embed(int out, const void* table, int tokens, int width, bool is_bf16);
+  void rms_norm(int x, int out, NormSpec norm);
+  void linear(int x, const std::vector<LinearSegment>& segments, NormSpec norm, const std::pair<int, int>* residual,
+              bool glu);
+  void rope(int x, int out, int head_dim, RopeTable table);
+  void attention(int q, int k, int v, int out, const KVCache& cache, int layer, int heads, float scale, int window,
+                 RopeTable rope, NormSpec q_norm, NormSpec k_norm);
+  void glu(int gate, int up, int out);
+  void add(int a, int b, int out);
+  void select_rows(int x, int out);
+  void all_reduce(int x, int out, std::vector<int> group);
+  void all_gather(int x, int out, std::vector<int> group, std::vector<int> widths);
+  void send(int x, int peer, Rows rows);
+  void receive(int out, int peer, Rows rows);
+
+  // No Op is added from now on: an Executor has laid out its course.
+  void freeze() { frozen_ = true; }
+
+  const std::vector<Step>& steps() const { return steps_; }
+  const Value& value(int index) const;
+  int values() const { return static_cast<int>(values_.size()); }
+
+  const int max_rows;
+  const bool round_bf16;
+
+  // What batches are checked against; the largest int where there is no limit.
+  int token_limit, position_limit, block_limit, block_size = 0;
+
+ private:
+  Value& at(int index);
+  Value& write(int index, Rows rows, int width);
+  Step& append(std::function<void(const Run&)> run);
+  void limit_positions(const RopeTable& table, int head_dim);
+
+  std::vector<Value> values_;
+  std::unique_ptr<Arena> arena_;
+  std::vector<Step> steps_;
+  bool frozen_ = false;
+};
+
+}  // namespace corepipe

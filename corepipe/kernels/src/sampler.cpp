@@ -1,0 +1,346 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace corepipe {
+
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int kBins = 1024;
+constexpr int kChunk = 256;
+
+uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+struct Candidate {
+  float x, weight;
+  int32_t id;
+};
+
+// The order of top-k and top-p: likeliest first, then lowest id.
+bool before(const Candidate& a, const Candidate& b) { return a.x > b.x || (a.x == b.x && a.id < b.id); }
+
+}  // namespace
+
+double uniform(uint64_t seed, int64_t position) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  const uint64_t bits = mix(mix(seed + kGolden) + kGolden * (static_cast<uint64_t>(position) + 1));
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+// One thread's working memory, and the work on one row.
+struct alignas(128) Sampler::Thread {
+  const SamplerTable* table = nullptr;
+  int vocab = 0;
+  std::vector<float> logits, weights, maxima;
+  std::vector<int32_t> ids;
+  std::vector<double> sums, chunks;
+  std::vector<Candidate> candidates, members;
+
+  void prepare(const SamplerTable& t, int v);
+  void run(const float* raw, const Sampling& s, int row, Drawn& drawn);
+  int choose(const float* raw, const Sampling& s, int row);
+  const float* adjusted(const float* raw, const Sampling& s, int row);
+  int draw(const float* x, const Sampling& s, int row);
+  int draw_from_all(double u) const;
+  int draw_candidate(double u);
+  void collect(const float* x, int found);
+  float floor_of_top(const float* x, int count);
+  void keep_top_k(const float* x, int k);
+  void keep_nucleus_of_few(double p);
+  void keep_nucleus(const float* x, float top, double p);
+  const Candidate* last_of_nucleus(float top, float bottom, double target);
+  double log_sum(const float* raw);
+  void report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs);
+};
+
+void Sampler::Thread::prepare(const SamplerTable& t, int v) {
+  table = &t;
+  if (v == vocab) return;
+  vocab = v;
+  logits.resize(v);
+  weights.resize(v);
+  maxima.resize((v + kMaximaGroup - 1) / kMaximaGroup);
+  ids.resize(v + 16);
+  sums.resize((v + kSampleBlock - 1) / kSampleBlock);
+  chunks.reserve(v / kChunk + 1);
+  candidates.reserve(v);
+  members.reserve(v);
+}
+
+void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& drawn) {
+  const int token = choose(raw, s, row);
+  drawn.tokens[row] = token;
+  const int wanted = s.top_logprobs[row];
+  if (wanted < 0 && s.chosen[row] < 0) return;
+  const double sum = log_sum(raw);
+  const double x = std::isnan(raw[token]) ? kNone : raw[token];
+  drawn.logprobs[row] = static_cast<float>(x - sum);
+  const size_t at = static_cast<size_t>(row) * drawn.top_width;
+  if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
+}
+
+int Sampler::Thread::choose(const float* raw, const Sampling& s, int row) {
+  if (s.chosen[row] >= 0) return s.chosen[row];
+  const float* x = adjusted(raw, s, row);
+  return s.temperature[row] == 0 ? table->argmax(x, vocab) : draw(x, s, row);
+}
+
+// The row after bias and penalties: `raw` itself where there are none.
+const float* Sampler::Thread::adjusted(const float* raw, const Sampling& s, int row) {
+  const int bias_begin = s.bias_offsets[row], bias_end = s.bias_offsets[row + 1];
+  const int seen_begin = s.seen_offsets[row], seen_end = s.seen_offsets[row + 1];
+  if (bias_begin == bias_end && seen_begin == seen_end) return raw;
+  std::copy(raw, raw + vocab, logits.begin());
+  for (int i = bias_begin; i < bias_end; ++i) logits[s.bias_ids[i]] += s.bias_values[i];
+  for (int i = seen_begin; i < seen_end; ++i) {
+    float& x = logits[s.seen_ids[i]];
+    x = x > 0 ? x / s.repetition[row] : x * s.repetition[row];
+    const float count = static_cast<float>(s.seen_counts[i]);
+    if (count > 0) x = x - s.presence[row] - s.frequency[row] * count;
+  }
+  return logits.data();
+}
+
+int Sampler::Thread::draw(const float* x, const Sampling& s, int row) {
+  table->divide(x, s.temperature[row], logits.data(), vocab);
+  x = logits.data();
+  const float top = table->max(x, vocab);
+  if (!std::isfinite(top)) return table->argmax(x, vocab);
+  table->weigh(x, vocab, top, weights.data(), sums.data());
+  const double u = uniform(s.seed[row], s.position[row]);
+  const int k = s.top_k[row];
+  const double p = s.top_p[row];
+  const float min_p = s.min_p[row];
+  if (k > 0 && k < vocab) {
+    keep_top_k(x, k);
+    if (p < 1) keep_nucleus_of_few(p);
+    std::sort(candidates.begin(), candidates.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  } else if (p < 1) {
+    keep_nucleus(x, top, p);
+  } else if (min_p > 0) {
+    collect(x, table->at_least(weights.data(), vocab, min_p, ids.data()));
+  } else {
+    return draw_from_all(u);
+  }
+  if (min_p > 0) {
+    const auto unlikely = [&](const Candidate& c) { return c.weight < min_p; };
+    candidates.erase(std::remove_if(candidates.begin(), candidates.end(), unlikely), candidates.end());
+  }
+  return draw_candidate(u);
+}
+
+// The first token, by id, up to which the weights exceed u times their sum.
+int Sampler::Thread::draw_from_all(double u) const {
+  double total = 0;
+  for (double sum : sums) total += sum;
+  const double target = u * total;
+  double cumulated = 0;
+  for (int block = 0; block < static_cast<int>(sums.size()); ++block) {
+    if (cumulated + sums[block] > target) {
+      double inside = cumulated;
+      for (int i = block * kSampleBlock; i < std::min(vocab, (block + 1) * kSampleBlock); ++i) {
+        inside += weights[i];
+        if (inside > target) return i;
+      }
+    }
+    cumulated += sums[block];
+  }
+  int last = vocab - 1;  // rounding has left a sliver at the end
+  while (last > 0 && weights[last] == 0) --last;
+  return last;
+}
+
+// The same over the candidates, which are in order of id.
+int Sampler::Thread::draw_candidate(double u) {
+  const int n = static_cast<int>(candidates.size());
+  chunks.assign((n + kChunk - 1) / kChunk, 0.0);
+  double total = 0;
+  for (int c = 0; c * kChunk < n; ++c) {
+    double lanes[4] = {};
+    for (int i = c * kChunk; i < std::min(n, (c + 1) * kChunk); ++i) lanes[i % 4] += candidates[i].weight;
+    chunks[c] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    total += chunks[c];
+  }
+  const double target = u * total;
+  double cumulated = 0;
+  for (int c = 0; c * kChunk < n; ++c) {
+    if (cumulated + chunks[c] > target) {
+      double inside = cumulated;
+      for (int i = c * kChunk; i < std::min(n, (c + 1) * kChunk); ++i) {
+        inside += candidates[i].weight;
+        if (inside > target) return candidates[i].id;
+      }
+    }
+    cumulated += chunks[c];
+  }
+  int last = n - 1;
+  while (last > 0 && candidates[last].weight == 0) --last;
+  return candidates[last].id;
+}
+
+void Sampler::Thread::collect(const float* x, int found) {
+  candidates.resize(found);
+  for (int i = 0; i < found; ++i) candidates[i] = {x[ids[i]], weights[ids[i]], ids[i]};
+}
+
+// A bound that at least `count` elements reach and not many more: the count-th largest of the maxima of
+// groups.  -inf where there are fewer groups.
+float Sampler::Thread::floor_of_top(const float* x, int count) {
+  const int groups = static_cast<int>(maxima.size());
+  if (count > groups) return kNone;
+  table->group_maxima(x, vocab, maxima.data());
+  std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
+  return maxima[count - 1];
+}
+
+void Sampler::Thread::keep_top_k(const float* x, int k) {
+  collect(x, table->at_least(x, vocab, floor_of_top(x, k), ids.data()));
+  std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), before);
+  candidates.resize(k);
+}
+
+void Sampler::Thread::keep_nucleus_of_few(double p) {
+  std::sort(candidates.begin(), candidates.end(), before);
+  double total = 0;
+  for (const Candidate& c : candidates) total += c.weight;
+  size_t kept = 0;
+  for (double sum = 0; kept < candidates.size(); ) {
+    sum += candidates[kept++].weight;
+    if (sum >= p * total) break;
+  }
+  candidates.resize(kept);
+}
+
+// Tokens so light that all of them together weigh less than what top-p leaves out needn't be looked at.
+void Sampler::Thread::keep_nucleus(const float* x, float top, double p) {
+  double total = 0;
+  for (double sum : sums) total += sum;
+  const double share = (1 - std::max(p, 0.0)) * total / vocab;
+  const float bottom = static_cast<float>(top + std::log(share) - 1e-3);
+  collect(x, table->at_least(x, vocab, bottom, ids.data()));
+  const Candidate* last = last_of_nucleus(top, bottom, p * total);
+  if (last == nullptr) return;
+  const Candidate cut = *last;
+  const auto beyond = [&](const Candidate& c) { return before(cut, c); };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), beyond), candidates.end());
+}
+
+// The candidate with which the weights, likeliest first, reach `target`; null if they never do.  Bins of
+// equal width over x find the neighbourhood; only its members are sorted.
+const Candidate* Sampler::Thread::last_of_nucleus(float top, float bottom, double target) {
+  const float scale = kBins / std::max(top - bottom, 1e-6f);
+  const auto bin_of = [&](const Candidate& c) { return std::min(kBins - 1, static_cast<int>((top - c.x) * scale)); };
+  double bins[kBins] = {};
+  for (const Candidate& c : candidates) bins[bin_of(c)] += c.weight;
+  double sum = 0;
+  for (int b = 0; b < kBins; ++b) {
+    if (sum + bins[b] < target || bins[b] == 0) {
+      sum += bins[b];
+      continue;
+    }
+    members.clear();
+    std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(members),
+                 [&](const Candidate& c) { return bin_of(c) == b; });
+    std::sort(members.begin(), members.end(), before);
+    for (const Candidate& c : members) {
+      sum += c.weight;
+      if (sum >= target) return &c;
+    }
+  }
+  return nullptr;
+}
+
+double Sampler::Thread::log_sum(const float* raw) {
+  const float top = table->max(raw, vocab);
+  table->weigh(raw, vocab, top, nullptr, sums.data());
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return top + std::log(total);
+}
+
+void Sampler::Thread::report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs) {
+  count = std::min(count, vocab);
+  const int found = table->at_least(raw, vocab, floor_of_top(raw, count), ids.data());
+  members.resize(found);
+  for (int i = 0; i < found; ++i) members[i] = {raw[ids[i]], 0, ids[i]};
+  const int n = std::min(count, found);
+  std::partial_sort(members.begin(), members.begin() + n, members.end(), before);
+  for (int i = 0; i < n; ++i) {
+    top_ids[i] = members[i].id;
+    logprobs[i] = static_cast<float>(members[i].x - log_sum);
+  }
+}
+
+Sampler::Sampler(int threads) {
+  for (int t = 0; t < threads; ++t) threads_.push_back(std::make_unique<Thread>());
+}
+
+Sampler::~Sampler() = default;
+
+Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<const float*>& rows, int vocab,
+                   const Sampling& sampling) {
+  const int n = static_cast<int>(rows.size());
+  Drawn drawn;
+  for (int wanted : sampling.top_logprobs) drawn.top_width = std::max(drawn.top_width, wanted);
+  drawn.tokens.resize(n);
+  drawn.logprobs.assign(n, kNaN);
+  drawn.top_ids.assign(static_cast<size_t>(n) * drawn.top_width, -1);
+  drawn.top_logprobs.assign(static_cast<size_t>(n) * drawn.top_width, kNaN);
+  for (auto& thread : threads_) thread->prepare(kernels.attention.sampler, vocab);
+  pool.parallel(n, [&](int row, int thread) { threads_[thread]->run(rows[row], sampling, row, drawn); });
+  return drawn;
+}
+
+namespace {
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(std::string("sampling: ") + what);
+}
+
+void check_offsets(const std::vector<int32_t>& offsets, size_t rows, size_t items, const char* what) {
+  require(offsets.size() == rows + 1 && offsets.front() == 0, what);
+  require(std::is_sorted(offsets.begin(), offsets.end()), what);
+  require(static_cast<size_t>(offsets.back()) == items, what);
+}
+
+}  // namespace
+
+void check_sampling(const Sampling& s, int rows, int vocab) {
+  const size_t n = rows;
+  for (const auto* field : {&s.temperature, &s.top_p, &s.min_p, &s.repetition, &s.presence, &s.frequency}) {
+    require(field->size() == n, "each parameter has one value a logit row");
+    require(std::none_of(field->begin(), field->end(), [](float x) { return std::isnan(x); }), "NaN is no parameter");
+  }
+  for (const auto* field : {&s.top_k, &s.top_logprobs, &s.chosen}) {
+    require(field->size() == n, "each parameter has one value a logit row");
+  }
+  require(s.seed.size() == n && s.position.size() == n, "each parameter has one value a logit row");
+  check_offsets(s.bias_offsets, n, s.bias_ids.size(), "bias_offsets must ascend from 0 to len(bias_ids)");
+  check_offsets(s.seen_offsets, n, s.seen_ids.size(), "seen_offsets must ascend from 0 to len(seen_ids)");
+  require(s.bias_values.size() == s.bias_ids.size(), "bias_ids and bias_values differ in length");
+  require(s.seen_counts.size() == s.seen_ids.size(), "seen_ids and seen_counts differ in length");
+  const auto outside = [&](int32_t id) { return id < 0 || id >= vocab; };
+  require(std::none_of(s.bias_ids.begin(), s.bias_ids.end(), outside), "a bias id is outside the vocabulary");
+  require(std::none_of(s.seen_ids.begin(), s.seen_ids.end(), outside), "a seen id is outside the vocabulary");
+  for (size_t r = 0; r < n; ++r) {
+    require(s.temperature[r] >= 0 && std::isfinite(s.temperature[r]), "temperature must be finite and >= 0");
+    require(s.repetition[r] > 0, "repetition must be > 0");
+    require(s.top_k[r] >= 0, "top_k must be >= 0");
+    require(s.chosen[r] >= -1 && s.chosen[r] < vocab, "a chosen id is outside the vocabulary");
+    require(s.top_logprobs[r] >= -1 && s.top_logprobs[r] <= vocab, "top_logprobs must be -1 .. vocabulary size");
+  }
+}
+
+}  // namespace corepipe

@@ -1,0 +1,35 @@
+// Draws tokens from logits.  corepipe/models/sampler.py defines the result.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "batch.h"
+#include "isa.h"
+#include "linear.h"
+#include "pool.h"
+
+namespace corepipe {
+
+// The uniform number in [0, 1) of a seed and a position: splitmix64's finaliser (Steele, Lea & Flood 2014)
+// over the seed, then over its result and the position; the top 53 bits.
+double uniform(uint64_t seed, int64_t position);
+
+class Sampler {
+ public:
+  explicit Sampler(int threads);
+  ~Sampler();
+
+  // rows[r] points to the logits [vocab] of row r.  Throws std::bad_alloc.
+  Drawn run(const KernelTable& kernels, Pool& pool, const std::vector<const float*>& rows, int vocab,
+            const Sampling& sampling);
+
+ private:
+  struct Thread;
+  std::vector<std::unique_ptr<Thread>> threads_;
+};
+
+// Throws std::invalid_argument where sizes, offsets, ids or ranges are wrong.
+void check_sampling(const Sampling& sampling, int rows, int vocab);
+
+}  // namespace corepipe

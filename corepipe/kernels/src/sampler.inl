@@ -1,0 +1,98 @@
+// The sampler's passes over a row of logits.
+#pragma once
+
+#include "attention_table.h"
+#include "rows.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+constexpr float kNoLogit = -__builtin_inff();
+
+// Largest of x [n], NaN left out: maxps takes its second operand where the first is NaN.
+static float max_of(const float* x, int n) {
+  f32x16 top[4];
+  for (int u = 0; u < 4; ++u) top[u] = broadcast(kNoLogit);
+  int i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int u = 0; u < 4; ++u) top[u] = max(load(x + i + u * kLanes), top[u]);
+  }
+  for (; i + kLanes <= n; i += kLanes) top[0] = max(load(x + i), top[0]);
+  float last = kNoLogit;
+  for (; i < n; ++i) last = x[i] > last ? x[i] : last;
+  const float best = reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
+  return last > best ? last : best;
+}
+
+static void group_maxima(const float* x, int n, float* maxima) {
+  for (int i = 0; i < n; i += kMaximaGroup) {
+    *maxima++ = max_of(x + i, n - i < kMaximaGroup ? n - i : kMaximaGroup);
+  }
+}
+
+static int argmax(const float* x, int n) {
+  constexpr int kStretch = 1024;
+  float best = kNoLogit;
+  int stretch = -1;
+  for (int i = 0; i < n; i += kStretch) {
+    const float top = max_of(x + i, n - i < kStretch ? n - i : kStretch);
+    if (top > best) best = top, stretch = i;
+  }
+  if (stretch < 0) return 0;
+  int i = stretch;
+  while (!(x[i] == best)) ++i;
+  return i;
+}
+
+static void divide_row(const float* x, float divisor, float* out, int n) {
+  const f32x16 d = broadcast(divisor), none = broadcast(kNoLogit);
+  for_lanes(n, [&](int i, int count) {
+    const f32x16 y = load_part(x + i, count) / d;
+    store_part(out + i, select(y == y, y, none), count, false);
+  });
+}
+
+// Lanes of fp32 over 256 elements, then doubles.
+static void weigh_row(const float* x, int n, float max, float* weights, double* sums) {
+  constexpr int kStretch = 256;
+  for (int block = 0; block < n; block += kSampleBlock) {
+    const int end = n - block < kSampleBlock ? n : block + kSampleBlock;
+    double total = 0;
+    for (int at = block; at < end; at += kStretch) {
+      f32x16 sum = zero();
+      for_lanes(end - at < kStretch ? end - at : kStretch, [&](int i, int count) {
+        f32x16 e = exp(load_part(x + at + i, count) - broadcast(max));
+        e = select(lane_index() < broadcast_i32(count), e, zero());
+        e = select(e == e, e, zero());
+        if (weights != nullptr) store_part(weights + at + i, e, count, false);
+        sum = sum + e;
+      });
+      total += (double)reduce_add(sum);
+    }
+    *sums++ = total;
+  }
+}
+
+static int at_least(const float* x, int n, float bound, int32_t* ids) {
+  int found = 0;
+  for (int i = 0; i < n; i += kLanes) {
+    const int count = n - i < kLanes ? n - i : kLanes;
+#if defined(__AVX512F__)
+    const __m512 v = (__m512)load_part(x + i, count).v[0];
+    const __mmask16 lanes = (__mmask16)((1u << count) - 1u);
+    const __mmask16 keep = _mm512_mask_cmp_ps_mask(lanes, v, _mm512_set1_ps(bound), _CMP_GE_OQ);
+    const __m512i index = _mm512_add_epi32((__m512i)lane_index().v[0], _mm512_set1_epi32(i));
+    if (keep != 0) _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(keep, index));
+    found += __builtin_popcount(keep);
+#else
+    for (int j = i; j < i + count; ++j) {
+      ids[found] = j;
+      found += x[j] >= bound;
+    }
+#endif
+  }
+  return found;
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

@@ -1,0 +1,96 @@
+"""What all checkpoint formats have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.errors import UserError
+from corepipe.neuron.graph import Graph
+
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+
+
+class Checkpoint(Protocol):
+    """Named tensors on disk, read one at a time.
+
+    `fingerprint` changes when the weights do; it is the key of caches made from them.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def names(self) -> Iterable[str]:
+        """Hugging Face names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; raises UserError where it is missing."""
+
+    def file(self, name: str) -> Path:
+        """The file that holds a tensor, for messages."""
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """A fresh fp32 C-contiguous copy; raises UserError for missing tensors and broken files."""
+
+
+def check(graph: Graph, checkpoint: Checkpoint) -> None:
+    """Compares every weight of the Graph with the checkpoint's header, before anything is read.
+
+    Raises UserError for the first tensor that is missing or has another shape.
+    """
+    present = set(checkpoint.names())
+    for spec in graph.weights():
+        name = graph.tied.get(spec.name, spec.name)
+        if name not in present:
+            raise missing(checkpoint.path, name)
+        shape = checkpoint.shape(name)
+        if shape != spec.shape:
+            raise UserError(
+                f"{checkpoint.file(name)}: tensor {name} has shape {list(shape)}, "
+                f"but the model's configuration asks for {list(spec.shape)}"
+            )
+
+
+def missing(path: Path, name: str) -> UserError:
+    return UserError(f"{path}: tensor {name} is missing")
+
+
+def fingerprint(files: Iterable[tuple[Path, bytes]]) -> str:
+    """Digest of headers, sizes and modification times, so that it costs nothing for a large file."""
+    digest = hashlib.sha256()
+    for path, header in files:
+        status = path.stat()
+        digest.update(f"{len(header)} {status.st_size} {status.st_mtime_ns} ".encode())
+        digest.update(header)
+    return digest.hexdigest()
+
+
+def read_array(path: Path, dtype: str, count: int, offset: int, name: str) -> npt.NDArray[np.generic]:
+    """`count` little-endian elements of a file.
+
+    A plain read rather than a mapping: a file that shrinks meanwhile gives an error, not a SIGBUS.
+    """
+    try:
+        array = np.fromfile(path, dtype, count, offset=offset)
+    except OSError as error:
+        raise UserError(f"{path}: tensor {name} cannot be read: {error.strerror}") from error
+    if len(array) != count:
+        raise UserError(
+            f"{path}: truncated: tensor {name} wants {count} elements, the file ends after {len(array)}"
+        )
+    return array
+
+
+def widen_bf16(bits: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """bf16 held as uint16 to fp32."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)

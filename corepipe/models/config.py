@@ -1,0 +1,292 @@
+"""What a model is, read from a Hugging Face config.json or from GGUF metadata, and checked once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from corepipe.errors import UserError
+from corepipe.models.rope import RopeConfig
+from corepipe.neuron.graph import HeadLayout
+
+MAX_HIDDEN = 1 << 17
+MAX_LAYERS = 1 << 10
+MAX_HEADS = 1 << 12
+MAX_HEAD_DIM = 1 << 10
+MAX_FFN = 1 << 20
+MAX_VOCAB = 1 << 22
+MAX_POSITIONS = 1 << 24
+MAX_JSON_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder of the Llama family.
+
+    `windows` has one entry a layer: how many latest positions it attends to, None for all.
+    `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` is Qwen3's
+    norm over each query and key head.  `eos_ids` are all ids that end an answer.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    heads: HeadLayout
+    ffn_size: int
+    eps: float
+    rope: RopeConfig
+    max_positions: int
+    windows: tuple[int | None, ...]
+    tied: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+
+class Fields:
+    """Typed access to the keys of a config; every complaint names the file and the key.
+
+    `shown` renames a key in complaints (GGUF spells `hidden_size` as `llama.embedding_length`);
+    `prefix` is where a nested object stands.  A key whose value is null counts as absent.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, object],
+        shown: Mapping[str, str] | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.path = path
+        self.values = values
+        self._shown = shown or {}
+        self._prefix = prefix
+
+    def error(self, key: str, why: str) -> UserError:
+        name = self._prefix + key
+        return UserError(f"{self.path}: {self._shown.get(name, name)} {why}")
+
+    def replace(self, key: str, value: object) -> Fields:
+        """The same fields with `key` set."""
+        return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix)
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(key, f"must be an integer from {least} to {most}, not {value!r:.60}")
+        return value
+
+    def number(self, key: str, least: float, most: float, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.error(key, f"must be a number from {least:g} to {most:g}, not {value!r:.60}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, not {value!r:.60}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, str):
+            raise self.error(key, "is missing" if value is None else f"must be a string, not {value!r:.60}")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids written as one integer, a list of them, or null."""
+        value = self.values.get(key)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < MAX_VOCAB:
+                raise self.error(key, f"must be a token id or a list of them, not {value!r:.60}")
+        return tuple(items)
+
+    def section(self, key: str) -> Fields | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, f"must be an object, not {value!r:.60}")
+        return Fields(self.path, value, self._shown, f"{key}.")
+
+    def require(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        value = self.text(key, default)
+        if value not in allowed:
+            raise self.error(key, f"{value!r} is not supported (known: {', '.join(allowed)})")
+        return value
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file; raises UserError for anything else."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UserError(f"{path}: larger than {MAX_JSON_BYTES} bytes, not a configuration file")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold a JSON object")
+    return value
+
+
+def common(fields: Fields) -> ModelConfig:
+    """The keys that mean the same in every family; the families replace what they read otherwise."""
+    fields.require("hidden_act", ("silu", "swish"), "silu")
+    if fields.has("quantization_config"):
+        raise fields.error(
+            "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"
+        )
+    hidden = fields.integer("hidden_size", MAX_HIDDEN)
+    layers = fields.integer("num_hidden_layers", MAX_LAYERS)
+    heads = _heads(fields, hidden)
+    rope = _rope(fields, heads.head_dim)
+    return ModelConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=fields.integer("vocab_size", MAX_VOCAB),
+        hidden_size=hidden,
+        num_layers=layers,
+        heads=heads,
+        ffn_size=fields.integer("intermediate_size", MAX_FFN),
+        eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        rope=rope,
+        max_positions=_max_positions(fields, rope),
+        windows=(None,) * layers,
+        tied=fields.flag("tie_word_embeddings"),
+        bos_id=next(iter(fields.ids("bos_token_id")), None),
+        eos_ids=fields.ids("eos_token_id"),
+    )
+
+
+def _heads(fields: Fields, hidden: int) -> HeadLayout:
+    heads = fields.integer("num_attention_heads", MAX_HEADS)
+    kv_heads = fields.integer("num_key_value_heads", MAX_HEADS, default=heads)
+    if heads % kv_heads:
+        raise fields.error(
+            "num_attention_heads", f"({heads}) is not a multiple of {kv_heads} key/value heads"
+        )
+    if not fields.has("head_dim") and hidden % heads:
+        raise fields.error(
+            "hidden_size", f"({hidden}) is not a multiple of {heads} heads, and head_dim is not given"
+        )
+    head_dim = fields.integer("head_dim", MAX_HEAD_DIM, default=max(1, hidden // heads))
+    if head_dim % 2:
+        raise fields.error("head_dim", f"({head_dim}) must be even for rotary embedding")
+    return HeadLayout(heads, kv_heads, head_dim)
+
+
+def _rope(fields: Fields, head_dim: int) -> RopeConfig:
+    """Both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5."""
+    section = fields.section("rope_scaling") or fields.section("rope_parameters") or Fields(fields.path, {})
+    for key, value in section.values.items():
+        if isinstance(value, dict):
+            raise section.error(key, "is an object: rope settings that differ by layer are not supported")
+    kind = section.text("rope_type", section.text("type", "default"))
+    theta_from = section if section.has("rope_theta") else fields
+    theta = theta_from.number("rope_theta", 1.001, 1e12, 10000.0)
+    partial_from = section if section.has("partial_rotary_factor") else fields
+    if partial_from.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise partial_from.error("partial_rotary_factor", "other than 1 is not supported for this family")
+    if kind in ("default", "none"):
+        return RopeConfig(theta=theta, freq_factors=_freq_factors(fields, head_dim))
+    if kind == "linear":
+        return RopeConfig("linear", theta, factor=section.number("factor", 1e-3, 1e6))
+    if kind == "llama3":
+        return _llama3(section, theta)
+    if kind == "yarn":
+        return _yarn(fields, section, theta)
+    raise section.error("rope_type", f"{kind!r} is not supported (known: default, linear, llama3, yarn)")
+
+
+def _freq_factors(fields: Fields, head_dim: int) -> tuple[float, ...] | None:
+    factors = fields.values.get("rope_freq_factors")
+    if not isinstance(factors, tuple):
+        return None
+    if len(factors) != head_dim // 2 or not all(1e-6 <= factor <= 1e6 for factor in factors):
+        raise fields.error("rope_freq_factors", f"must be {head_dim // 2} positive numbers")
+    return factors
+
+
+def _llama3(section: Fields, theta: float) -> RopeConfig:
+    low = section.number("low_freq_factor", 1e-3, 1e6)
+    high = section.number("high_freq_factor", 1e-3, 1e6)
+    if high <= low:
+        raise section.error("high_freq_factor", f"({high:g}) must exceed low_freq_factor ({low:g})")
+    return RopeConfig(
+        "llama3",
+        theta,
+        factor=section.number("factor", 1e-3, 1e6),
+        original_max_positions=section.integer("original_max_position_embeddings", MAX_POSITIONS),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(fields: Fields, section: Fields, theta: float) -> RopeConfig:
+    trained = fields.integer("max_position_embeddings", MAX_POSITIONS)
+    trained = fields.integer("original_max_position_embeddings", MAX_POSITIONS, default=trained)
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor=section.number("factor", 1e-3, 1e6),
+        original_max_positions=section.integer("original_max_position_embeddings", MAX_POSITIONS, trained),
+        beta_fast=section.number("beta_fast", 0.0, 1e6, 32.0) or 32.0,
+        beta_slow=section.number("beta_slow", 0.0, 1e6, 1.0) or 1.0,
+        truncate=section.flag("truncate", default=True),
+        attention_factor=_optional(section, "attention_factor"),
+        mscale=_optional(section, "mscale"),
+        mscale_all_dim=_optional(section, "mscale_all_dim"),
+    )
+
+
+def _optional(section: Fields, key: str) -> float | None:
+    return section.number(key, 0.0, 1e6) if section.has(key) else None
+
+
+def _max_positions(fields: Fields, rope: RopeConfig) -> int:
+    """The context the model claims; a yarn factor stretches the length it was trained with."""
+    claimed = fields.integer("max_position_embeddings", MAX_POSITIONS)
+    if rope.kind != "yarn":
+        return claimed
+    return min(MAX_POSITIONS, max(claimed, int(rope.factor * rope.original_max_positions)))
+
+
+def sliding_windows(
+    fields: Fields, window: int | None, first_layer: int, layers: int
+) -> tuple[int | None, ...]:
+    """One window a layer: from `layer_types` where the config lists them, else from `first_layer` on."""
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        return tuple(window if layer >= first_layer else None for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error("layer_types", f"must be a list of {layers} names")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise fields.error(
+                "layer_types", f"holds {kind!r:.60} (known: full_attention, sliding_attention)"
+            )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,146 @@
+"""The definition of sampling, in numpy; the native sampler draws the same tokens.
+
+A row goes through these steps, in this order:
+
+1. Log-probabilities that are reported are log_softmax of the logits as the model gave them.
+2. `bias_values` are added (-inf bans a token).
+3. Repetition penalty for every seen token: x / r where x > 0, else x * r (Keskar et al. 2019).  Then
+   presence and frequency for those seen in the output: x - presence - frequency * count.
+4. Temperature 0 takes the largest logit, the lowest id on a tie.  Otherwise x = x / temperature.
+5. Order: largest x first, then lowest id.  top_k keeps the first k.  Weights are exp(x - max x).
+   top_p keeps the shortest beginning of that order whose weights reach top_p of the kept weights.
+   min_p keeps weights >= min_p (the largest weight is 1).
+6. The draw: the first kept token, by id, up to which the weights exceed `uniform(seed, position)` times
+   their sum, in double precision.
+
+NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.program import SamplingBatch, StepOutput
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides the draw at `position`.
+
+    The top 53 bits of splitmix64's finaliser over the seed, then over its result and the position
+    (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators").
+    """
+    bits = _mix((_mix((seed + _GOLDEN) & _MASK) + _GOLDEN * (position + 1)) & _MASK)
+    return float(bits >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row's parameters."""
+
+    temperature: np.float32
+    top_k: int
+    top_p: float
+    min_p: np.float32
+    seed: int
+    position: int
+
+
+def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
+    """Draws a token for each row of `logits` [R, V]; a StepOutput without logits, of 0 seconds."""
+    rows = len(logits)
+    width = max(0, *batch.top_logprobs.tolist(), 0)
+    tokens = np.zeros(rows, np.int32)
+    logprobs = np.full(rows, np.nan, np.float32)
+    top_ids = np.full((rows, width), -1, np.int32)
+    top_logprobs = np.full((rows, width), np.nan, np.float32)
+    for r in range(rows):
+        tokens[r] = _choose(logits[r], batch, r)
+        wanted = int(batch.top_logprobs[r])
+        if wanted < 0 and batch.chosen[r] < 0:
+            continue
+        logged = log_softmax(logits[r])
+        logprobs[r] = logged[tokens[r]]
+        best = _order(logits[r])[: max(wanted, 0)]
+        best = best[~np.isnan(logits[r][best])]
+        top_ids[r, : len(best)] = best
+        top_logprobs[r, : len(best)] = logged[best]
+    return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0)
+
+
+def log_softmax(logits: F32) -> F64:
+    """log_softmax over the last axis in double precision; NaN counts as -inf."""
+    x = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    top = x.max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logged: F64 = x - (top + np.log(np.exp(x - top).sum(axis=-1, keepdims=True)))
+    return logged
+
+
+def _choose(logits: F32, batch: SamplingBatch, r: int) -> int:
+    if batch.chosen[r] >= 0:
+        return int(batch.chosen[r])
+    x = np.where(np.isnan(adjusted := _adjust(logits, batch, r)), np.float32(-np.inf), adjusted)
+    if batch.temperature[r] == 0:
+        return int(np.argmax(x))
+    with np.errstate(over="ignore"):
+        x = x / batch.temperature[r]
+    if not np.isfinite(x.max()):
+        return int(np.argmax(x))
+    row = _Row(
+        batch.temperature[r],
+        int(batch.top_k[r]),
+        float(batch.top_p[r]),
+        batch.min_p[r],
+        int(batch.seed[r]),
+        int(batch.position[r]),
+    )
+    return _draw(x, row)
+
+
+def _adjust(logits: F32, batch: SamplingBatch, r: int) -> F32:
+    """Bias, then penalties, in fp32."""
+    x = logits.copy()
+    bias = slice(batch.bias_offsets[r], batch.bias_offsets[r + 1])
+    np.add.at(x, batch.bias_ids[bias], batch.bias_values[bias])
+    seen = slice(batch.seen_offsets[r], batch.seen_offsets[r + 1])
+    ids, counts = batch.seen_ids[seen], batch.seen_counts[seen].astype(np.float32)
+    y = x[ids]
+    y = np.where(y > 0, y / batch.repetition[r], y * batch.repetition[r])
+    x[ids] = np.where(counts > 0, y - batch.presence[r] - batch.frequency[r] * counts, y)
+    return x
+
+
+def _order(x: F32) -> npt.NDArray[np.intp]:
+    """Ids, largest first, then lowest id."""
+    return np.lexsort((np.arange(len(x)), -x))
+
+
+def _draw(x: F32, row: _Row) -> int:
+    order = _order(x)
+    if row.top_k > 0:
+        order = order[: row.top_k]
+    weights = np.exp(x - x.max())
+    if row.top_p < 1:
+        reached = np.cumsum(weights[order], dtype=np.float64)
+        order = order[: int(np.searchsorted(reached, row.top_p * reached[-1])) + 1]
+    kept = np.sort(order[weights[order] >= row.min_p])
+    reached = np.cumsum(weights[kept], dtype=np.float64)
+    drawn = int(np.searchsorted(reached, uniform(row.seed, row.position) * reached[-1], side="right"))
+    last = int(np.flatnonzero(weights[kept])[-1])
+    return int(kept[min(drawn, last)])

@@ -1,0 +1,309 @@
+"""Graph + Placement -> Programs: one for each core of a replica, with the collectives where values cross.
+
+The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
+is made in one stage and read in a later one is sent from neighbour to neighbour.  Tensor: every dimension
+on a split axis takes the rank's part of it; a Linear over a split axis gives partial sums, so an AllReduce
+follows; the vocabulary's columns are put together by an AllGather.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from math import prod
+from typing import Any
+
+from corepipe.errors import UserError
+from corepipe.neuron.graph import (
+    SPLIT_AXES,
+    AllGather,
+    AllReduce,
+    Attention,
+    Axis,
+    DType,
+    Embed,
+    Format,
+    Graph,
+    HeadLayout,
+    Linear,
+    Op,
+    Receive,
+    RMSNorm,
+    Send,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
+from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes, whole
+from corepipe.neuron.program import AxisShard, Program, WeightShard
+
+
+def compile_graph(
+    graph: Graph, placement: Placement, weights_of_layers: Sequence[float] | None = None
+) -> tuple[Program, ...]:
+    """The Programs of one replica, index stage * tensor + rank.
+
+    `weights_of_layers` balances the pipeline as `placement.cut_layers` takes it: what precedes the layers,
+    each layer, what follows them.  By default the bytes of weights that a step of one token reads.
+    Raises UserError for a degree that the graph cannot be cut by, ValueError for a graph that breaks the
+    rules of `check`.
+    """
+    check(graph)
+    if placement.tensor > 1:
+        _refuse_uncuttable(graph)
+    plan = _Plan(graph, placement, cut_layers(weights_of_layers or bytes_read(graph), placement.pipeline))
+    return tuple(
+        _CoreCompiler(plan, stage, rank).compile()
+        for stage in range(placement.pipeline)
+        for rank in range(placement.tensor)
+    )
+
+
+def check(graph: Graph) -> None:
+    """What the compiler relies on; raises ValueError where a model's builder broke it.
+
+    Ops are ordered by layer, a layer has at most one Attention, its heads are the graph's, and every
+    value is made before it is read.
+    """
+    made: set[int] = set()
+    layer = -1
+    attentions: Counter[int] = Counter()
+    for op in graph.ops:
+        if not layer <= op.layer <= graph.num_layers:
+            raise ValueError(f"{graph.name}: ops must be in the order of their layers")
+        if any(value.id not in made for value in op.inputs):
+            raise ValueError(f"{graph.name}: an op of layer {op.layer} reads a value that no op has made")
+        if isinstance(op, Attention):
+            attentions[op.layer] += 1
+            if attentions[op.layer] > 1 or op.heads != graph.heads:
+                raise ValueError(f"{graph.name}: a layer has one attention, with the graph's heads")
+        layer = op.layer
+        made.add(op.out.id)
+
+
+def axis_widths(graph: Graph) -> dict[Axis, int]:
+    """The width of every axis that an activation has.  Raises ValueError where a split axis has two."""
+    widths: dict[Axis, int] = {}
+    for op in graph.ops:
+        width = widths.setdefault(op.out.axis, op.out.width)
+        if op.out.axis in SPLIT_AXES and width != op.out.width:
+            raise ValueError(f"{graph.name}: axis {op.out.axis} is {width} wide and {op.out.width} wide")
+    return widths
+
+
+def bytes_read(graph: Graph) -> list[float]:
+    """Bytes of weights that a step of one token reads: before the layers, in each, after them."""
+    totals = [0.0] * (graph.num_layers + 2)
+    for op in graph.ops:
+        if isinstance(op, Embed):
+            totals[op.layer + 1] += op.out.width * graph.format.compute.bytes
+        else:
+            stored = (_stored_bytes(spec.shape, spec.role, graph.format) for spec in op.weights)
+            totals[op.layer + 1] += sum(sum(parts.values()) for parts in stored)
+    return totals
+
+
+def _refuse_uncuttable(graph: Graph) -> None:
+    """Raises UserError for an op that needs the whole of a split axis."""
+    for op in graph.ops:
+        if isinstance(op, RMSNorm) and op.gain.axes[0] in SPLIT_AXES:
+            reason = f"{op.gain.name} normalises over all of {op.gain.axes[0]}"
+        elif isinstance(op, Linear) and op.x.axis in SPLIT_AXES and op.out.axis in SPLIT_AXES:
+            reason = f"{op.weight.name} would be cut along both of its axes"
+        elif isinstance(op, Linear) and op.x.axis is Axis.VOCAB:
+            reason = f"{op.weight.name} multiplies logits"
+        else:
+            continue
+        raise UserError(f"--tensor cannot cut {graph.name}: {reason}; use --pipeline instead", "tensor")
+
+
+class _Plan:
+    """What all cores of a replica share.
+
+    axes: of each rank; stages: layers of each; ops: the graph's ops of each stage; carried: the values
+    that go from each stage to the next, in the order in which they were made.
+    """
+
+    def __init__(self, graph: Graph, placement: Placement, stages: tuple[range, ...]) -> None:
+        self.graph = graph
+        self.placement = placement
+        self.stages = stages
+        self.axes = shard_axes(graph.heads, axis_widths(graph), placement.tensor)
+        self.heads = local_heads(graph.heads, placement.tensor)
+        self.ops: list[list[Op]] = [[] for _ in stages]
+        made: dict[Value, int] = {}
+        last_read: dict[Value, int] = {}
+        for op in graph.ops:
+            stage = self._stage(op.layer)
+            self.ops[stage].append(op)
+            made[op.out] = stage
+            last_read.update((value, stage) for value in op.inputs)
+        self.carried = [
+            [value for value, stage in made.items() if stage <= s < last_read.get(value, stage)]
+            for s in range(len(stages))
+        ]
+
+    def _stage(self, layer: int) -> int:
+        inside = min(max(layer, 0), self.graph.num_layers - 1)
+        return next(i for i, stage in enumerate(self.stages) if inside in stage)
+
+
+class _CoreCompiler:
+    """Builds the Program of one core."""
+
+    def __init__(self, plan: _Plan, stage: int, rank: int) -> None:
+        self._plan = plan
+        self._stage = stage
+        self._rank = rank
+        self._axes = plan.axes[rank]
+        self._split = plan.placement.tensor > 1
+        self._local: dict[int, Value] = {}
+        self._values: list[Value] = []
+        self._ops: list[Op] = []
+        self._shards: dict[str, WeightShard] = {}
+
+    def compile(self) -> Program:
+        plan = self._plan
+        layers = plan.stages[self._stage]
+        if self._stage > 0:
+            self._receive(plan.carried[self._stage - 1], layers.start)
+        for op in plan.ops[self._stage]:
+            self._append(op)
+        self._send(plan.carried[self._stage], layers.stop - 1)
+        return Program(
+            core=plan.placement.core(self._stage, self._rank),
+            stage=self._stage,
+            rank=self._rank,
+            format=plan.graph.format,
+            ops=tuple(self._ops),
+            values=tuple(self._values),
+            shards=self._shards,
+            axes=self._axes,
+            layers=layers,
+            heads=plan.heads,
+            max_positions=plan.graph.max_positions,
+        )
+
+    def _receive(self, values: Sequence[Value], layer: int) -> None:
+        peer = self._plan.placement.core(self._stage - 1, self._rank)
+        for value in values:
+            out = self._local[value.id] = self._new(value, self._received_width(value))
+            self._ops.append(Receive(layer, out, peer))
+
+    def _send(self, values: Sequence[Value], layer: int) -> None:
+        peer = self._plan.placement.core(self._stage + 1, self._rank)
+        for value in values:
+            local = self._local[value.id]
+            self._ops.append(Send(layer, local, local, peer))
+
+    def _append(self, op: Op) -> None:
+        """The op with local values, its weights' shards, and the collective that completes its result."""
+        local = self._localise(op)
+        self._shards.update((spec.name, self._shard(spec)) for spec in local.weights)
+        self._ops.append(local)
+        out = local.out
+        if self._split and isinstance(local, Linear):
+            out = self._complete(local)
+        self._local[op.out.id] = out
+
+    def _localise(self, op: Op) -> Op:
+        changes: dict[str, Any] = {}
+        for f in fields(op):
+            part = getattr(op, f.name)
+            if isinstance(part, Value) and f.name != "out":
+                changes[f.name] = self._local[part.id]
+            elif isinstance(part, HeadLayout):
+                changes[f.name] = self._plan.heads
+        if isinstance(op, Linear) and self._rank > 0 and self._is_split(op.x):
+            changes["bias"] = None  # the sum over ranks must add it once
+        changes["out"] = self._new(op.out, self._out_width(op))
+        return replace(op, **changes)
+
+    def _complete(self, linear: Linear) -> Value:
+        """Sums partial products; gathers the columns of the vocabulary."""
+        out = linear.out
+        if self._is_split(linear.x):
+            total = self._new(out, out.width)
+            self._ops.append(AllReduce(linear.layer, total, out))
+            return total
+        if out.axis is Axis.VOCAB:
+            widths = tuple(axes[Axis.VOCAB].width for axes in self._plan.axes)
+            gathered = self._new(out, sum(widths))
+            self._ops.append(AllGather(linear.layer, gathered, out, widths))
+            return gathered
+        return out
+
+    def _is_split(self, value: Value) -> bool:
+        return self._split and value.axis in SPLIT_AXES
+
+    def _out_width(self, op: Op) -> int:
+        """A Linear or an Embed makes its axis anew; every other op keeps its first input's width."""
+        if isinstance(op, (Linear, Embed)):
+            return self._axis(op.out.axis, op.out.width).width
+        return self._local[op.inputs[0].id].width
+
+    def _received_width(self, value: Value) -> int:
+        """As wide as what the stage before sends: gathered columns are whole, other values are cut."""
+        return value.width if value.axis is Axis.VOCAB else self._axis(value.axis, value.width).width
+
+    def _axis(self, axis: Axis, width: int) -> AxisShard:
+        return self._axes[axis] if self._split and axis in SPLIT_AXES else whole(width)
+
+    def _shard(self, spec: WeightSpec) -> WeightShard:
+        shards = (self._axis(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True))
+        return WeightShard(spec, tuple(shards))
+
+    def _new(self, value: Value, width: int) -> Value:
+        self._values.append(replace(value, id=len(self._values), width=width))
+        return self._values[-1]
+
+
+def _stored_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> Counter[DType]:
+    """Bytes of one weight by format; an int8 matrix has an fp32 scale for each row."""
+    match role:
+        case WeightRole.MATRIX:
+            parts = Counter({fmt.weights: prod(shape) * fmt.weights.bytes})
+            if fmt.weights is DType.INT8:
+                parts[DType.FP32] += shape[0] * DType.FP32.bytes
+            return parts
+        case WeightRole.EMBEDDING:
+            return Counter({fmt.compute: prod(shape) * fmt.compute.bytes})
+        case WeightRole.VECTOR:
+            return Counter({DType.FP32: prod(shape) * DType.FP32.bytes})
+
+
+def weight_bytes_by_format(program: Program) -> dict[str, int]:
+    """Bytes of the weights that a core holds, by number format."""
+    total: Counter[DType] = Counter()
+    for shard in program.shards.values():
+        total.update(_stored_bytes(shard.shape, shard.spec.role, program.format))
+    return {dtype.value: size for dtype, size in sorted(total.items())}
+
+
+def kv_bytes_per_token(program: Program) -> int:
+    """Bytes of keys and values that a core keeps for one token: all its layers, in the compute format."""
+    heads = program.heads
+    element = program.format.compute.bytes
+    return len(program.layers) * 2 * heads.kv_heads * heads.head_dim * element
+
+
+def describe(programs: Sequence[Program]) -> dict[str, list[dict[str, object]]]:
+    """What each core of a replica holds, as /v1/placement reports it.
+
+    `layers` are the first and the last; heads are the core's own, padding included; sizes in bytes.
+    """
+    return {"cores": [_describe_core(program) for program in programs]}
+
+
+def _describe_core(program: Program) -> dict[str, object]:
+    return {
+        "core": program.core,
+        "stage": program.stage,
+        "rank": program.rank,
+        "layers": [program.layers.start, program.layers.stop - 1],
+        "heads": program.heads.heads,
+        "kv_heads": program.heads.kv_heads,
+        "weight_bytes": weight_bytes_by_format(program),
+        "kv_bytes_per_token": kv_bytes_per_token(program),
+    }

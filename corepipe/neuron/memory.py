@@ -1,0 +1,204 @@
+"""What a deployment needs of each core's device memory, how many KV blocks fit, and what to use if none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from math import inf
+
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
+from corepipe.neuron.graph import AllGather, AllReduce, Receive, Rows, Send, Value
+from corepipe.neuron.hardware import GIB, MIB, Instance
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Program
+
+Compile = Callable[[Placement], Sequence[Program]]
+"""The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_blocks: int
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """KV blocks of the longest sequence."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMemory:
+    """Bytes on one core: weights, one KV block of all its layers, buffers of a step."""
+
+    weights: int
+    block: int
+    buffers: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What fits: `num_blocks` KV blocks a replica; `cores` are those of one replica."""
+
+    num_blocks: int
+    cores: tuple[CoreMemory, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block on all cores of a replica."""
+        return sum(core.block for core in self.cores)
+
+
+def plan_memory(
+    programs: Sequence[Program],
+    placement: Placement,
+    instance: Instance,
+    limits: Limits,
+    recompile: Compile | None = None,
+) -> MemoryPlan:
+    """Lays the deployment out on the instance, its replicas on consecutive cores from core 0.
+
+    `recompile` lets the refusal suggest another tensor degree too.  Raises UserError where the instance
+    has too few cores, or cannot hold one sequence of `max_model_len`: a line that says what to use, and
+    then a table of where the bytes would go.
+    """
+    cores = measure(programs, limits)
+    if placement.cores <= instance.cores:
+        blocks = blocks_that_fit(cores, placement.data, instance)
+        if blocks >= limits.blocks_per_sequence:
+            return MemoryPlan(min(blocks, limits.max_blocks), cores)
+    advice = _advice(programs, placement, limits, recompile)
+    if placement.cores > instance.cores:
+        raise UserError(_too_few_cores(placement, instance, advice), "instance")
+    raise UserError(_too_little_memory(cores, placement, instance, limits, advice), "instance")
+
+
+def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
+    """Bytes needed on each core of a replica."""
+    return tuple(
+        CoreMemory(
+            weights=sum(weight_bytes_by_format(program).values()),
+            block=kv_bytes_per_token(program) * limits.block_size,
+            buffers=_buffers(program, limits),
+        )
+        for program in programs
+    )
+
+
+def blocks_that_fit(cores: Sequence[CoreMemory], data: int, instance: Instance) -> int:
+    """KV blocks that each of `data` replicas can have; negative where even weights and buffers do not fit."""
+    fixed, growing = Counter[int](), Counter[int]()
+    for i in range(len(cores) * data):
+        core, bank = cores[i % len(cores)], instance.bank_of(i)
+        fixed[bank] += core.weights + core.buffers
+        growing[bank] += core.block
+    return min((instance.bank_bytes - fixed[bank]) // max(1, growing[bank]) for bank in fixed)
+
+
+def _buffers(program: Program, limits: Limits) -> int:
+    """The most bytes of activations alive at once, and two of the largest payload that leaves or comes in."""
+    moved = (op.out for op in program.ops if isinstance(op, AllReduce | AllGather | Send | Receive))
+    payload = max((_bytes(value, program, limits) for value in moved), default=0)
+    return _peak_live(program, limits) + 2 * payload
+
+
+def _peak_live(program: Program, limits: Limits) -> int:
+    last_use = {value.id: i for i, op in enumerate(program.ops) for value in (op.out, *op.inputs)}
+    alive: dict[int, int] = {}
+    peak = 0
+    for i, op in enumerate(program.ops):
+        alive[op.out.id] = _bytes(op.out, program, limits)
+        peak = max(peak, sum(alive.values()))
+        for value in (op.out, *op.inputs):
+            if last_use[value.id] == i:
+                alive.pop(value.id, None)
+    return peak
+
+
+def _bytes(value: Value, program: Program, limits: Limits) -> int:
+    rows = limits.max_num_batched_tokens if value.rows is Rows.TOKENS else limits.max_num_seqs
+    return rows * value.width * program.format.compute.bytes
+
+
+def _advice(
+    programs: Sequence[Program], placement: Placement, limits: Limits, recompile: Compile | None
+) -> str:
+    """Flags of the cheapest instance that fits; of several at one price the one with the fewest cores."""
+
+    @cache
+    def measured(candidate: Placement) -> tuple[CoreMemory, ...] | None:
+        if candidate == placement:
+            return measure(programs, limits)
+        try:
+            return measure(recompile(candidate), limits) if recompile else None
+        except UserError:  # the model cannot be cut so: not a candidate
+            return None
+
+    for instance in sorted(INSTANCES, key=lambda i: (i.price_per_hour or inf, i.cores)):
+        for candidate in _candidates(placement, instance):
+            cores = measured(candidate)
+            if cores and blocks_that_fit(cores, candidate.data, instance) >= limits.blocks_per_sequence:
+                return f"use {flags(instance, candidate)}"
+    return "no instance of the catalogue holds it so: use fewer bytes a weight (--format) or more cores"
+
+
+def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:
+    for tensor in sorted({placement.tensor, *instance.tensor_degrees}):
+        candidate = Placement(placement.pipeline, tensor, placement.data)
+        if candidate.cores <= instance.cores:
+            yield candidate
+
+
+def flags(instance: Instance, placement: Placement) -> str:
+    """The flags that ask for this deployment; degrees of 1 are left out."""
+    degrees = {"pipeline": placement.pipeline, "tensor": placement.tensor, "data": placement.data}
+    return " ".join([f"--instance {instance.name}", *(f"--{n} {d}" for n, d in degrees.items() if d > 1)])
+
+
+def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str:
+    degrees = f"pipeline {placement.pipeline} x tensor {placement.tensor} x data {placement.data}"
+    return f"{degrees} needs {placement.cores} NeuronCores, {instance.name} has {instance.cores}; {advice}"
+
+
+def _too_little_memory(
+    cores: Sequence[CoreMemory], placement: Placement, instance: Instance, limits: Limits, advice: str
+) -> str:
+    fits = blocks_that_fit(cores, placement.data, instance) * limits.block_size
+    shorter = f", or --max-model-len {fits}" if fits > 1 else ""
+    head = f"the deployment does not fit the memory of {instance.name}; {advice}{shorter}"
+    return "\n".join((head, "", *_table(cores, placement.data, instance, limits)))
+
+
+def _table(cores: Sequence[CoreMemory], data: int, instance: Instance, limits: Limits) -> Iterator[str]:
+    """One row a core of the first replica; runs of equal rows become one."""
+    sharing = Counter(instance.bank_of(i) for i in range(len(cores) * data))
+    rows = []
+    for i, core in enumerate(cores):
+        sequence = core.block * limits.blocks_per_sequence
+        sizes = (core.weights, sequence, core.buffers, core.weights + sequence + core.buffers)
+        share = sharing[instance.bank_of(i)]
+        note = "" if share == 1 else f" for {share} cores"
+        rows.append((i, (*map(_size, sizes), _size(instance.bank_bytes) + note)))
+    columns = ("weights", f"KV of {limits.max_model_len} tokens", "buffers", "total", "available")
+    yield _row("core", columns)
+    for cells, run in groupby(rows, key=lambda row: row[1]):
+        numbers = [i for i, _ in run]
+        yield _row(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]), cells)
+
+
+def _row(core: str, cells: Sequence[str]) -> str:
+    return f"{core:<7}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -1,0 +1,208 @@
+"""`--mode latency | throughput | auto` and the degrees that were given, resolved to a Placement.
+
+- latency: the shortest time per token of a lone request on one replica.  Considered are the tensor
+  degrees that the instance accepts and, where cores keep weights on chip (inf1), the pipelines whose
+  layers become resident there; elsewhere a pipeline cuts no token's time.
+- throughput: as many replicas as there are cores for, each on the fewest cores that hold it.
+- auto: the fewest cores within 10 % of latency's time per token, on one replica.
+
+Degrees that were given are kept; the mode chooses the others.  Every choice must fit the memory; where
+nothing fits, the plain placement is returned for `memory.plan_memory` to refuse with its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import islice
+from typing import Literal
+
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape, stage_weights
+from corepipe.neuron.graph import Graph, Linear, WeightRole
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.opcost import keeps_weights, weight_bytes
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Program
+
+Mode = Literal["latency", "throughput", "auto"]
+
+NEAR_BEST = 1.10
+"""auto spends more cores only for more than this gain in time per token."""
+
+HEAD_STAGES = 4
+"""Stages that a resident pipeline may spend beyond those of its layers, for the output head."""
+
+CONTEXT = 512
+"""Tokens of context at which placements are compared, or half of max_model_len if that is less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The degrees that the user gave; None: choose."""
+
+    pipeline: int | None = None
+    tensor: int | None = None
+    data: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A placement with its predicted time per token alone, and its tokens a second when busy."""
+
+    placement: Placement
+    seconds_per_token: float
+    tokens_per_second: float
+
+    def __str__(self) -> str:
+        place = self.placement
+        degrees = f"pipeline {place.pipeline}, tensor {place.tensor}, data {place.data}"
+        milliseconds = self.seconds_per_token * 1e3
+        return f"{degrees} ({milliseconds:.2f} ms a token, {self.tokens_per_second:.0f} tokens/s)"
+
+
+def resolve(
+    mode: Mode,
+    graph: Graph,
+    instance: Instance,
+    limits: Limits,
+    given: Degrees = Degrees(),
+    profile: RuntimeProfile = PROFILES["async"],
+) -> tuple[Placement, str]:
+    """The placement, and a line that says why and what the other mode would have given.
+
+    Raises UserError for a degree that the model cannot be cut by.
+    """
+    if given.pipeline and given.tensor and given.data:
+        placement = Placement(given.pipeline, given.tensor, given.data)
+        return placement, "all degrees were given" + _note(instance, placement)
+    chooser = _Chooser(graph, instance, limits, profile, given)
+    replicas = chooser.replicas()
+    if not replicas:
+        return chooser.plain(), f"nothing that was tried fits {instance.name}"
+    fastest = min(replicas, key=lambda e: e.seconds_per_token)
+    widest = chooser.widest(replicas)
+    match mode:
+        case "latency":
+            chosen, others = fastest, f"throughput would give {widest}"
+        case "throughput":
+            chosen, others = widest, f"latency would give {fastest}"
+        case "auto":
+            chosen = _fewest_cores_near(fastest, replicas)
+            others = f"latency would give {fastest}, throughput {widest}"
+    return chosen.placement, f"{mode}: {chosen}; {others}{_note(instance, chosen.placement)}"
+
+
+def _note(instance: Instance, placement: Placement) -> str:
+    if placement.tensor in instance.tensor_degrees:
+        return ""
+    accepted = ", ".join(map(str, instance.tensor_degrees))
+    return f"; emulation only: on {instance.family} the Neuron stack takes tensor {accepted}"
+
+
+def _fewest_cores_near(fastest: Estimate, replicas: list[Estimate]) -> Estimate:
+    near = (e for e in replicas if e.seconds_per_token <= NEAR_BEST * fastest.seconds_per_token)
+    return min(near, key=lambda e: (e.placement.cores, e.seconds_per_token))
+
+
+class _Chooser:
+    """The placements worth trying for one model on one instance, and what they would give."""
+
+    def __init__(
+        self, graph: Graph, instance: Instance, limits: Limits, profile: RuntimeProfile, given: Degrees
+    ) -> None:
+        self._graph = graph
+        self._instance = instance
+        self._limits = limits
+        self._profile = profile
+        self._given = given
+        self._weights = sum(weight_bytes(w.shape, w.role, graph.format) for w in graph.weights())
+        weights = stage_weights(graph, instance)
+        self._compile = cache(partial(compile_graph, graph, weights_of_layers=weights))
+
+    def plain(self) -> Placement:
+        """The given degrees, and 1 for the others."""
+        given = self._given
+        return Placement(given.pipeline or 1, given.tensor or 1, given.data or 1)
+
+    def replicas(self) -> list[Estimate]:
+        """What fits of the placements worth trying, with the given number of replicas, or one."""
+        usual = list(self._fitting(self._shapes()))
+        return usual or list(islice(self._fitting(self._large_shapes()), 1))
+
+    def widest(self, replicas: list[Estimate]) -> Estimate:
+        """As many replicas as fit, each on the fewest cores."""
+        one = min(replicas, key=lambda e: (e.placement.cores, e.seconds_per_token))
+        if self._given.data:
+            return one
+        shape = one.placement
+        most = self._instance.cores // shape.cores
+        wider = (Placement(shape.pipeline, shape.tensor, data) for data in range(most, 1, -1))
+        return next(self._fitting(wider), one)
+
+    def _shapes(self) -> Iterator[Placement]:
+        for pipeline in self._pipelines():
+            for tensor in self._tensors():
+                yield Placement(pipeline, tensor, self._given.data or 1)
+
+    def _large_shapes(self) -> Iterator[Placement]:
+        """Where no usual shape fits: ever more cores, for capacity."""
+        most = min(self._graph.num_layers, self._instance.cores)
+        pipelines = [self._given.pipeline] if self._given.pipeline else [*range(2, most + 1)]
+        shapes = [Placement(p, t, self._given.data or 1) for p in pipelines for t in self._tensors()]
+        yield from sorted(shapes, key=lambda shape: (shape.cores, -shape.tensor))
+
+    def _tensors(self) -> tuple[int, ...]:
+        if self._given.tensor:
+            return (self._given.tensor,)
+        most = self._graph.heads.heads
+        return tuple(degree for degree in self._instance.tensor_degrees if degree <= most)
+
+    def _pipelines(self) -> tuple[int, ...]:
+        if self._given.pipeline:
+            return (self._given.pipeline,)
+        first = self._first_resident()
+        most = self._graph.num_layers
+        resident = range(first, min(first + HEAD_STAGES, most) + 1) if first else ()
+        return tuple(dict.fromkeys((1, *resident)))
+
+    def _first_resident(self) -> int | None:
+        """Fewest stages whose layers stay in on-chip memory; None where they never do."""
+        fmt = self._graph.format
+        held = dict.fromkeys(range(self._graph.num_layers), 0)
+        for op in self._graph.ops:
+            if isinstance(op, Linear) and op.layer in held:
+                held[op.layer] += weight_bytes(op.weight.shape, WeightRole.MATRIX, fmt)
+        layers = len(held)
+        counts = (-(-layers // stages) for stages in range(1, layers + 1))
+        heaviest = max(held.values())
+        fitting = (n for n, count in enumerate(counts, 1) if keeps_weights(self._instance, count * heaviest))
+        return next(fitting, None)
+
+    def _fitting(self, shapes: Iterable[Placement]) -> Iterator[Estimate]:
+        for shape in shapes:
+            if shape.cores <= self._instance.cores and self._holds_weights(shape):
+                cores = measure(self._programs(shape), self._limits)
+                blocks = blocks_that_fit(cores, shape.data, self._instance)
+                if blocks >= self._limits.blocks_per_sequence:
+                    yield self._estimate(shape)
+
+    def _holds_weights(self, shape: Placement) -> bool:
+        """Whether the weights fit the memory of the cores, however they are cut: spares hopeless compiles."""
+        banks = self._instance.bank_of(shape.cores - 1) + 1
+        return shape.data * self._weights <= banks * self._instance.bank_bytes
+
+    def _programs(self, shape: Placement) -> tuple[Program, ...]:
+        return self._compile(Placement(shape.pipeline, shape.tensor))
+
+    def _estimate(self, shape: Placement) -> Estimate:
+        """Full batches, and one in each stage, for the tokens a second."""
+        cost = CostModel(self._programs(shape), self._instance, shape.data)
+        context = min(CONTEXT, self._limits.max_model_len // 2)
+        batch = StepShape.decode(self._limits.max_num_seqs, context)
+        host = self._profile.host_seconds
+        alone = host + cost.latency(StepShape.decode(1, context))
+        step = max(host, *cost.stage_seconds(batch)) if cost.stages > 1 else host + cost.latency(batch)
+        return Estimate(shape, alone, shape.data * batch.sequences / step)

@@ -1,0 +1,179 @@
+"""Where the parts of a model go: layers to pipeline stages, heads and columns to tensor ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+
+from corepipe.errors import UserError
+from corepipe.neuron.graph import INT8_GROUP, Axis, HeadLayout
+from corepipe.neuron.program import PAD, AxisShard
+
+VOCAB_PANEL = 32
+"""The output head is cut at multiples of this, so that a rank's part is made of whole packed panels."""
+
+SPLIT_UNITS = {Axis.FFN: INT8_GROUP, Axis.VOCAB: VOCAB_PANEL}
+"""Contiguously cut axes and the unit they are cut in; a group of int8 activations stays in one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`data` replicas, each cut into `pipeline` stages of `tensor` cores.
+
+    Raises UserError, naming the flag, for a degree below 1.
+    """
+
+    pipeline: int = 1
+    tensor: int = 1
+    data: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            degree = getattr(self, field.name)
+            if degree < 1:
+                raise UserError(f"--{field.name} must be at least 1, not {degree}", field.name)
+
+    @property
+    def cores_per_replica(self) -> int:
+        return self.pipeline * self.tensor
+
+    @property
+    def cores(self) -> int:
+        return self.cores_per_replica * self.data
+
+    def core(self, stage: int, rank: int) -> int:
+        """Index of a core among its replica's Programs."""
+        return stage * self.tensor + rank
+
+
+def shard_axes(
+    heads: HeadLayout, widths: Mapping[Axis, int], tensor: int
+) -> tuple[dict[Axis, AxisShard], ...]:
+    """For each tensor rank the part it holds of each axis in `widths`; unsplit axes are whole.
+
+    Heads: with H query and G key/value heads on T ranks,
+    - G a multiple of T: G / T consecutive groups on each rank;
+    - T a multiple of G: each key/value head is copied to T / G ranks, which divide its query heads
+      (Neuron's REPLICATE_TO_TP_DEGREE);
+    - otherwise each query head gets its own copy of its key/value head (Neuron's CONVERT_TO_MHA).
+    Ranks with fewer query heads than others are padded with zero heads, so all have one layout.
+    The feed-forward width and the vocabulary are cut into contiguous parts of whole `SPLIT_UNITS`
+    (of smaller units where there are fewer of them than ranks), which may differ by one unit.
+    Raises UserError where a rank would be left without a part.
+    """
+    _refuse_excess(heads, widths, tensor)
+    parts: dict[Axis, list[AxisShard]] = {}
+    for axis, width in widths.items():
+        if axis in {Axis.Q_HEADS, Axis.KV_HEADS}:
+            parts[axis] = [_head_ranges(p[axis], heads.head_dim) for p in _assign_heads(heads, tensor)]
+        elif axis in SPLIT_UNITS:
+            parts[axis] = _contiguous_parts(width, tensor, SPLIT_UNITS[axis])
+        else:
+            parts[axis] = [whole(width)] * tensor
+    return tuple({axis: shards[rank] for axis, shards in parts.items()} for rank in range(tensor))
+
+
+def local_heads(heads: HeadLayout, tensor: int) -> HeadLayout:
+    """The layout of one rank's heads, padding included; the same on every rank."""
+    first = _assign_heads(heads, tensor)[0]
+    return HeadLayout(len(first[Axis.Q_HEADS]), len(first[Axis.KV_HEADS]), heads.head_dim)
+
+
+def whole(width: int) -> AxisShard:
+    """All of an axis."""
+    return AxisShard(((0, width),))
+
+
+def _refuse_excess(heads: HeadLayout, widths: Mapping[Axis, int], tensor: int) -> None:
+    limits = [(widths[axis], f"{axis} columns") for axis in SPLIT_UNITS if axis in widths]
+    if Axis.Q_HEADS in widths:
+        limits.append((heads.heads, "attention heads"))
+    limit, what = min(limits, default=(tensor, ""))
+    if tensor > limit:
+        raise UserError(f"--tensor {tensor}: the model has {limit} {what}; choose at most {limit}", "tensor")
+
+
+def _assign_heads(heads: HeadLayout, tensor: int) -> list[dict[Axis, list[int]]]:
+    """Query and key/value heads of each rank, by their number in the model; PAD is a zero head."""
+    groups, per_group = heads.kv_heads, heads.heads // heads.kv_heads
+    if groups % tensor == 0:
+        q = [_even_part(heads.heads, tensor, r) for r in range(tensor)]
+        kv = [_even_part(groups, tensor, r) for r in range(tensor)]
+    elif tensor % groups == 0:
+        copies = tensor // groups
+        q = [_even_part(per_group, copies, r % copies, r // copies * per_group) for r in range(tensor)]
+        kv = [[r // copies] for r in range(tensor)]
+    else:
+        q = [_even_part(heads.heads, tensor, r) for r in range(tensor)]
+        kv = [[PAD if h == PAD else h // per_group for h in part] for part in q]
+    return [{Axis.Q_HEADS: a, Axis.KV_HEADS: b} for a, b in zip(q, kv, strict=True)]
+
+
+def _even_part(count: int, parts: int, index: int, start: int = 0) -> list[int]:
+    """Part `index` of the `count` numbers from `start`, padded to the size of the largest part."""
+    own = range(count * index // parts, count * (index + 1) // parts)
+    return [start + i for i in own] + [PAD] * (-(-count // parts) - len(own))
+
+
+def _head_ranges(numbers: Iterable[int], head_dim: int) -> AxisShard:
+    """Ranges of elements; adjacent heads, and adjacent zero heads, become one range."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        start = PAD if number == PAD else number * head_dim
+        if ranges:
+            last, length = ranges[-1]
+            joins = last == PAD if start == PAD else last != PAD and last + length == start
+            if joins:
+                ranges[-1] = (last, length + head_dim)
+                continue
+        ranges.append((start, head_dim))
+    return AxisShard(tuple(ranges))
+
+
+def _contiguous_parts(width: int, parts: int, unit: int) -> list[AxisShard]:
+    """Parts of whole units, as even as can be; a last, narrower unit counts as one."""
+    while -(-width // unit) < parts:
+        unit //= 2
+    units = -(-width // unit)
+    bounds = [min(width, units * i // parts * unit) for i in range(parts + 1)]
+    return [AxisShard(((a, b - a),)) for a, b in pairwise(bounds)]
+
+
+def cut_layers(weights: Sequence[float], stages: int) -> tuple[range, ...]:
+    """Consecutive layers for each of `stages`, with the heaviest stage as light as it can be.
+
+    `weights` has one entry for what precedes the layers (it counts in the first stage), one for each
+    layer, and one for what follows them (in the last).  Each stage gets a layer.
+    Raises UserError where there are more stages than layers.
+    """
+    layers = len(weights) - 2
+    if stages > layers:
+        raise UserError(
+            f"--pipeline {stages}: the model has {layers} layers; choose at most {layers}", "pipeline"
+        )
+    ends = list(accumulate(weights[1:-1], initial=weights[0]))
+    ends[-1] += weights[-1]
+    bounds = _lightest_bounds([0.0, *ends[1:]], stages)
+    return tuple(range(a, b) for a, b in pairwise(bounds))
+
+
+def _lightest_bounds(ends: Sequence[float], stages: int) -> list[int]:
+    """Exact dynamic programme over (stages used, layers placed).
+
+    `ends[i]` is the weight of the first i layers.  Among cuts with an equally heavy heaviest stage, the
+    sum of squares decides.
+    """
+    layers = len(ends) - 1
+    best: list[tuple[float, float, list[int]]] = [(end, end * end, [0, i]) for i, end in enumerate(ends)]
+    for stage in range(2, stages + 1):
+        following = best[:stage]
+        for i in range(stage, layers + 1):
+            following.append(min(_extend(best[j], ends[i] - ends[j], i) for j in range(stage - 1, i)))
+        best = following
+    return best[layers][2]
+
+
+def _extend(cut: tuple[float, float, list[int]], weight: float, end: int) -> tuple[float, float, list[int]]:
+    heaviest, squares, bounds = cut
+    return max(heaviest, weight), squares + weight * weight, [*bounds, end]

@@ -1,0 +1,111 @@
+"""Emulated device time of one replica: when each core runs each batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a batch runs, in seconds of device time.
+
+    starts_at: the first stage begins; accepts_at: the earliest moment at which to submit the next batch
+    so that it starts without delay; ready_at: the last stage is done.  spans: (core, start, end), one a
+    core, by core.
+    """
+
+    starts_at: float
+    accepts_at: float
+    ready_at: float
+    spans: tuple[tuple[int, float, float], ...]
+
+
+class Timeline:
+    """Runs batches through the stages in the order in which they are submitted.
+
+    A stage begins when its cores are free and the activations of the stage before have arrived.  The
+    cores of a stage run together and wait for the slowest.  The host takes the profile's time for each
+    batch, one after the other, beside the device's work on earlier ones.
+    """
+
+    def __init__(self, cost: CostModel, profile: RuntimeProfile = PROFILES["async"]) -> None:
+        self._cost = cost
+        self._profile = profile
+        self._host_free = 0.0
+        self._free = [0.0] * cost.stages
+        self._busy = [0.0] * cost.stages
+        self._overlap = _Overlap(cost.stages)
+        self._work_until = 0.0
+        self._work_seconds = 0.0
+
+    def submit(self, shape: StepShape, now: float) -> Timing:
+        """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
+        self._host_free = max(self._host_free, now) + self._profile.host_seconds
+        arrives = self._host_free
+        spans: list[tuple[int, float, float]] = []
+        for stage, seconds in enumerate(self._cost.stage_seconds(shape)):
+            arrives += self._cost.transfer_seconds(stage, shape)
+            start = max(arrives, self._free[stage])
+            arrives = start + seconds
+            self._run(stage, start, arrives)
+            spans += self._spans(stage, start, arrives)
+        self._count_work(spans[0][1], arrives)
+        accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
+        return Timing(spans[0][1], accepts_at, arrives, tuple(spans))
+
+    @property
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Busy time of each core of the replica."""
+        return tuple(busy for busy in self._busy for _ in range(self._cost.tensor))
+
+    @property
+    def work_seconds(self) -> float:
+        """Time in which at least one batch was in the pipe."""
+        return self._work_seconds
+
+    @property
+    def fill(self) -> float:
+        """Share of `work_seconds` in which all stages were busy; 0 before the first batch."""
+        return self._overlap.seconds / self._work_seconds if self._work_seconds else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Busy share of `work_seconds`, mean over the stages; 0 before the first batch."""
+        whole = self._work_seconds * len(self._busy)
+        return sum(self._busy) / whole if whole else 0.0
+
+    def _run(self, stage: int, start: float, end: float) -> None:
+        self._free[stage] = end
+        self._busy[stage] += end - start
+        self._overlap.add(stage, start, end)
+
+    def _spans(self, stage: int, start: float, end: float) -> list[tuple[int, float, float]]:
+        tensor = self._cost.tensor
+        return [(core, start, end) for core in range(stage * tensor, (stage + 1) * tensor)]
+
+    def _count_work(self, start: float, end: float) -> None:
+        self._work_seconds += end - max(start, self._work_until)
+        self._work_until = end
+
+
+class _Overlap:
+    """Adds up the time in which all stages are busy, while their spans come in, each stage's in order."""
+
+    def __init__(self, stages: int) -> None:
+        self._spans: list[deque[tuple[float, float]]] = [deque() for _ in range(stages)]
+        self.seconds = 0.0
+
+    def add(self, stage: int, start: float, end: float) -> None:
+        self._spans[stage].append((start, end))
+        while all(self._spans):
+            self._take()
+
+    def _take(self) -> None:
+        """Counts what the oldest span of each stage has in common, and drops the one that ends first."""
+        first = min(self._spans, key=lambda spans: spans[0][1])
+        end = first[0][1]
+        self.seconds += max(0.0, end - max(spans[0][0] for spans in self._spans))
+        first.popleft()

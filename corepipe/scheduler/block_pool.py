@@ -1,0 +1,100 @@
+"""Paged KV blocks: who holds which, and which of the rest still have contents worth finding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Blocks 0 .. total - 1; each is free, cached or held, always.
+
+    Held: its reference count is above 0.  Cached: nobody holds it, but it is still found by its key until
+    it is evicted, the least recently held first.  Free: neither.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._references = [0] * total
+        self._cached: dict[int, None] = {}  # the least recently held first
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def held(self) -> int:
+        return self.total - len(self._free) - len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give: free, or cached and evicted for it."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, count: int) -> list[int]:
+        """Gives `count` blocks with one reference each; `count` is at most `available`."""
+        while len(self._free) < count:
+            self._evict()
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to each of these, which are cached or held."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._cached[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Takes a reference from each.  Of a sequence's blocks the last are evicted first: a block can be
+        found only through those before it."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._retire(block)
+
+    def find(self, key: bytes) -> int | None:
+        """The block of this key, held or cached."""
+        return self._block_of.get(key)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Lets a held block be found by its key; where another has the key, that one stays."""
+        if self._block_of.setdefault(key, block) == block:
+            self._key_of[block] = key
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises RuntimeError unless the pool is sound and `tables` are all that is held."""
+        references = Counter(block for table in tables for block in table)
+        if any(references[block] != count for block, count in enumerate(self._references)):
+            raise RuntimeError("the reference counts of KV blocks differ from the tables of the requests")
+        if len(references) != self.held:
+            raise RuntimeError(
+                f"KV blocks: {self.free} free + {self.cached} cached + {len(references)} held != {self.total}"
+            )
+        if len({*references, *self._free, *self._cached}) != self.total:
+            raise RuntimeError("a KV block is in two places, or in none")
+        if {block: key for key, block in self._block_of.items()} != self._key_of:
+            raise RuntimeError("keys and KV blocks do not match one to one")
+        if not self._cached.keys() <= self._key_of.keys() or not self._key_of.keys().isdisjoint(self._free):
+            raise RuntimeError("a cached KV block has no key, or a free one has")
+
+    def _retire(self, block: int) -> None:
+        if block in self._key_of:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    def _evict(self) -> None:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        del self._block_of[self._key_of.pop(block)]
+        self._free.append(block)

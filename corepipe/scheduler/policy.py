@@ -1,0 +1,56 @@
+"""Batch policies: what the device lets a batch hold, and who goes first.  Limits are the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from corepipe.scheduler.request import Request
+
+
+class BatchBuilder(Protocol):
+    """What a policy may do to the next batch.  Nothing is added where a limit or the blocks forbid it."""
+
+    def ready(self) -> Sequence[Request]:
+        """Running requests that have known tokens to compute, by rank."""
+
+    def run(self, request: Request) -> bool:
+        """Adds the next chunk of a running request; whether it was added."""
+
+    def admit(self) -> bool:
+        """Adds the first chunk of the request that heads the queue; whether it was added."""
+
+
+Policy = Callable[[BatchBuilder], None]
+
+
+def mixed(batch: BatchBuilder) -> None:
+    """As vLLM: running requests first, then waiting ones; prompts share a batch with generation."""
+    for request in batch.ready():
+        batch.run(request)
+    while batch.admit():
+        pass
+
+
+def segregated(batch: BatchBuilder) -> None:
+    """As Neuron's serving stack: one prompt alone in its batch (NxDI's ctx_batch_size = 1), else
+    generation; prompts go first, long ones in segments."""
+    ready = batch.ready()
+    if any(batch.run(request) for request in ready if not _generates(request)) or batch.admit():
+        return
+    for request in ready:
+        if _generates(request):
+            batch.run(request)
+
+
+def policy(name: str) -> Policy:
+    """The policy of this name.  Raises ValueError for a name that is not one."""
+    policies: dict[str, Policy] = {"mixed": mixed, "segregated": segregated}
+    if name not in policies:
+        raise ValueError(f"no batch policy is called {name!r}; there are {', '.join(policies)}")
+    return policies[name]
+
+
+def _generates(request: Request) -> bool:
+    """Whether the next chunk is the one token that was generated last."""
+    return request.num_generated > 0 and request.num_computed == len(request.tokens) - 1

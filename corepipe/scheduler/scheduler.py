@@ -1,0 +1,343 @@
+"""Token-level continuous batching.
+
+There is no prefill and no decode: each batch lets requests' computed tokens catch up with their known
+ones.  That gives chunked prompts, prefix-cache hits and recompute after preemption by one rule.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import inf
+
+from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.policy import Policy, mixed
+from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
+from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
+
+__all__ = ["QueueFull", "Scheduler", "SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one replica.
+
+    A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
+    `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them.
+    Raises ValueError for a limit below 1.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    prefix_cache: bool
+    max_queued_requests: int
+    max_queued_tokens: int
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if limit.name != "prefix_cache" and getattr(self, limit.name) < 1:
+                raise ValueError(f"{limit.name} must be at least 1, not {getattr(self, limit.name)}")
+
+
+class Scheduler:
+    """Decides which tokens of which requests the next batch computes.
+
+    Batches may overlap: `schedule` can be called again before `update`, and `update` takes the batches in
+    the order in which they were scheduled.
+    """
+
+    def __init__(self, config: SchedulerConfig, policy: Policy = mixed) -> None:
+        self._config = config
+        self._policy = policy
+        self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
+        self._kv = KVCache(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self._requests: dict[str, Request] = {}
+        self._ranks: dict[Request, Rank] = {}
+        self._running: list[Request] = []  # by rank
+        self._leaving: set[Request] = set()  # aborted, with a batch still in flight
+        self._num_added = 0
+        self._num_scheduled = 0
+        self._num_updated = 0
+        self.preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a new request.
+
+        Raises QueueFull where too much is waiting, ValueError for a request that can never run.
+        """
+        self._check_request(request)
+        rank = Rank(request.priority, request.arrival, self._num_added)
+        self._queue.push(request, rank)
+        self._num_added += 1
+        self._requests[request.id] = request
+        self._ranks[request] = rank
+
+    def abort(self, request_id: str) -> Request | None:
+        """Ends a request, wherever it is; None where it is unknown or has ended.
+
+        Where it is in flight it keeps its blocks until it comes back; its token is dropped then.
+        """
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, FinishReason.ABORT)
+        return request
+
+    def schedule(self) -> Batch | None:
+        """The next batch; None where nothing can run now."""
+        step = _Step(self, self._config.max_num_batched_tokens, self._batch_seats())
+        self._policy(step)
+        if not step.chunks:
+            return None
+        self._num_scheduled += 1
+        return Batch(self._num_scheduled, tuple(step.chunks))
+
+    def update(self, batch: Batch, tokens: Sequence[int | None]) -> list[TokenEvent]:
+        """Takes the oldest batch in flight back, with one token for each chunk that samples.
+
+        Returns what it meant for each chunk whose request still lives.  Raises ValueError where `batch` is
+        not the oldest, or `tokens` do not fit its chunks.
+        """
+        self._check_result(batch, tokens)
+        self._num_updated += 1
+        events = []
+        for chunk, token in zip(batch.chunks, tokens, strict=True):
+            event = self._land(chunk, token)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def cached_prefix(self, prompt: Sequence[int], salt: str) -> int:
+        """Tokens of this prompt that a request would find in the prefix cache now."""
+        return self._kv.cached_prefix(prompt, salt)
+
+    def has_unfinished(self) -> bool:
+        """Whether a request has not ended, or an aborted one is still in flight."""
+        return bool(self._requests or self._leaving)
+
+    def check(self) -> None:
+        """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
+        holders = [*self._running, *self._leaving]
+        self._kv.pool.check([request.block_ids for request in holders])
+        if any(request.block_ids for request in self._queue):
+            raise RuntimeError("a waiting request holds KV blocks")
+        if len(self._running) + len(self._queue) != len(self._requests):
+            raise RuntimeError("a request is neither running nor waiting, or both")
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._queue.num_tokens
+
+    @property
+    def blocks_total(self) -> int:
+        return self._kv.pool.total
+
+    @property
+    def blocks_held(self) -> int:
+        return self._kv.pool.held
+
+    @property
+    def blocks_cached(self) -> int:
+        return self._kv.pool.cached
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache."""
+        return self._kv.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return self._kv.prefix_hits
+
+    def _check_request(self, request: Request) -> None:
+        config, prompt = self._config, len(request.prompt)
+        if request.id in self._requests:
+            raise ValueError(f"a request with the id {request.id!r} has not ended yet")
+        if prompt < 1 or request.max_tokens < 1:
+            raise ValueError("a request needs a prompt token and max_tokens of at least 1")
+        if prompt >= config.max_model_len:
+            raise ValueError(
+                f"a prompt of {prompt} tokens leaves no room in max_model_len = {config.max_model_len}"
+            )
+        if prompt > config.max_queued_tokens:
+            raise ValueError(
+                f"a prompt of {prompt} tokens passes max_queued_tokens = {config.max_queued_tokens}"
+            )
+        # The last token is never computed: nothing follows it.
+        blocks = self._kv.blocks_for(min(prompt + request.max_tokens, config.max_model_len) - 1)
+        if blocks > config.num_blocks:
+            raise ValueError(
+                f"the request needs {blocks} KV blocks; there are num_blocks = {config.num_blocks}"
+            )
+
+    def _check_result(self, batch: Batch, tokens: Sequence[int | None]) -> None:
+        if batch.number != self._num_updated + 1:
+            raise ValueError(f"batch {batch.number} came back, but {self._num_updated + 1} is the oldest")
+        if [c.samples for c in batch.chunks] != [t is not None for t in tokens]:
+            raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
+
+    def _batch_seats(self) -> int:
+        """Sequences that a batch may have, so that all micro-batches get their share."""
+        config = self._config
+        if config.micro_batches == 1:
+            return config.max_num_seqs
+        active = len(self._running) + self._admissible()
+        return -(-active // config.micro_batches)
+
+    def _admissible(self) -> int:
+        """Waiting requests that seats and blocks would let in now, if none found a cached prefix."""
+        seats = self._config.max_num_seqs - len(self._running)
+        blocks, count = self._kv.pool.available, 0
+        for request in self._queue:
+            blocks -= self._kv.blocks_for(len(request.tokens))
+            if count == seats or blocks < 0:
+                break
+            count += 1
+        return count
+
+    def _admit(self, short: Rank | None) -> Request | None:
+        """Moves the head of the queue to the running requests, if there is a seat and room for all of its
+        known tokens: a prompt that stops halfway would only hold blocks that others need.
+
+        `short` is the rank of a running request that lacks blocks; only a higher priority gets past it.
+        """
+        request = self._queue.peek()
+        if request is None or len(self._running) >= self._config.max_num_seqs:
+            return None
+        if short is not None and request.priority >= short.priority:
+            return None
+        hits = self._kv.take_prefix(request)
+        lowest_of_priority = Rank(request.priority, inf, 0)
+        if not self._make_room(self._kv.missing(request, len(request.tokens)), lowest_of_priority):
+            self._kv.release(request)
+            return None
+        self._start(request, hits)
+        return request
+
+    def _start(self, request: Request, hits: int) -> None:
+        """Starts a request after `hits` tokens that it found in the prefix cache."""
+        rank = self._ranks[request]
+        self._queue.remove(request, rank)
+        insort(self._running, request, key=self._ranks.__getitem__)
+        if request.num_preemptions == 0:
+            request.num_cached = hits
+            self._kv.count_prefix(request, hits)
+        request.num_computed = request.num_done = hits
+        request.status = Status.RUNNING
+
+    def _reserve(self, request: Request, tokens: int) -> bool:
+        """Gives a running request the blocks of its first `tokens` tokens; False where there are too few."""
+        missing = self._kv.missing(request, tokens)
+        if missing > 0:
+            if not self._make_room(missing, self._ranks[request]):
+                return False
+            self._kv.grow(request, missing)
+        return True
+
+    def _make_room(self, blocks: int, rank: Rank) -> bool:
+        """Preempts requests after `rank` until so many blocks are available; False where there are too few."""
+        while self._kv.pool.available < blocks:
+            victim = next((r for r in reversed(self._running) if not r.in_flight), None)
+            if victim is None or self._ranks[victim] <= rank:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue; all known tokens, generated ones too, will be computed anew."""
+        self._running.remove(request)
+        self._kv.release(request)
+        request.num_computed = request.num_done = 0
+        request.num_preemptions += 1
+        self.preemptions += 1
+        request.status = Status.PREEMPTED
+        self._queue.push(request, self._ranks[request])
+
+    def _land(self, chunk: Chunk, token: int | None) -> TokenEvent | None:
+        request = chunk.request
+        request.num_done += chunk.count
+        if request.status is Status.FINISHED:
+            self._leave(request)
+            return None
+        self._kv.commit(request, chunk.count)
+        if token is None:
+            return TokenEvent(request, None, None)
+        request.tokens.append(token)
+        reason = self._finish_reason(request, token)
+        if reason is not None:
+            self._end(request, reason)
+        return TokenEvent(request, token, reason)
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        generated = request.num_generated
+        if token in request.stop_ids and generated >= request.min_tokens:
+            return FinishReason.STOP
+        if generated >= request.max_tokens or len(request.tokens) >= self._config.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        if request.status is Status.RUNNING:
+            self._running.remove(request)
+        else:
+            self._queue.remove(request, self._ranks[request])
+        del self._requests[request.id], self._ranks[request]
+        request.status, request.finish_reason = Status.FINISHED, reason
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Frees the blocks of a request that has ended, once no batch in flight writes to them."""
+        if request.in_flight:
+            self._leaving.add(request)
+        else:
+            self._leaving.discard(request)
+            self._kv.forget(request)
+
+
+class _Step:
+    """The batch that is being put together, as its policy sees it."""
+
+    def __init__(self, scheduler: Scheduler, tokens: int, seats: int) -> None:
+        self._scheduler = scheduler
+        self._tokens = tokens
+        self._seats = seats
+        self._short: Rank | None = None
+        self.chunks: list[Chunk] = []
+
+    def ready(self) -> Sequence[Request]:
+        return [r for r in self._scheduler._running if r.num_computed < len(r.tokens)]
+
+    def run(self, request: Request) -> bool:
+        if self._full or request.status is not Status.RUNNING:  # preempted for another chunk of this batch
+            return False
+        start, known = request.num_computed, len(request.tokens)
+        end = min(known, start + self._tokens)
+        if not self._scheduler._reserve(request, end):
+            self._short = self._short or self._scheduler._ranks[request]
+            return False
+        request.num_computed = end
+        self.chunks.append(Chunk(request, start, end - start, end == known))
+        self._tokens -= end - start
+        self._seats -= 1
+        return True
+
+    def admit(self) -> bool:
+        request = None if self._full else self._scheduler._admit(self._short)
+        return request is not None and self.run(request)
+
+    @property
+    def _full(self) -> bool:
+        return self._tokens == 0 or self._seats == 0

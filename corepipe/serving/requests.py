@@ -1,0 +1,69 @@
+"""Submits that an engine may take: what could harm the executor or the scheduler is refused here."""
+
+from __future__ import annotations
+
+import math
+
+from corepipe.scheduler.request import Request
+from corepipe.serving.messages import Sampling, Submit
+
+FLOAT32_MAX = 3.4e38
+
+
+def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: int) -> Request:
+    """The scheduler's Request.  `max_tokens` is cut to what fits into `max_model_len`.
+
+    Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, and
+    for sampling parameters that no sampler can follow.
+    """
+    _check_prompt(submit.prompt, vocab_size, max_model_len)
+    _check_sampling(submit.sampling, vocab_size)
+    if submit.max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
+    return Request(
+        id=submit.id,
+        prompt=submit.prompt,
+        max_tokens=min(submit.max_tokens, max_model_len - len(submit.prompt)),
+        arrival=arrival,
+        priority=submit.priority,
+        stop_ids=frozenset(token for token in submit.stop_ids if 0 <= token < vocab_size),
+        min_tokens=submit.min_tokens,
+        cache_salt=submit.cache_salt,
+        prompt_logits=submit.sampling.prompt_logprobs is not None,
+    )
+
+
+def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if len(prompt) >= max_model_len:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens; with one token of answer at most {max_model_len - 1} fit"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ValueError(f"the prompt holds a token outside the vocabulary of {vocab_size}")
+
+
+def _check_sampling(params: Sampling, vocab_size: int) -> None:
+    if not 0 <= params.temperature <= FLOAT32_MAX:
+        raise ValueError(f"temperature must be 0 or more, not {params.temperature}")
+    if not 0 < params.top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, not {params.top_p}")
+    if not 0 <= params.min_p <= 1:
+        raise ValueError(f"min_p must be between 0 and 1, not {params.min_p}")
+    if not 0 < params.repetition_penalty <= FLOAT32_MAX:
+        raise ValueError(f"repetition_penalty must be above 0, not {params.repetition_penalty}")
+    for penalty in (params.presence_penalty, params.frequency_penalty):
+        if not abs(penalty) <= FLOAT32_MAX:
+            raise ValueError(f"presence_penalty and frequency_penalty must be finite, not {penalty}")
+    _check_ids(params, vocab_size)
+
+
+def _check_ids(params: Sampling, vocab_size: int) -> None:
+    if not all(0 <= token < vocab_size for token in params.logit_bias):
+        raise ValueError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
+    if not all(abs(bias) <= FLOAT32_MAX or bias == -math.inf for bias in params.logit_bias.values()):
+        raise ValueError("logit_bias must be finite, or -inf to ban a token")
+    for wanted in (params.logprobs, params.prompt_logprobs):
+        if wanted is not None and not 0 <= wanted <= vocab_size:
+            raise ValueError(f"logprobs must be between 0 and {vocab_size}, not {wanted}")

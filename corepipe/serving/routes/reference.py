@@ -1,0 +1,162 @@
+"""docs/api.md, written from the three lists of `protocol.py`, so that the page cannot say anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from corepipe.serving.protocol import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_STREAM_OPTIONS,
+    NEUTRAL_TOKENIZE,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Neutral,
+    StreamOptions,
+    TokenizeRequest,
+)
+
+_INTRO = """\
+# HTTP API
+
+<!-- Written by `python -m corepipe.serving.routes.reference`; a test compares. -->
+
+The server speaks the OpenAI API. A parameter is in one of three lists: it is **honoured**; or it is accepted
+**without effect**, because the value sent asks for nothing; or it is **refused by name** with status 400 and
+code `unsupported_parameter`. Nothing is ignored. Null stands for the default everywhere, and where a JSON
+object repeats a name the last one counts.
+
+## Routes
+
+| route | what |
+|---|---|
+| `POST /v1/completions` | text completion; `n`, several prompts, `echo`, streams |
+| `POST /v1/chat/completions` | chat completion with the model's chat template |
+| `GET /v1/models`, `GET /v1/models/{model}` | the served names |
+| `GET /v1/placement` | where the model's parts are on the emulated device |
+| `POST /tokenize`, `POST /detokenize` | text to token ids and back |
+| `GET /health`, `GET /health/ready`, `GET /ping` | 200 if requests are taken, else 503 |
+| `GET /health/live` | 503 only if the process must be restarted |
+| `GET /version` | the version |
+| `GET /metrics` | Prometheus or OpenMetrics text |
+
+With API keys set (`Authorization: Bearer KEY`) every route needs one but `/health`, `/health/live`,
+`/health/ready`, `/ping` and `/version`. Without, the server listens on a loopback address only and answers
+only to loopback names in `Host`.
+
+## Emulated device times
+
+`"device_metrics": true` in the body, or the header `x-corepipe-device: 1`, adds what the emulated device
+would have taken, in milliseconds, to a plain answer and to a stream's last chunk:
+
+```json
+"corepipe": {"device": "inf2.xlarge", "emulated": true,
+             "time_to_first_token_ms": 12.5, "time_per_output_token_ms": 2.5}
+```
+
+Both times are null if the answer ended at a stop string, before the device was asked. Over several choices
+they are the earliest first token and the mean time per token.
+
+## Rules
+
+- Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
+- `max_completion_tokens` goes before `max_tokens`; prompts times `n` is at most 128.
+- A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
+- When the client goes away its requests are aborted at once.
+
+## Errors
+
+Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault.
+
+| status | code | when |
+|---|---|---|
+| 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is wrong |
+| 400 | `missing_required_parameter` | something is not there |
+| 400 | `unsupported_parameter`, `unsupported_value` | it asks for what this server does not do |
+| 400 | `context_length_exceeded` | prompt and answer do not fit |
+| 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
+| 404 | `model_not_found`, `not_found` | no such model, no such route |
+| 405 | `method_not_allowed` | |
+| 408, 413 | `timeout`, `request_too_large` | the body is late, or big |
+| 415 | `unsupported_media_type` | the body is no JSON, or compressed |
+| 421 | `misdirected_request` | `Host` names another place |
+| 429 | `rate_limit_exceeded` | the queue is full; `Retry-After` says when to try again |
+| 500 | `internal_error` | the server's log says why |
+| 503 | `service_unavailable` | the engine is loading, or has stopped |
+
+A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([_INTRO, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    yield from _section("POST /v1/completions", CompletionRequest, NEUTRAL_COMPLETION)
+    yield from _section("POST /v1/chat/completions", ChatRequest, NEUTRAL_CHAT)
+    yield from _section("stream_options", StreamOptions, NEUTRAL_STREAM_OPTIONS)
+    yield from _section("POST /tokenize", TokenizeRequest, NEUTRAL_TOKENIZE)
+    yield from _section("POST /detokenize", DetokenizeRequest, {})
+
+
+def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Neutral]) -> Iterator[str]:
+    yield f"## Parameters: {title}\n"
+    yield "| honoured | values | default | |"
+    yield "|---|---|---|---|"
+    schema = msgspec.json.schema(request)["$defs"][request.__name__]
+    for name, field in schema["properties"].items():
+        default = "required" if name in schema["required"] else f"`{_json(field.get('default'))}`"
+        yield f"| `{name}` | {_values(field)} | {default} | {field.get('description', '')} |"
+    if neutral:
+        yield "\n| without effect | accepted besides null |"
+        yield "|---|---|"
+        for name, accepted in neutral.items():
+            yield f"| `{name}` | {_accepted(accepted)} |"
+    yield ""
+
+
+def _accepted(neutral: Neutral) -> str:
+    if neutral.type is not None:
+        return _values(msgspec.json.schema(neutral.type))
+    return ", ".join(f"`{_json(value)}`" for value in neutral.values) or "nothing"
+
+
+def _values(field: Mapping[str, Any]) -> str:
+    """A JSON schema in a few words."""
+    if "anyOf" in field:
+        return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
+    if "$ref" in field:
+        return "object"
+    kind = "list" if field["type"] == "array" else str(field["type"])
+    if kind == "list" and field.get("items"):
+        kind = f"list of ({_values(field['items'])})"
+    if isinstance(field.get("additionalProperties"), dict):
+        kind = f"object of ({_values(field['additionalProperties'])})"
+    return kind + _bounds(field)
+
+
+def _bounds(field: Mapping[str, Any]) -> str:
+    words = {
+        "minimum": "≥ {}",
+        "exclusiveMinimum": "> {}",
+        "maximum": "≤ {}",
+        "maxLength": "up to {} characters",
+        "maxItems": "up to {}",
+        "maxProperties": "up to {}",
+    }
+    said = [text.format(field[key]) for key, text in words.items() if key in field]
+    return " " + ", ".join(said) if said else ""
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201

@@ -1,0 +1,114 @@
+"""What every route needs: the engine, the tokenizer, the names, the metrics, and whether all is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from corepipe.models.tokenizer import Tokenizer
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.detokenizer import Pieces
+from corepipe.serving.http_errors import ApiError, echo, unavailable
+from corepipe.serving.messages import Progress, Ready
+from corepipe.serving.metrics import Metrics
+
+if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.serving.client import EngineClient
+
+LONG_TEXT = 16_384
+"""Characters from which text is encoded in a thread, so that other requests go on."""
+
+
+class Service:
+    """One deployment behind one server.  `ready` is None until the engine has loaded.
+
+    `failure` is what ended the engine's start; `on_failure` is called when that happens.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        engine: EngineConfig,
+        server: ServerConfig,
+        version: str,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.version = version
+        self.names = server.served_model_names or (engine.model,)
+        self.metrics = Metrics(client, self.names[0], engine)
+        client.on_stats = self.metrics.observe_iterations
+        self.ready: Ready | None = None
+        self.progress: Progress | None = None
+        self.failure: Exception | None = None
+        self.on_failure: Callable[[], None] = _nothing
+        self.shown = Pieces(tokenizer, skip_special_tokens=True)
+        self.raw = Pieces(tokenizer, skip_special_tokens=False)
+
+    async def start(self) -> None:
+        """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
+        try:
+            self.set_ready(await self.client.start(self._note))
+        except Exception as error:
+            self.failure = error
+            self.on_failure()
+
+    def _note(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def set_ready(self, ready: Ready) -> None:
+        """From now on requests are taken."""
+        self.ready = ready
+        self.metrics.set_ready(ready)
+
+    @property
+    def state(self) -> str:
+        """loading, ready or failed."""
+        if self.failure is not None or (self.ready is not None and not self.client.alive):
+            return "failed"
+        return "loading" if self.ready is None else "ready"
+
+    def require_ready(self) -> Ready:
+        """Raises ApiError (503) while loading, and after the engine has died."""
+        if self.ready is None or self.state != "ready":
+            raise unavailable(
+                "The engine is loading." if self.state == "loading" else "The engine has stopped."
+            )
+        return self.ready
+
+    def require_model(self, name: str | None) -> str:
+        """The name to answer with; raises ApiError (404) for one that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return name
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; long text is encoded beside the event loop."""
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Stable for a configuration: the same one gives the same answers to the same seeds."""
+        facts: Mapping[str, Any] = {
+            "version": self.version,
+            "engine": self.engine.model_dump(mode="json", exclude={"cache_dir", "threads"}),
+            "placement": self.require_ready().placement,
+        }
+        digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
+        return f"fp_{digest.hexdigest()[:10]}"
+
+
+def _nothing() -> None:
+    """What happens at a failed start where nobody runs the server through `run_server`."""

@@ -1,0 +1,107 @@
+"""A client's side of its requests: news by request, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from corepipe.scheduler.request import FinishReason
+from corepipe.serving.messages import Output
+
+
+def merge_outputs(outputs: Sequence[Output]) -> Output:
+    """One Output that says what several of a request said in turn."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return replace(
+        outputs[-1],
+        tokens=[token for output in outputs for token in output.tokens],
+        logprobs=[logprob for output in outputs for logprob in output.logprobs],
+        prompt_logprobs=[logprob for output in outputs for logprob in output.prompt_logprobs],
+        cached=max(output.cached for output in outputs),
+    )
+
+
+class OutputStream:
+    """News of one request, as an async iterator that ends after the Output with a finish_reason.
+
+    What comes while the consumer is busy is merged into one Output; nothing is dropped.  Closing the
+    stream, or cancelling the one who waits for it, aborts the request.
+    """
+
+    def __init__(self, request_id: str, abort: Callable[[list[str]], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._pending: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._pending:
+            await self._wait()
+        news = merge_outputs(self._pending)
+        self._pending.clear()
+        self._ended = news.finish_reason is not None
+        return news
+
+    async def aclose(self) -> None:
+        """Aborts the request unless its end has been read."""
+        if not self._ended:
+            self._ended = True
+            self._abort([self.request_id])
+
+    def push(self, output: Output) -> None:
+        """Adds news, and wakes the consumer if it waits."""
+        self._pending.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        finally:
+            self._waiter = None
+
+
+class Streams:
+    """The open streams of a client."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OutputStream] = {}
+
+    def open(self, request_id: str, abort: Callable[[list[str]], None]) -> OutputStream:
+        """Raises ValueError where a request of that id is still open."""
+        if request_id in self._open:
+            raise ValueError(f"request {request_id} is already open")
+        stream = self._open[request_id] = OutputStream(request_id, abort)
+        return stream
+
+    def push(self, outputs: Iterable[Output]) -> None:
+        """Hands each Output to its stream; a stream leaves with its last."""
+        streams = self._open
+        for output in outputs:
+            stream = streams.get(output.id)
+            if stream is not None:
+                stream.push(output)
+                if output.finish_reason is not None:
+                    del streams[output.id]
+
+    def fail(self, error: str) -> None:
+        """Ends every open stream with an error."""
+        self.push([failed_output(request_id, error) for request_id in self._open])
+
+
+def failed_output(request_id: str, error: str) -> Output:
+    """The last news of a request whose engine cannot go on."""
+    return Output(request_id, finish_reason=FinishReason.ERROR.value, error=error)

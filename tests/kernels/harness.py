@@ -1,0 +1,159 @@
+"""Small programs around single Ops: values are put into the core's memory and read from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from corepipe.kernels import _native
+from corepipe.neuron.program import SamplingBatch
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """x rounded to bf16, as fp32."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def value(program: _native.Program, index: int) -> np.ndarray:
+    """The program's value as fp32 [max_rows, width]; writing to it changes the program's memory."""
+    return program.memory()[index].view(np.float32)
+
+
+def run_isolated(test_file: str, isa: str) -> None:
+    """Runs the tests of `test_file` on another ISA, which a process chooses once."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-W", "error", "-p", "no:cacheprovider", test_file]
+    env = {**os.environ, "COREPIPE_ISA": isa}
+    done = subprocess.run(
+        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def other_isas() -> list[str]:
+    """The ISAs to run in processes of their own; none within such a process."""
+    return [] if "COREPIPE_ISA" in os.environ else [isa for isa in _native.isas() if isa != _native.isa()]
+
+
+@dataclass
+class Sequence_:
+    """Queries, keys and values [T, heads * head_dim] of a whole sequence, and its blocks."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    blocks: list[int]
+
+
+class AttentionRig:
+    """One attention Op over a cache, fed with chunks of sequences."""
+
+    def __init__(
+        self,
+        heads: int = 6,
+        kv_heads: int = 2,
+        head_dim: int = 64,
+        dtype: str = "bf16",
+        *,
+        blocks: int = 80,
+        block_size: int = 16,
+        max_rows: int = 640,
+        window: int | None = None,
+        round_bf16: bool = False,
+        threads: int = 2,
+        **fused: object,
+    ) -> None:
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.block_size, self.window, self.dtype = block_size, window, dtype
+        self.scale = head_dim**-0.5
+        self.cache = _native.KVCache(2, blocks, block_size, kv_heads, head_dim, dtype)
+        widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim, heads * head_dim]
+        self.program = _native.Program(widths, max_rows, round_bf16)
+        self.program.attention(0, 1, 2, 3, self.cache, 1, heads, self.scale, window=window, **fused)
+        self.pool = _native.Pool(threads)
+        self.executor = _native.Executor(self.pool, [self.program], 3, heads * head_dim)
+
+    def sequence(self, rng: np.random.Generator, length: int, blocks: Sequence[int]) -> Sequence_:
+        arrays = [
+            rng.standard_normal((length, n * self.head_dim)).astype(np.float32)
+            for n in (self.heads, self.kv_heads, self.kv_heads)
+        ]
+        q, k, v = arrays if self.dtype == "fp32" else map(bf16, arrays)
+        return Sequence_(q, k, v, list(blocks))
+
+    def step(self, *chunks: tuple[Sequence_, int, int]) -> list[np.ndarray]:
+        """Computes tokens [begin, end) of each sequence in one batch; their outputs."""
+        views = [value(self.program, i) for i in range(4)]
+        starts, positions = [0], []
+        for seq, begin, end in chunks:
+            rows = slice(starts[-1], starts[-1] + end - begin)
+            for view, source in zip(views, (seq.q, seq.k, seq.v), strict=False):
+                view[rows] = source[begin:end]
+            positions += range(begin, end)
+            starts.append(rows.stop)
+        width = max(len(seq.blocks) for seq, _, _ in chunks)
+        tables = np.array([seq.blocks + [0] * (width - len(seq.blocks)) for seq, _, _ in chunks], np.int32)
+        ticket = self.executor.submit(
+            np.zeros(len(positions), np.int32), i32(*positions), i32(*starts), tables, i32(), None
+        )
+        self.executor.wait(ticket)
+        out = views[3].copy()
+        return [out[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+
+    def run(self, seq: Sequence_, chunk: int) -> np.ndarray:
+        """The outputs of the whole sequence, `chunk` tokens at a time."""
+        total = len(seq.q)
+        return np.concatenate([self.step((seq, t, min(t + chunk, total)))[0] for t in range(0, total, chunk)])
+
+    def expected(self, seq: Sequence_) -> tuple[np.ndarray, np.ndarray]:
+        """The result in double precision, and the same with |v|, which bounds the effect of rounding."""
+        length, group = len(seq.q), self.heads // self.kv_heads
+        q = seq.q.reshape(length, self.kv_heads, group, self.head_dim).astype(np.float64)
+        k, v = (x.reshape(length, self.kv_heads, self.head_dim).astype(np.float64) for x in (seq.k, seq.v))
+        scores = np.einsum("tkgd,skd->kgts", q, k) * self.scale
+        age = np.arange(length)[:, None] - np.arange(length)
+        seen = (age >= 0) & (age < (self.window or length))
+        p = np.exp(np.where(seen, scores, -np.inf) - np.where(seen, scores, -np.inf).max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        results = [np.einsum("kgts,skd->tkgd", p, x).reshape(length, -1) for x in (v, np.abs(v))]
+        return results[0], results[1]
+
+
+def sampling(rows: int, **fields: object) -> SamplingBatch:
+    """Greedy and plain, but for the fields given: a scalar stands for all rows."""
+    kinds = {
+        "temperature": (np.float32, 0.0), "top_k": (np.int32, 0), "top_p": (np.float32, 1.0),
+        "min_p": (np.float32, 0.0), "repetition": (np.float32, 1.0), "presence": (np.float32, 0.0),
+        "frequency": (np.float32, 0.0), "seed": (np.uint64, 0), "position": (np.int64, 0),
+        "top_logprobs": (np.int32, -1), "chosen": (np.int32, -1),
+    }  # fmt: skip
+    arrays = {
+        name: np.ascontiguousarray(np.broadcast_to(np.asarray(fields.pop(name, default), dtype), (rows,)))
+        for name, (dtype, default) in kinds.items()
+    }
+    bias = fields.pop("bias", [{}] * rows)
+    seen = fields.pop("seen", [{}] * rows)
+    assert not fields, fields
+    return SamplingBatch(
+        **arrays,
+        bias_offsets=_offsets(bias),
+        bias_ids=np.array([i for row in bias for i in row], np.int32),
+        bias_values=np.array([x for row in bias for x in row.values()], np.float32),
+        seen_offsets=_offsets(seen),
+        seen_ids=np.array([i for row in seen for i in row], np.int32),
+        seen_counts=np.array([n for row in seen for n in row.values()], np.int32),
+    )
+
+
+def _offsets(rows: list[dict]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)

@@ -1,0 +1,141 @@
+"""Runs single Linears through the binding, and says in numpy what they should give.
+
+The functions are called in a process of each ISA, so they take and return plain arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.kernels import native, packing
+
+F32 = npt.NDArray[np.float32]
+GROUP = 64
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix as it is stored: values [n, k] (int8 or fp32) and scales [n] for the int8 kinds."""
+
+    kind: packing.Kind
+    values: npt.NDArray[Any]
+    scale: F32 | None
+
+    def matrix(self) -> Any:
+        n, k = self.values.shape
+        return native().Matrix(self.kind, packing.pack(self.kind, self.values), self.scale, n, k)
+
+    def dense(self) -> npt.NDArray[np.float64]:
+        """What the stored matrix stands for."""
+        values = round_bf16(self.values) if self.kind == "bf16" else self.values
+        scale = 1.0 if self.scale is None else self.scale[:, None].astype(np.float64)
+        return values.astype(np.float64) * scale
+
+
+@dataclass(frozen=True)
+class Case:
+    """x [M, k] times each of `weights`, with what is fused around it; `views` are (n0, n, k0, k)."""
+
+    x: F32
+    weights: tuple[Weights, ...]
+    biases: tuple[F32 | None, ...] = (None, None, None)
+    norm: tuple[F32, float] | None = None
+    residual: F32 | None = None
+    glu: bool = False
+    round_bf16: bool = False
+    views: tuple[tuple[int, int, int, int], ...] = field(default=())
+
+
+def random_weights(rng: np.random.Generator, kind: packing.Kind, n: int, k: int) -> Weights:
+    if kind in {"int8", "int8w"}:
+        scale = rng.uniform(0.5, 2.0, n).astype(np.float32) / np.float32(127 * np.sqrt(k))
+        return Weights(kind, rng.integers(-127, 128, (n, k), dtype=np.int8), scale)
+    return Weights(kind, (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32), None)
+
+
+def round_bf16(x: npt.NDArray[Any]) -> F32:
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def quantize(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
+    """q [M, groups, 64] and scales [M, groups], in fp32 as the kernels state it."""
+    m, k = x.shape
+    groups = np.pad(x, ((0, 0), (0, -k % GROUP))).reshape(m, -1, GROUP)
+    scale = np.abs(groups).max(axis=2) / np.float32(127)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    return np.rint(groups * inverse[:, :, None]).astype(np.int8), scale
+
+
+def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
+    """x as the product sees it."""
+    if kind == "int8":
+        q, scale = quantize(x)
+        wide = q.astype(np.float64) * scale[:, :, None].astype(np.float64)
+        return wide.reshape(len(x), -1)[:, : x.shape[1]]
+    return (x if kind == "fp32" else round_bf16(x)).astype(np.float64)
+
+
+def run(case: Case, threads: int = 1) -> list[F32]:
+    """The outputs [M, n] of the fused Linear."""
+    program, outputs = _program(case)
+    _execute(program, len(case.x), threads)
+    return [_read(program, value, len(case.x)) for value in outputs]
+
+
+def run_rms_norm(x: F32, gain: F32, eps: float, *, rounded: bool) -> F32:
+    program = native().Program([x.shape[1], x.shape[1]], len(x), rounded)
+    program.embed(0, x)
+    program.rms_norm(0, 1, gain, eps)
+    _execute(program, len(x), 1)
+    return _read(program, 1, len(x))
+
+
+def run_pairwise(op: str, a: F32, b: F32, *, rounded: bool) -> F32:
+    """The unfused "add" or "glu"."""
+    program = native().Program([a.shape[1]] * 3, len(a), rounded)
+    program.embed(0, a)
+    program.embed(1, b)
+    getattr(program, op)(0, 1, 2)
+    _execute(program, len(a), 1)
+    return _read(program, 2, len(a))
+
+
+def accumulators(x: npt.NDArray[np.int8], weights: Weights) -> npt.NDArray[np.int32]:
+    result: npt.NDArray[np.int32] = native().int8_accumulators(x, weights.matrix())
+    return result
+
+
+def _program(case: Case) -> tuple[Any, list[int]]:
+    matrices = [w.matrix() for w in case.weights]
+    if case.views:
+        matrices = [m.view(*view) for m, view in zip(matrices, case.views, strict=True)]
+    widths = [case.x.shape[1], *(m.n for m in matrices), matrices[0].n]
+    program = native().Program(widths, len(case.x), case.round_bf16)
+    program.embed(0, case.x)
+    residual = None
+    if case.residual is not None:
+        program.embed(len(widths) - 1, case.residual)
+        residual = (len(widths) - 1, 1)
+    segments = [(m, bias, i + 1) for i, (m, bias) in enumerate(zip(matrices, case.biases, strict=False))]
+    program.linear(0, segments, case.norm, residual, case.glu)
+    return program, [1] if case.glu else list(range(1, len(matrices) + 1))
+
+
+def _execute(program: Any, rows: int, threads: int) -> None:
+    pool = native().Pool(threads)
+    executor = native().Executor(pool, [program], 0, program.memory()[0].shape[1] // 4)
+    every = np.arange(rows, dtype=np.int32)
+    starts = np.array([0, rows], np.int32)
+    ticket = executor.submit(every, every, starts, np.zeros((1, 1), np.int32), every[:1], None)
+    executor.wait(ticket)
+    pool.close()
+
+
+def _read(program: Any, value: int, rows: int) -> F32:
+    return np.ascontiguousarray(program.memory()[value][:rows]).view(np.float32)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from corepipe.kernels import _native
+from tests.kernels.harness import AttentionRig, bf16, other_isas, run_isolated, value
+
+SHAPES = [  # heads, kv_heads, head_dim
+    (6, 2, 64),
+    (1, 1, 64),
+    (8, 1, 128),
+    (9, 3, 40),
+    (4, 4, 33),
+    (14, 2, 80),
+    (2, 1, 256),
+    (3, 1, 1),
+]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("isa", other_isas())
+def test_other_isas(isa: str) -> None:
+    run_isolated(__file__, isa)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, dtype: str, rng: np.random.Generator) -> None:
+    rig = AttentionRig(heads, kv_heads, head_dim, dtype)
+    seq = rig.sequence(rng, 150, rng.permutation(80)[:10])
+    expected, magnitude = rig.expected(seq)
+    error = np.abs(rig.run(seq, 150) - expected)
+    # bf16: each probability is off by 2^-8 at most, relatively; fp32: by the score's rounding.
+    assert np.all(error <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 2e-5))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_long_context_equals_numpy(dtype: str, rng: np.random.Generator) -> None:
+    rig = AttentionRig(dtype=dtype, blocks=96, max_rows=1200)
+    seq = rig.sequence(rng, 1200, range(10, 85))
+    expected, magnitude = rig.expected(seq)
+    error = np.abs(rig.run(seq, 1200) - expected)
+    assert np.all(error <= magnitude * (2.0**-8 + 2e-5))
+
+
+def test_results_are_rounded(rng: np.random.Generator) -> None:
+    plain, rounded = AttentionRig(), AttentionRig(round_bf16=True)
+    seq = plain.sequence(rng, 70, range(5))
+    assert np.array_equal(rounded.run(seq, 70), bf16(plain.run(seq, 70)))
+
+
+@pytest.mark.parametrize("window", [None, 1, 33, 64, 200, 700])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_chunking_changes_no_bit(window: int | None, dtype: str, rng: np.random.Generator) -> None:
+    rig = AttentionRig(dtype=dtype, window=window)
+    seq = rig.sequence(rng, 620, rng.permutation(80)[:39])
+    expected, magnitude = rig.expected(seq)
+    whole = rig.run(seq, 620)
+    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
+    for chunk in (1, 7, 64, 512):
+        assert np.array_equal(rig.run(seq, chunk), whole), chunk
+
+
+def test_batch_threads_and_blocks_change_no_bit(rng: np.random.Generator) -> None:
+    rig = AttentionRig(blocks=200)
+    lengths = [1, 15, 64, 65, 300, 620]
+    blocks = iter(rng.permutation(200))
+    seqs = [rig.sequence(rng, n, [int(next(blocks)) for _ in range(-(-n // 16))]) for n in lengths]
+    alone = [rig.run(seq, 640) for seq in seqs]
+    for threads, block_size in [(1, 16), (2, 16), (2, 48), (3, 64)]:
+        other = AttentionRig(blocks=200, threads=threads, block_size=block_size, max_rows=1200)
+        order = iter(rng.permutation(200))
+        for seq in seqs:
+            seq.blocks = [int(next(order)) for _ in range(-(-len(seq.q) // block_size))]
+        together = other.step(*[(seq, 0, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+        decoded = other.step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
+
+
+def test_keys_split_over_threads_change_no_bit(rng: np.random.Generator) -> None:
+    length = 3000
+    one, two = (AttentionRig(3, 1, blocks=200, max_rows=length, threads=n) for n in (1, 2))
+    seq = one.sequence(rng, length, range(188))
+    prompt = one.run(seq, length)
+    assert np.array_equal(two.run(seq, length), prompt)
+    assert np.array_equal(two.step((seq, length - 1, length))[0], prompt[-1:])
+    assert np.array_equal(one.step((seq, length - 1, length))[0], prompt[-1:])
+
+
+def test_prefix_computed_in_the_same_batch(rng: np.random.Generator) -> None:
+    rig = AttentionRig()
+    first = rig.sequence(rng, 64, [3, 9, 1, 7])
+    second = rig.sequence(rng, 80, [3, 9, 1, 7, 20])
+    second.k[:64], second.v[:64] = first.k, first.v
+    _, suffix = rig.step((first, 0, 64), (second, 64, 80))
+    rig.step((second, 0, 80))
+    assert np.array_equal(rig.step((second, 64, 80))[0], suffix)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("window", [None, 21])
+def test_nan_of_others_stays_out(dtype: str, window: int | None, rng: np.random.Generator) -> None:
+    clean = AttentionRig(dtype=dtype, window=window)
+    seq = clean.sequence(rng, 100, range(7))
+    expected = clean.run(seq, 100)
+    dirty = AttentionRig(dtype=dtype, window=window)
+    dirty.cache.memory()[:] = 0xFF  # NaN in both formats: what earlier owners left
+    for chunk in (1, 3, 100):
+        assert np.array_equal(dirty.run(seq, chunk), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_nan_of_later_tokens_stays_out(dtype: str, rng: np.random.Generator) -> None:
+    rig = AttentionRig(dtype=dtype)
+    seq = rig.sequence(rng, 90, range(6))
+    expected = rig.run(seq, 90)
+    seq.k[71:], seq.v[71:] = np.nan, np.inf
+    assert np.array_equal(rig.run(seq, 90)[:71], expected[:71])
+
+
+def test_nan_that_left_the_window_stays_out(rng: np.random.Generator) -> None:
+    rig = AttentionRig(window=30)
+    seq = rig.sequence(rng, 90, range(6))
+    expected = rig.run(seq, 90)
+    seq.k[40], seq.v[40] = np.nan, np.nan
+    got = rig.run(seq, 90)
+    assert np.isnan(got[40:70]).all()
+    assert np.array_equal(got[70:], expected[70:])
+
+
+@pytest.mark.parametrize("round_bf16", [True, False])
+def test_fused_front_equals_separate_ops(round_bf16: bool, rng: np.random.Generator) -> None:
+    heads, kv_heads, d, rows = 4, 2, 40, 70
+    angles = np.outer(np.arange(rows), 0.7 ** np.arange(15)).astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+    q_gain, k_gain = rng.standard_normal((2, d)).astype(np.float32)
+    norms = {"q_norm": (q_gain, 1e-6), "k_norm": (k_gain, 1e-5)}
+    fused = AttentionRig(heads, kv_heads, d, round_bf16=round_bf16, rope=(cos, sin), **norms)
+    seq = fused.sequence(rng, rows, range(5))
+
+    cache = _native.KVCache(1, 5, 16, kv_heads, d, "bf16")
+    program = _native.Program([heads * d, kv_heads * d, kv_heads * d, heads * d], rows, round_bf16)
+    program.rms_norm(0, 0, *norms["q_norm"])
+    program.rms_norm(1, 1, *norms["k_norm"])
+    program.rope(0, 0, d, cos, sin)
+    program.rope(1, 1, d, cos, sin)
+    program.attention(0, 1, 2, 3, cache, 0, heads, d**-0.5)
+    executor = _native.Executor(_native.Pool(1), [program], 3, heads * d)
+    for i, x in enumerate((seq.q, seq.k, seq.v)):
+        value(program, i)[:] = x
+    positions = np.arange(rows, dtype=np.int32)
+    starts, tables = np.array([0, rows], np.int32), np.arange(5, dtype=np.int32)[None]
+    executor.wait(executor.submit(0 * positions, positions, starts, tables, positions[:0], None))
+    assert np.array_equal(fused.run(seq, rows), value(program, 3))
+
+    x = seq.q.reshape(rows, heads, d)
+    normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6) * q_gain
+    normed = bf16(normed.astype(np.float32)) if round_bf16 else normed
+    a, b = normed[..., :15], normed[..., 15:30]
+    c, s = cos[:, None], sin[:, None]
+    rotated = np.concatenate([a * c - b * s, b * c + a * s, normed[..., 30:]], -1)
+    tolerance = 2.0**-7 if round_bf16 else 1e-5
+    assert np.allclose(value(program, 0).reshape(rotated.shape), rotated, rtol=tolerance, atol=tolerance)
+
+
+def test_cache_refuses_what_it_cannot_hold() -> None:
+    for arguments in [(1, 4, 24, 1, 64, "bf16"), (1, 0, 16, 1, 64, "bf16"), (1, 4, 16, 1, 64, "fp16")]:
+        with pytest.raises(ValueError, match=r"block_size|blocks|bf16"):
+            _native.KVCache(*arguments)
+    cache = _native.KVCache(3, 4, 16, 2, 64, "bf16")
+    assert cache.nbytes == 3 * 4 * 16 * 2 * 64 * 2 * 2
+    assert not cache.memory().any()

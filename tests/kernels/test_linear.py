@@ -1,0 +1,172 @@
+"""Every kind on every ISA against numpy, and the contract: a row's bits depend on that row alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corepipe.kernels import native, packing
+from tests.kernels import linears
+from tests.kernels.linears import Case, Weights, random_weights, round_bf16
+
+Call = Callable[..., Any]
+KINDS: tuple[packing.Kind, ...] = ("int8", "int8w", "bf16", "fp32")
+TOLERANCE = {"int8": 1e-5, "int8w": 2e-5, "bf16": 2e-5, "fp32": 1e-5}  # of values near 1
+
+
+@pytest.fixture(scope="module", params=native().isas())
+def call(request: pytest.FixtureRequest) -> Iterator[Call]:
+    """Calls a function in a process whose kernels are those of one ISA."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, os.environ.update, [{"COREPIPE_ISA": request.param}]) as pool:
+        yield lambda function, *args, **kw: pool.submit(function, *args, **kw).result()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 64), (50, 63), (65, 130), (192, 576)])
+def test_matches_numpy(call: Call, kind: packing.Kind, n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((17, k)).astype(np.float32)
+    weights = random_weights(rng, kind, n, k)
+    (got,) = call(linears.run, Case(x, (weights,)))
+    want = linears.converted(kind, x) @ weights.dense().T
+    np.testing.assert_allclose(got, want, rtol=TOLERANCE[kind], atol=TOLERANCE[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_independent_of_other_rows_and_threads(call: Call, kind: packing.Kind) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((45, 200)).astype(np.float32)
+    weights = tuple(random_weights(rng, kind, n, 200) for n in (70, 33))
+    whole = call(linears.run, Case(x, weights))
+    for rows, threads in [(1, 1), (2, 2), (3, 3), (7, 2), (8, 1), (14, 2), (15, 3), (29, 2), (45, 3)]:
+        part = call(linears.run, Case(x[-rows:], weights), threads)
+        for got, want in zip(part, whole, strict=True):
+            np.testing.assert_array_equal(got, want[-rows:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_of_columns_has_the_bits_of_the_whole(call: Call, kind: packing.Kind) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((5, 130)).astype(np.float32)
+    weights = random_weights(rng, kind, 150, 130)
+    (whole,) = call(linears.run, Case(x, (weights,)))
+    for n0, n in [(0, 32), (32, 64), (64, 20), (128, 22)]:
+        (part,) = call(linears.run, Case(x, (weights,), views=((n0, n, 0, 130),)))
+        np.testing.assert_array_equal(part, whole[:, n0 : n0 + n])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("k0", "k"), [(0, 64), (64, 128), (128, 100), (192, 58)])
+def test_a_view_along_k_is_that_part_of_the_sum(call: Call, kind: packing.Kind, k0: int, k: int) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((4, k)).astype(np.float32)
+    weights = random_weights(rng, kind, 70, 250)
+    scale = None if weights.scale is None else weights.scale[32:]
+    part = Weights(kind, np.ascontiguousarray(weights.values[32:, k0 : k0 + k]), scale)
+    got = call(linears.run, Case(x, (weights,), views=((32, 38, k0, k),)))
+    want = call(linears.run, Case(x, (part,)))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fusion_changes_no_bit(call: Call, kind: packing.Kind, rounded: bool) -> None:
+    rng = np.random.default_rng(4)
+    x, base = (rng.standard_normal((9, w)).astype(np.float32) for w in (130, 50))
+    x, base = (round_bf16(x), round_bf16(base)) if rounded else (x, base)
+    gain = rng.standard_normal(130).astype(np.float32)
+    weights = tuple(random_weights(rng, kind, 50, 130) for _ in range(2))
+    biases = tuple(rng.standard_normal(50).astype(np.float32) for _ in range(2))
+    normed = call(linears.run_rms_norm, x, gain, 1e-5, rounded=rounded)
+    plain = Case(normed, weights, biases, round_bf16=rounded)
+    gate, up = call(linears.run, plain)
+
+    fused = replace(plain, x=x, norm=(gain, 1e-5))
+    np.testing.assert_array_equal(call(linears.run, fused), [gate, up])
+    (glu,) = call(linears.run, replace(fused, glu=True), 2)
+    np.testing.assert_array_equal(glu, call(linears.run_pairwise, "glu", gate, up, rounded=rounded))
+    (added,) = call(linears.run, replace(fused, weights=weights[:1], biases=biases[:1], residual=base))
+    np.testing.assert_array_equal(added, call(linears.run_pairwise, "add", base, gate, rounded=rounded))
+
+
+def test_norm_bias_and_rounding_match_numpy(call: Call) -> None:
+    rng = np.random.default_rng(5)
+    x = (1e3 * rng.standard_normal((6, 576))).astype(np.float32)
+    gain, bias = rng.standard_normal(576).astype(np.float32), rng.standard_normal(40).astype(np.float32)
+    weights = random_weights(rng, "fp32", 40, 576)
+    normed = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5) * gain
+    want = normed @ weights.dense().T + bias
+    (got,) = call(linears.run, Case(x, (weights,), (bias,), norm=(gain, 1e-5)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    (rounded,) = call(linears.run, Case(x, (weights,), (bias,), norm=(gain, 1e-5), round_bf16=True))
+    np.testing.assert_array_equal(rounded, round_bf16(rounded))
+    np.testing.assert_allclose(rounded, want, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("k", [64, 130])
+def test_int8_accumulators_are_exact(call: Call, k: int) -> None:
+    rng = np.random.default_rng(6)
+    x = rng.integers(-128, 128, (3, k), dtype=np.int8)
+    values = rng.integers(-128, 128, (50, k), dtype=np.int8)
+    x[0], values[0] = -128, -128  # the largest sums there are
+    got = call(linears.accumulators, x, Weights("int8", values, np.ones(50, np.float32)))
+    for g in range(-(-k // 64)):
+        part = slice(64 * g, 64 * g + 64)
+        want = x[:, part].astype(np.int32) @ values[:, part].astype(np.int32).T
+        np.testing.assert_array_equal(got[g], want)
+
+
+def test_int8_of_zeros_tiny_values_and_nan(call: Call) -> None:
+    weights = Weights("int8", np.full((3, 128), 127, np.int8), np.ones(3, np.float32))
+    x = np.zeros((4, 128), np.float32)
+    x[1, :64] = 1e-42  # a scale below fp32's normal numbers counts as 0
+    x[2, 5] = np.nan
+    x[3, 64:] = 3e-38
+    (got,) = call(linears.run, Case(x, (weights,)))
+    np.testing.assert_array_equal(got[:2], 0)
+    assert np.isnan(got[2]).all()
+    np.testing.assert_allclose(got[3], 64 * 127 * 3e-38, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "scale", "message"),
+    [
+        ("int4", 2048, None, "unknown matrix kind"),
+        ("int8", 2048, None, "needs scales"),
+        ("fp32", 8192, np.ones(32, np.float32), "takes no scales"),
+        ("bf16", 4095, None, "4096 bytes"),
+    ],
+)
+def test_matrix_refuses(kind: str, size: int, scale: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native().Matrix(kind, np.zeros(size, np.uint8), scale, 32, 64)
+
+
+@pytest.mark.parametrize(
+    "view", [(16, 32, 0, 64), (0, 32, 32, 64), (32, 64, 0, 64), (0, 0, 0, 64), (0, 32, 64, 65)]
+)
+def test_views_must_be_aligned_and_inside(view: tuple[int, int, int, int]) -> None:
+    matrix = native().Matrix("int8", np.zeros(64 * 128, np.uint8), np.ones(64, np.float32), 64, 128)
+    with pytest.raises(ValueError, match="view"):
+        matrix.view(*view)
+
+
+def test_unknown_isa_is_refused_by_name() -> None:
+    code = "from corepipe.kernels import native; native()"
+    environment = os.environ | {"COREPIPE_ISA": "mmx"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (
+        "UserError: COREPIPE_ISA=mmx is unknown or not supported by this CPU; use one of: " in result.stderr
+    )

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.kernels import _native
+from corepipe.models.sampler import log_softmax, sample_reference, uniform
+from tests.kernels.harness import other_isas, run_isolated, sampling
+
+VOCAB = 5003
+
+
+@pytest.mark.parametrize("isa", other_isas())
+def test_other_isas(isa: str) -> None:
+    run_isolated(__file__, isa)
+
+
+@pytest.fixture
+def logits() -> np.ndarray:
+    return (np.random.default_rng(3).standard_normal((48, VOCAB)) * 3).astype(np.float32)
+
+
+def check(logits: np.ndarray, **fields: object) -> dict:
+    batch = sampling(len(logits), **fields)
+    got, expected = _native.sample(logits, batch), sample_reference(logits, batch)
+    assert np.array_equal(got["tokens"], expected.tokens)
+    assert np.array_equal(got["top_ids"], expected.top_ids)
+    assert np.allclose(got["logprobs"], expected.logprobs, atol=2e-5, equal_nan=True)
+    assert np.allclose(got["top_logprobs"], expected.top_logprobs, atol=2e-5, equal_nan=True)
+    return got
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.5, "top_p": 0.05},
+        {"temperature": 50.0, "top_p": 0.99},
+        {"temperature": 1.0, "top_p": 0.0},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1.0, "top_k": 40},
+        {"temperature": 1.0, "top_k": 3000},
+        {"temperature": 1.0, "top_k": VOCAB},
+        {"temperature": 1.0, "top_k": 50, "top_p": 0.7},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 1.0, "min_p": 1.0},
+        {"temperature": 2.0, "top_k": 100, "top_p": 0.95, "min_p": 0.02},
+    ],
+    ids=str,
+)
+def test_equals_the_definition(fields: dict, logits: np.ndarray) -> None:
+    rows = np.arange(len(logits))
+    check(logits, **fields, seed=rows % 5, position=rows * 3, top_logprobs=rows % 7 - 1)
+
+
+def test_bias_and_penalties(logits: np.ndarray) -> None:
+    rng = np.random.default_rng(5)
+    rows = len(logits)
+    ids = [rng.choice(VOCAB, 200, replace=False) for _ in range(rows)]
+    seen = [{int(i): int(n) for i, n in zip(row, rng.integers(0, 4, 200), strict=True)} for row in ids]
+    bias = [{int(i): float(rng.choice([-np.inf, 2.5, -7])) for i in row[:50]} for row in ids]
+    penalties = {"repetition": 1.3, "presence": 0.4, "frequency": 0.2}
+    for temperature in (0.0, 0.8):
+        check(logits, temperature=temperature, bias=bias, seen=seen, top_logprobs=5, position=np.arange(rows), **penalties)
+    check(logits, bias=[{int(np.argmax(x)): -np.inf} for x in logits])
+
+
+def test_ties_take_the_lowest_id() -> None:
+    logits = np.zeros((4, 3001), np.float32)
+    logits[1, [77, 2999]] = 1.0
+    logits[2, 3000] = np.nan
+    logits[3] = -np.inf
+    got = check(logits)
+    assert got["tokens"].tolist() == [0, 77, 0, 0]
+    for fields in ({"top_k": 7}, {"top_p": 0.5}, {"top_k": 2000, "top_p": 0.001}, {}):
+        check(logits, temperature=1.0, position=np.arange(4), **fields)
+
+
+def test_nan_and_infinity(logits: np.ndarray) -> None:
+    logits[0] = np.nan
+    logits[1] = -np.inf
+    logits[2, ::3] = np.nan
+    logits[3, [5, 4000]] = np.inf
+    logits[4, 10:] = -np.inf
+    logits[5, 1:] = np.nan
+    batch = sampling(len(logits), temperature=[0.0, 1.0] * 24, top_p=[1.0, 1.0, 0.9, 0.9] * 12, top_logprobs=3)
+    got = _native.sample(logits, batch)
+    with np.errstate(invalid="ignore"):
+        expected = sample_reference(logits, batch)
+    assert np.array_equal(got["tokens"], expected.tokens)
+    assert got["tokens"][:2].tolist() == [0, 0]
+    assert got["tokens"][3] == 5
+    assert np.array_equal(got["top_ids"][4:], expected.top_ids[4:])
+    assert got["top_ids"][5].tolist() == [0, -1, -1]
+
+
+def test_chosen_tokens_are_reported_not_drawn(logits: np.ndarray) -> None:
+    chosen = np.arange(len(logits)) * 100
+    got = check(logits, temperature=1.0, chosen=chosen)
+    assert np.array_equal(got["tokens"], chosen)
+    rows = np.arange(len(logits))
+    assert np.allclose(got["logprobs"], log_softmax(logits)[rows, chosen], atol=2e-5)
+
+
+def test_the_draw_depends_on_seed_and_position_alone(logits: np.ndarray) -> None:
+    rows = len(logits)
+    fields = {"temperature": 0.9, "top_p": 0.95, "seed": np.arange(rows), "position": 17}
+    whole = check(logits, **fields)["tokens"]
+    for r in range(rows):
+        alone = _native.sample(logits[r : r + 1], sampling(1, **{**fields, "seed": r}))
+        assert alone["tokens"][0] == whole[r]
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    p = np.array([0.5, 0.3, 0.15, 0.05])
+    n = 4000
+    logits = np.ascontiguousarray(np.broadcast_to(np.log(p).astype(np.float32), (n, 4)))
+    tokens = _native.sample(logits, sampling(n, temperature=1.0, seed=9, position=np.arange(n)))["tokens"]
+    counts = np.bincount(tokens, minlength=4)
+    chi_squared = ((counts - n * p) ** 2 / (n * p)).sum()
+    assert chi_squared < 16.3  # 0.1 % point of 3 degrees of freedom
+
+
+def test_uniform_numbers_are_uniform() -> None:
+    for drawn in ([uniform(1, i) for i in range(4000)], [uniform(i, 1) for i in range(4000)]):
+        counts = np.bincount((np.array(drawn) * 10).astype(int), minlength=10)
+        assert ((counts - 400) ** 2 / 400).sum() < 27.9  # 0.1 % point of 9 degrees of freedom
+    assert uniform(2**64 - 1, 2**40) != uniform(0, 2**40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_small_vocabularies(data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(1, 90))
+    steps = st.integers(-12, 12).map(lambda i: i / 4)  # coarse, so that there are ties
+    x = np.array(data.draw(st.lists(steps, min_size=vocab, max_size=vocab)), np.float32)[None]
+    check(
+        x,
+        temperature=data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        top_k=data.draw(st.integers(0, vocab + 1)),
+        top_p=data.draw(st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0])),
+        min_p=data.draw(st.sampled_from([0.0, 0.11, 0.6])),
+        seed=data.draw(st.integers(0, 2**64 - 1)),
+        position=data.draw(st.integers(0, 2**40)),
+        top_logprobs=data.draw(st.integers(-1, vocab)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": np.nan}, "NaN"),
+        ({"repetition": 0.0}, "repetition"),
+        ({"top_k": -1}, "top_k"),
+        ({"chosen": VOCAB}, "chosen"),
+        ({"bias": [{VOCAB: 1.0}]}, "bias id"),
+        ({"seen": [{-1: 1}]}, "seen id"),
+    ],
+)
+def test_refuses(fields: dict, message: str, logits: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.sample(logits[:1], sampling(1, **fields))
+
+
+def test_refuses_other_shapes(logits: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="one value a logit row"):
+        _native.sample(logits[:2], sampling(1))
+    with pytest.raises(TypeError):
+        _native.sample(logits.astype(np.float64), sampling(len(logits)))

@@ -1,0 +1,209 @@
+"""GGUF files written by the gguf library: read back, dequantised, renamed; broken ones refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.models.gguf import BLOCK_TYPES, GgufFile
+from corepipe.models.gguf_config import config_fields
+from corepipe.models.llama import configure
+from corepipe.neuron.graph import FORMATS
+from tests.models import ggufs, interpreter
+from tests.parity.families import TINY
+
+
+@pytest.mark.parametrize(
+    ("family", "arch"),
+    [
+        ("llama2", "llama"),
+        ("llama3", "llama"),
+        ("smollm2", "llama"),
+        ("tinyllama", "llama"),
+        ("mistral", "llama"),
+        ("qwen3", "qwen3"),
+    ],
+)
+def test_a_converted_checkpoint_gives_the_logits_of_the_original(
+    tmp_path: Path, family: str, arch: str
+) -> None:
+    ggufs.convert(TINY / family, tmp_path / "model.gguf", arch=arch)
+    model = registry.load(tmp_path)
+    graph = model.graph(FORMATS["fp32"])
+    model.check(graph)
+    prompt = json.loads((TINY / family / "golden.json").read_text())["prompts"][-1]
+    expected = np.load(TINY / family / "golden.npz")["logits"]
+    got = interpreter.logits(graph, model.checkpoint.read, prompt)
+    np.testing.assert_allclose(got, expected, atol=3e-4, rtol=3e-4)
+
+
+def test_yarn_and_biases_of_a_qwen2_file(tmp_path: Path) -> None:
+    ggufs.convert(TINY / "qwen2", tmp_path / "model.gguf", arch="qwen2")
+    original, model = registry.load(TINY / "qwen2"), registry.load(tmp_path)
+    assert model.config.rope == original.config.rope
+    assert (model.config.qkv_bias, model.config.out_bias, model.config.tied) == (True, False, True)
+    model.check(model.graph(FORMATS["fp32"]))
+
+
+@pytest.mark.parametrize("encoding", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0])
+def test_encodings_equal_the_library(tmp_path: Path, encoding: Type) -> None:
+    ggufs.convert(TINY / "qwen3", tmp_path / "model.gguf", encoding, arch="qwen3")
+    model = registry.load(tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert encoding in {t.tensor_type for t in reader.tensors}
+    for name in model.checkpoint.names():
+        tensor = next(t for t in reader.tensors if t.name == ggufs.gguf_name(name))
+        expected = gguf.dequantize(np.array(tensor.data), tensor.tensor_type)
+        got = model.checkpoint.read(name)
+        assert got.dtype == np.float32
+        assert got.flags.c_contiguous
+        np.testing.assert_array_equal(got, expected.reshape(got.shape))
+
+
+@pytest.mark.parametrize("encoding", [Type.Q4_K, Type.Q5_K, Type.Q6_K])
+def test_k_quants_equal_the_library(tmp_path: Path, encoding: Type) -> None:
+    """The library cannot write these: random blocks, with small scales so that all values are finite."""
+    elements, size = gguf.GGML_QUANT_SIZES[encoding]
+    blocks = np.random.default_rng(3).integers(0, 256, (6, 2, size), dtype=np.uint8)
+    halves = {Type.Q6_K: [size - 2]}.get(encoding, [0, 2])
+    for at in halves:
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    raw = blocks.reshape(6, -1)
+    write_tensors(tmp_path / "k.gguf", {"x": (raw, encoding)})
+    got = GgufFile(tmp_path / "k.gguf").read("x")
+    assert got.shape == (6, 2 * elements)
+    np.testing.assert_array_equal(got, gguf.dequantize(raw, encoding))
+
+
+def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray, Type | None]]) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (values, encoding) in tensors.items():
+        writer.add_tensor(name, values, raw_dtype=encoding)
+    ggufs.close(writer)
+
+
+def test_our_table_of_encodings_is_the_library_s() -> None:
+    for number, block in BLOCK_TYPES.items():
+        assert (Type(number).name, gguf.GGML_QUANT_SIZES[Type(number)]) == (
+            block.name,
+            (block.elements, block.bytes),
+        )
+
+
+def test_the_q_and_k_permutation_is_undone_for_llama_only(tmp_path: Path) -> None:
+    for source, arch in (("llama2", "llama"), ("qwen2", "qwen2")):
+        ggufs.convert(TINY / source, tmp_path / f"{arch}.gguf", arch=arch)
+        original, converted = registry.load(TINY / source), registry.load(tmp_path / f"{arch}.gguf")
+        for name in original.checkpoint.names():
+            np.testing.assert_array_equal(converted.checkpoint.read(name), original.checkpoint.read(name))
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    ggufs.convert(TINY / "llama2", tmp_path / "model.gguf")
+    return tmp_path / "model.gguf"
+
+
+def test_a_truncated_file_is_refused_with_both_sizes(whole: Path) -> None:
+    data = whole.read_bytes()
+    whole.write_bytes(data[:-100])
+    with pytest.raises(UserError, match=f"truncated: {len(data) - 100} bytes, the tensors need") as caught:
+        GgufFile(whole)
+    assert str(whole) in caught.value.message
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.floats(0, 1))
+def test_every_truncation_is_a_user_error(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
+    path = tmp_path_factory.getbasetemp() / "cut.gguf"
+    if not path.with_suffix(".whole").exists():
+        ggufs.convert(TINY / "llama2", path.with_suffix(".whole"))
+    data = path.with_suffix(".whole").read_bytes()
+    path.write_bytes(data[: int(cut * (len(data) - 64))])
+    with pytest.raises(UserError, match=r"cut\.gguf"):
+        GgufFile(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(4, 1500), value=st.binary(min_size=1, max_size=8))
+def test_a_damaged_header_never_crashes(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    if not path.with_suffix(".whole").exists():
+        ggufs.convert(TINY / "llama2", path.with_suffix(".whole"))
+    data = bytearray(path.with_suffix(".whole").read_bytes())
+    data[at : at + len(value)] = value
+    path.write_bytes(data)
+    with suppress(UserError):
+        registry.load(path).checkpoint.names()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"GGML" + bytes(40), "does not start with GGUF"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "number of tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "number of metadata entries"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "length of a metadata key"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 1 << 50), "length of k"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "unknown type 77"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 9, 1), "unsupported type 9"),
+        (b"GGUF" + struct.pack("<IQQQ1sII", 3, 1, 0, 1, b"x", 9, 1), "number of dimensions"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 32, 99, 0), "unsupported encoding 99"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 33, 8, 0), "has shape"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 1 << 39, 0, 0), "truncated"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 4, 0, 3), "not aligned"),
+    ],
+)
+def test_hostile_headers_are_refused_before_anything_is_allocated(
+    tmp_path: Path, data: bytes, why: str
+) -> None:
+    (tmp_path / "bad.gguf").write_bytes(data)
+    with pytest.raises(UserError, match=why):
+        GgufFile(tmp_path / "bad.gguf")
+
+
+def test_duplicates_and_overlaps_are_refused(tmp_path: Path) -> None:
+    entry = struct.pack("<Q1sIQIQ", 1, b"x", 1, 8, 0, 0)
+    (tmp_path / "twice.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry * 2 + bytes(200))
+    with pytest.raises(UserError, match="appears twice"):
+        GgufFile(tmp_path / "twice.gguf")
+    other = struct.pack("<Q1sIQIQ", 1, b"y", 1, 8, 0, 0)
+    (tmp_path / "over.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry + other + bytes(200))
+    with pytest.raises(UserError, match="x and y overlap"):
+        GgufFile(tmp_path / "over.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        (
+            "general.architecture",
+            "mamba",
+            "'mamba' is not supported in a GGUF file .known: llama, qwen2, qwen3",
+        ),
+        ("llama.expert_count", 8, "mixtures of experts"),
+        ("llama.rope.dimension_count", 6, "rope.dimension_count is 6"),
+        ("llama.attention.head_count", 0, "llama.attention.head_count must be an integer from 1"),
+        ("llama.rope.scaling.type", "longrope", "llama.rope.scaling.type 'longrope' is not supported"),
+    ],
+)
+def test_models_we_do_not_compute_are_refused_by_name(whole: Path, key: str, value: object, why: str) -> None:
+    file = GgufFile(whole)
+    file.metadata[key] = value
+    with pytest.raises(UserError, match=why):
+        configure(config_fields(file))

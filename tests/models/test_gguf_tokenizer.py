@@ -1,0 +1,123 @@
+"""Tokenizers built from GGUF metadata, against those that transformers builds from the same file."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import gguf
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.models.gguf import GgufFile
+from corepipe.models.gguf_tokenizer import SPLITS, from_gguf
+from tests.models import ggufs
+from tests.parity import real
+from tests.parity.families import TINY
+
+PIECES = ("\u2581", "a", "b", "\u2581a", "ab", "\u2581ab", "ba", "c", "bac")
+SCORES = (-9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0, -9.0, -0.5)
+
+
+def byte_level_file(path: Path, pre: str) -> GgufFile:
+    model = registry.load(TINY / "llama2")
+    writer = gguf.GGUFWriter(path, "llama")
+    ggufs.add_config(writer, model, "llama")
+    ggufs.add_tokenizer(writer, model, pre)
+    ggufs.close(writer)
+    return GgufFile(path)
+
+
+def sentencepiece_file(path: Path) -> GgufFile:
+    """Unknown, bos, eos, the 256 bytes, and a few pieces with scores instead of merges."""
+    writer = gguf.GGUFWriter(path, "llama")
+    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES])
+    writer.add_token_scores([0.0] * 259 + list(SCORES))
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(PIECES))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    ggufs.close(writer)
+    return GgufFile(path)
+
+
+def samples() -> list[str]:
+    rng = random.Random(5)
+    text = real.PERPLEXITY_TEXT.read_text(encoding="utf-8")
+    characters = "abc XYZ  \n\n\t123's\u00e9\u4f60\U0001f600.,!?\u200b_-"
+    cuts = [text[at : at + rng.randrange(120)] for at in (rng.randrange(len(text)) for _ in range(60))]
+    mixed = ["".join(rng.choices(characters, k=rng.randrange(40))) for _ in range(120)]
+    return [*real.TOKENIZER_SAMPLES, *cuts, *mixed]
+
+
+def assert_equal_to_transformers(file: GgufFile) -> None:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    names = mapping.GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+    described = {
+        name: file.metadata[f"tokenizer.{key}"] for key, name in names if f"tokenizer.{key}" in file.metadata
+    }
+    theirs, _ = mapping.convert_gguf_tokenizer("llama", described)
+    ours = from_gguf(file)
+    for text in samples():
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False) == expected, text
+        assert ours.decode(expected, skip_special_tokens=True) == theirs.decode(
+            expected, skip_special_tokens=True
+        )
+
+
+@pytest.mark.parametrize("pre", list(SPLITS))
+def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
+    assert_equal_to_transformers(byte_level_file(tmp_path / "m.gguf", pre))
+
+
+def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
+    assert_equal_to_transformers(sentencepiece_file(tmp_path / "m.gguf"))
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path) -> None:
+    ours = from_gguf(sentencepiece_file(tmp_path / "m.gguf"))
+    first = 259
+    assert ours.encode("ab") == [1, first + PIECES.index("\u2581ab")]
+    euro = ours.encode("\u20ac", add_special_tokens=False)[1:]
+    assert b"".join(map(ours.token_bytes, euro)) == "\u20ac".encode()
+    assert ours.token_bytes(first + 3) == b" a"
+    assert ours.decode(ours.encode("abac bab")) == "abac bab"
+    assert (ours.bos_id, ours.eos_ids) == (1, {2})
+
+
+def test_the_facts_of_a_byte_level_file(tmp_path: Path) -> None:
+    ggufs.convert(TINY / "smollm2", tmp_path / "model.gguf")
+    converted, original = registry.load(tmp_path), registry.load(TINY / "smollm2")
+    ours, theirs = converted.tokenizer(), original.tokenizer()
+    assert ours.encode("<|im_start|>a b") == theirs.encode("<|im_start|>a b")
+    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (1, {2, 3}, theirs.vocab_size)
+    assert ours.apply_chat_template([{"content": "hi"}]) == "hi<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("model", "bert", "tokenizer.ggml.model is 'bert' .known: gpt2, llama"),
+        ("pre", "martian", "tokenizer.ggml.pre is 'martian' .known: default"),
+        ("tokens", None, "tokenizer.ggml.tokens is missing"),
+        ("tokens", [1, 2], "tokenizer.ggml.tokens is missing or not a list of strings"),
+        ("merges", ["q\u00e9 zz"], "tokenizer.ggml.merges do not fit"),
+        ("bos_token_id", 10**6, "bos_token_id is 1000000, outside the vocabulary"),
+    ],
+)
+def test_broken_vocabularies_are_refused(tmp_path: Path, key: str, value: object, why: str) -> None:
+    file = byte_level_file(tmp_path / "m.gguf", "qwen2")
+    file.metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(UserError, match=why) as caught:
+        from_gguf(file)
+    assert str(file.path) in caught.value.message
+
+
+def test_scores_must_match_the_tokens(tmp_path: Path) -> None:
+    file = sentencepiece_file(tmp_path / "m.gguf")
+    file.metadata["tokenizer.ggml.scores"] = [0.0]
+    with pytest.raises(UserError, match="one entry a token"):
+        from_gguf(file)

@@ -1,0 +1,164 @@
+"""Safetensors: values as written by the library, hostile headers refused before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
+from corepipe.neuron.graph import FORMATS
+from tests.parity.families import TINY
+
+
+def write(path: Path, header: object, data: bytes = b"") -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def tensor(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_values_are_widened_exactly(tmp_path: Path, dtype: type) -> None:
+    values = np.random.default_rng(1).standard_normal((5, 7)).astype(dtype)
+    save_file({"a": values, "b": values[0].copy()}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    got = checkpoint.read("a")
+    assert (got.dtype, got.flags.c_contiguous, checkpoint.shape("b")) == (np.float32, True, (7,))
+    np.testing.assert_array_equal(got, values.astype(np.float32))
+
+
+def test_shards_are_found_through_the_index() -> None:
+    checkpoint = SafetensorsCheckpoint(TINY / "tinyllama")
+    files = {checkpoint.file(name).name for name in checkpoint.names()}
+    assert len(files) > 1
+    assert checkpoint.read("lm_head.weight").shape == checkpoint.shape("lm_head.weight")
+
+
+def test_other_dtypes_are_refused_only_when_read(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3, np.int64), "b": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert checkpoint.read("b").tolist() == [1, 1]
+    with pytest.raises(UserError, match="tensor a is I64; known: F32, F16, BF16"):
+        checkpoint.read("a")
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "why"),
+    [
+        (b"{,", b"", "not valid JSON"),
+        (b"[]", b"", "must be a JSON object"),
+        (b'{"a": 1}', b"", "not described by an object"),
+        (b'{"a": {}, "a": {}}', b"", "a key appears twice"),
+        ({"a": tensor("F12")}, bytes(8), "has dtype 'F12'"),
+        ({"a": tensor(["F32"])}, bytes(8), "has dtype"),
+        ({"a": tensor(shape=(-2,))}, bytes(8), "has shape"),
+        ({"a": tensor(shape=(1 << 40, 1 << 40))}, bytes(8), "wants"),
+        ({"a": tensor(shape=(True, 2))}, bytes(8), "has shape"),
+        ({"a": tensor(shape="22")}, bytes(8), "has shape"),
+        ({"a": tensor(offsets=(8, 0))}, bytes(8), "wants 8 bytes, its offsets span -8"),
+        ({"a": tensor(offsets=(0, 8, 16))}, bytes(8), "data_offsets"),
+        ({"a": tensor(shape=(1,))}, bytes(8), "wants 4 bytes, its offsets span 8"),
+        ({"a": tensor(offsets=(4, 12))}, bytes(12), "starts at byte"),
+        ({"a": tensor(), "b": tensor()}, bytes(8), "starts at byte"),
+        ({"a": tensor(), "b": tensor(offsets=(4, 12))}, bytes(12), "starts at byte"),
+        ({"a": tensor()}, bytes(7), "truncated"),
+        ({"a": tensor()}, bytes(9), "1 bytes after the last tensor"),
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path: Path, header: object, data: bytes, why: str) -> None:
+    write(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(UserError, match=why) as caught:
+        SafetensorsCheckpoint(tmp_path)
+    assert "model.safetensors" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 7, b"\xff" * 8 + b"{}", (1 << 40).to_bytes(8, "little") + b"{}"]
+)
+def test_impossible_header_lengths_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="not a safetensors file"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(0, 3000), value=st.binary(min_size=1, max_size=6))
+def test_a_damaged_header_never_crashes(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    data = bytearray((TINY / "qwen3" / "model.safetensors").read_bytes())
+    data[at : at + len(value)] = value
+    (folder / "model.safetensors").write_bytes(data)
+    with suppress(UserError):
+        checkpoint = SafetensorsCheckpoint(folder / "model.safetensors")
+        for name in checkpoint.names():
+            checkpoint.read(name)
+
+
+@pytest.mark.parametrize(
+    ("owners", "why"),
+    [
+        ({"a": "../model.safetensors"}, "not at a .safetensors file beside it"),
+        ({"a": "/etc/passwd"}, "not at a .safetensors file beside it"),
+        ({"a": "model.bin"}, "not at a .safetensors file beside it"),
+        ({"a": 3}, "not at a .safetensors file beside it"),
+        ({"a": "gone.safetensors"}, "gone.safetensors is not there"),
+        ({"b": "one.safetensors"}, "tensor b is missing"),
+        ({}, "weight_map is missing"),
+        (["a"], "weight_map is missing"),
+    ],
+)
+def test_an_index_cannot_point_elsewhere(tmp_path: Path, owners: object, why: str) -> None:
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "one.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": owners}))
+    with pytest.raises(UserError, match=why):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_file_that_shrinks_meanwhile_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(1000, np.float32)}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:500])
+    with pytest.raises(UserError, match="truncated: tensor a wants 1000 elements"):
+        checkpoint.read("a")
+
+
+def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
+    first = SafetensorsCheckpoint(tmp_path).fingerprint
+    assert SafetensorsCheckpoint(tmp_path / "model.safetensors").fingerprint == first
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+    assert SafetensorsCheckpoint(tmp_path).fingerprint != first
+
+
+def test_the_graph_is_compared_with_the_header_before_anything_is_read(tmp_path: Path) -> None:
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).write_bytes((TINY / "llama2" / file).read_bytes())
+    model = registry.load(tmp_path)
+    graph = model.graph(FORMATS["int8"])
+    model.check(graph)
+    tensors = {name: model.checkpoint.read(name) for name in model.checkpoint.names()}
+    wrong = {**tensors, "model.norm.weight": np.ones(5, np.float32)}
+    save_file(wrong, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"model.safetensors: tensor model.norm.weight has shape \[5\], .*\[48\]"
+    ):
+        registry.load(tmp_path).check(graph)
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"tensor model\.norm\.weight is missing"):
+        registry.load(tmp_path).check(graph)

@@ -1,0 +1,116 @@
+"""Tokenizers of Hugging Face directories, and chat templates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.models.tokenizer import Tokenizer, from_directory
+from tests.parity.families import TINY, VOCAB
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return registry.load(TINY / "smollm2").tokenizer()
+
+
+def test_the_facts_of_a_tokenizer(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (VOCAB, 1, {2})
+    assert tokenizer.has_chat_template
+    assert tokenizer.encode("<|im_start|>user")[0] == 1
+    assert tokenizer.encode("") == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=40))
+def test_round_trips(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_tokens_one_by_one(tokenizer: Tokenizer) -> None:
+    euro = tokenizer.encode("\u20ac")
+    assert b"".join(map(tokenizer.token_bytes, euro)) == "\u20ac".encode()
+    assert "\ufffd" in tokenizer.decode_token(euro[0])
+    assert tokenizer.decode_token(2) == "<|im_end|>"
+    assert tokenizer.decode([1, *tokenizer.encode("hi"), 2]) == "hi"
+
+
+@pytest.mark.parametrize("token", [VOCAB, 10**6, -1])
+def test_unknown_ids_are_nothing(tokenizer: Tokenizer, token: int) -> None:
+    assert tokenizer.token_bytes(token) == b""
+    assert tokenizer.decode_token(token) == ""
+
+
+def test_what_cannot_be_encoded_or_decoded_is_a_user_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="not valid Unicode"):
+        tokenizer.encode("\ud800")
+    for ids in ([-1], [1 << 40]):
+        with pytest.raises(UserError, match="token ids"):
+            tokenizer.decode(ids)
+
+
+def test_a_chat_becomes_text(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with_prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.apply_chat_template(messages) == with_prompt
+    without = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    assert without == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_bos_is_added_where_the_config_asks_for_it(tmp_path: Path) -> None:
+    shutil.copy(TINY / "llama2" / "tokenizer.json", tmp_path)
+    config = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = from_directory(tmp_path)
+    plain = tokenizer.encode("hi", add_special_tokens=False)
+    assert tokenizer.encode("hi") == [1, *plain]
+    assert not tokenizer.has_chat_template
+    with pytest.raises(UserError, match="no chat template"):
+        tokenizer.apply_chat_template([])
+
+
+def test_a_jinja_file_goes_before_the_config(tmp_path: Path) -> None:
+    shutil.copytree(TINY / "llama2", tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").write_text("{{ bos_token }}{{ messages | length }}<|eot_id|>")
+    tokenizer = from_directory(tmp_path / "m", eos_ids=(7,))
+    assert tokenizer.apply_chat_template([{}, {}]) == "<|im_start|>2<|eot_id|>"
+    assert tokenizer.eos_ids == {2, 3, 7}
+
+
+def test_named_templates_use_the_default_one(tmp_path: Path) -> None:
+    shutil.copy(TINY / "llama2" / "tokenizer.json", tmp_path)
+    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert from_directory(tmp_path).apply_chat_template([]) == "d"
+
+
+def test_another_template_can_be_put_in(tokenizer: Tokenizer) -> None:
+    other = tokenizer.with_chat_template("{{ messages[0].content }}!")
+    assert other.apply_chat_template([{"content": "x"}]) == "x!"
+    with pytest.raises(UserError, match="the chat template is not valid"):
+        tokenizer.with_chat_template("{% if %}")
+
+
+def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer.json: cannot be read"):
+        from_directory(tmp_path)
+
+
+def test_importing_is_cheap() -> None:
+    code = "import sys, corepipe.models.registry, corepipe.models.hub; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"transformers", "torch", "gguf", "huggingface_hub"} & set(loaded)

@@ -1,0 +1,164 @@
+"""Graphs and Programs of Llama-like models, built by hand, for the tests of the device model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.neuron.graph import (
+    FORMATS,
+    Add,
+    AllReduce,
+    Attention,
+    Axis,
+    Embed,
+    GatedActivation,
+    Graph,
+    HeadLayout,
+    Linear,
+    Op,
+    Receive,
+    RMSNorm,
+    Rope,
+    RopeSpec,
+    Rows,
+    SelectRows,
+    Send,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
+from corepipe.neuron.memory import Limits
+from corepipe.neuron.program import AxisShard, Program, WeightShard
+
+LIMITS = Limits(
+    max_model_len=2048, max_num_seqs=32, max_num_batched_tokens=512, block_size=32, max_blocks=2048
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    layers: int
+    hidden: int
+    heads: HeadLayout
+    ffn: int
+    vocab: int
+    window: int | None = None
+
+
+SMOLLM2 = Sizes(30, 576, HeadLayout(9, 3, 64), 1536, 49152)
+"""The sizes of SmolLM2-135M."""
+TINY = Sizes(8, 64, HeadLayout(4, 2, 16), 128, 256)
+LLAMA_70B = Sizes(80, 8192, HeadLayout(64, 8, 128), 28672, 128256)
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.layer = -1
+
+    def value(self, axis: Axis, width: int, rows: Rows = Rows.TOKENS) -> Value:
+        return Value(len(self.ops), axis, width, rows)
+
+    def add(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.out
+
+    def norm(self, x: Value) -> Value:
+        gain = WeightSpec(f"norm{len(self.ops)}", (x.width,), (x.axis,), WeightRole.VECTOR)
+        return self.add(RMSNorm(self.layer, self.value(x.axis, x.width, x.rows), x, gain, 1e-5))
+
+    def linear(self, x: Value, axis: Axis, width: int) -> Value:
+        weight = WeightSpec(f"linear{len(self.ops)}", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
+        return self.add(Linear(self.layer, self.value(axis, width, x.rows), x, weight))
+
+    def rope(self, x: Value, head_dim: int) -> Value:
+        return self.add(
+            Rope(self.layer, self.value(x.axis, x.width), x, head_dim, RopeSpec((1.0,) * (head_dim // 2)))
+        )
+
+
+def llama(sizes: Sizes = SMOLLM2, fmt: str = "bf16") -> Graph:
+    """A Llama forward pass."""
+    b, heads = _Builder(), sizes.heads
+    table = WeightSpec("embed", (sizes.vocab, sizes.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+    x = b.add(Embed(-1, b.value(Axis.HIDDEN, sizes.hidden), table))
+    for b.layer in range(sizes.layers):
+        n = b.norm(x)
+        q = b.linear(n, Axis.Q_HEADS, heads.heads * heads.head_dim)
+        k = b.linear(n, Axis.KV_HEADS, heads.kv_heads * heads.head_dim)
+        v = b.linear(n, Axis.KV_HEADS, heads.kv_heads * heads.head_dim)
+        q, k = b.rope(q, heads.head_dim), b.rope(k, heads.head_dim)
+        out = b.value(Axis.Q_HEADS, q.width)
+        seen = b.add(Attention(b.layer, out, q, k, v, heads, heads.head_dim**-0.5, sizes.window))
+        o = b.linear(seen, Axis.HIDDEN, sizes.hidden)
+        x = b.add(Add(b.layer, b.value(Axis.HIDDEN, sizes.hidden), x, o))
+        n = b.norm(x)
+        gate, up = b.linear(n, Axis.FFN, sizes.ffn), b.linear(n, Axis.FFN, sizes.ffn)
+        gated = b.add(GatedActivation(b.layer, b.value(Axis.FFN, sizes.ffn), gate, up))
+        down = b.linear(gated, Axis.HIDDEN, sizes.hidden)
+        x = b.add(Add(b.layer, b.value(Axis.HIDDEN, sizes.hidden), x, down))
+    b.layer = sizes.layers
+    x = b.norm(b.add(SelectRows(b.layer, b.value(Axis.HIDDEN, sizes.hidden, Rows.LOGITS), x)))
+    b.linear(x, Axis.VOCAB, sizes.vocab)
+    return Graph("llama", FORMATS[fmt], tuple(b.ops), heads, sizes.layers, sizes.vocab, 2048)
+
+
+def whole(graph: Graph) -> tuple[Program, ...]:
+    """The Program of a single core."""
+    return (_program(graph, 0, graph.ops, range(graph.num_layers)),)
+
+
+def pipeline(graph: Graph, stages: int) -> tuple[Program, ...]:
+    """Programs of stages with equally many layers each."""
+    bounds = [graph.num_layers * s // stages for s in range(stages + 1)]
+    return tuple(_stage(graph, s, range(bounds[s], bounds[s + 1]), stages) for s in range(stages))
+
+
+def _stage(graph: Graph, stage: int, layers: range, stages: int) -> Program:
+    first, last = stage == 0, stage == stages - 1
+    ops = [
+        op
+        for op in graph.ops
+        if op.layer in layers or (first and op.layer < 0) or (last and op.layer == graph.num_layers)
+    ]
+    x = graph.ops[0].out
+    if not first:
+        ops.insert(0, Receive(layers.start, x, stage - 1))
+    if not last:
+        ops.append(Send(layers.stop - 1, ops[-1].out, ops[-1].out, stage + 1))
+    return _program(graph, stage, tuple(ops), layers)
+
+
+def _program(graph: Graph, core: int, ops: tuple[Op, ...], layers: range) -> Program:
+    shards = {
+        spec.name: WeightShard(spec, tuple(AxisShard(((0, n),)) for n in spec.shape))
+        for op in ops
+        for spec in op.weights
+    }
+    values = tuple({op.out.id: op.out for op in ops}.values())
+    return Program(
+        core, core, 0, graph.format, ops, values, shards, {}, layers, graph.heads, graph.max_positions
+    )
+
+
+def with_all_reduce(programs: tuple[Program, ...], width: int, degree: int) -> tuple[Program, ...]:
+    """`degree` ranks that each run the single Program with an all-reduce appended to it."""
+    (program,) = programs
+    x = Value(10_000, Axis.HIDDEN, width)
+    ops = (*program.ops, AllReduce(0, x, x))
+    return tuple(
+        Program(
+            rank,
+            0,
+            rank,
+            program.format,
+            ops,
+            program.values,
+            program.shards,
+            {},
+            program.layers,
+            program.heads,
+            program.max_positions,
+        )
+        for rank in range(degree)
+    )

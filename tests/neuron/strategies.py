@@ -1,0 +1,236 @@
+"""Random Graphs, weights and batches for the tests of what computes them: the twin and the kernels.
+
+`graphs()` draws small Llama-like models and odd relatives of them; `read_weights` gives them weights that
+keep activations near 1; `step_inputs` lays sequences out in a paged cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from corepipe.neuron.graph import (
+    FORMATS,
+    Add,
+    Attention,
+    Axis,
+    Embed,
+    GatedActivation,
+    Graph,
+    HeadLayout,
+    Linear,
+    Op,
+    RMSNorm,
+    Rope,
+    RopeSpec,
+    Rows,
+    SelectRows,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
+from corepipe.neuron.program import StepInputs
+
+F32 = npt.NDArray[np.float32]
+BLOCK_SIZE = 16
+MAX_POSITIONS = 64
+
+
+@dataclass(frozen=True)
+class Features:
+    """What makes one random model differ from another."""
+
+    layers: int = 2
+    hidden: int = 32
+    heads: HeadLayout = HeadLayout(4, 2, 16)
+    ffn: int = 64
+    vocab: int = 100
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norm: bool = False
+    rotary: float | None = 1.0
+    """The rotated part of a head; None: no positions at all."""
+    window: int | None = None
+    tied: bool = False
+    parallel: bool = False
+    """Attention and feed-forward read the same norm, as in GPT-J."""
+    skip: bool = False
+    """The embedding is added again before the final norm: a value that crosses all stages."""
+    mixer: bool = False
+    """A square Linear on the residual stream, which no tensor rank splits."""
+    shared: bool = False
+    """All layers use the first layer's feed-forward weights, as in ALBERT."""
+
+
+class _Builder:
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self.layer = -1
+        self.ops: list[Op] = []
+
+    def add(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.out
+
+    def like(self, x: Value, rows: Rows | None = None) -> Value:
+        return Value(len(self.ops), x.axis, x.width, rows or x.rows)
+
+    def norm(self, x: Value, name: str, head: bool = False) -> Value:
+        width, axis = (self.features.heads.head_dim, Axis.HEAD) if head else (x.width, x.axis)
+        gain = WeightSpec(f"{name}.weight", (width,), (axis,), WeightRole.VECTOR)
+        return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
+
+    def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
+        weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
+        vector = WeightSpec(f"{name}.bias", (width,), (axis,), WeightRole.VECTOR) if bias else None
+        return self.add(Linear(self.layer, Value(len(self.ops), axis, width, x.rows), x, weight, vector))
+
+    def positions(self, x: Value) -> Value:
+        f = self.features
+        if f.rotary is None:
+            return x
+        half = max(1, int(f.heads.head_dim * f.rotary) // 2)
+        inv_freq = tuple(float(v) for v in np.float32(100.0) ** -(np.arange(half, dtype=np.float32) / half))
+        return self.add(Rope(self.layer, self.like(x), x, f.heads.head_dim, RopeSpec(inv_freq)))
+
+    def attention(self, x: Value, prefix: str) -> Value:
+        f = self.features
+        q_width, kv_width = (n * f.heads.head_dim for n in (f.heads.heads, f.heads.kv_heads))
+        q = self.linear(x, f"{prefix}.q", Axis.Q_HEADS, q_width, f.qkv_bias)
+        k = self.linear(x, f"{prefix}.k", Axis.KV_HEADS, kv_width, f.qkv_bias)
+        v = self.linear(x, f"{prefix}.v", Axis.KV_HEADS, kv_width, f.qkv_bias)
+        if f.head_norm:
+            q, k = self.norm(q, f"{prefix}.q_norm", head=True), self.norm(k, f"{prefix}.k_norm", head=True)
+        q, k = self.positions(q), self.positions(k)
+        scale = f.heads.head_dim**-0.5
+        out = self.add(Attention(self.layer, self.like(q), q, k, v, f.heads, scale, f.window))
+        return self.linear(out, f"{prefix}.o", Axis.HIDDEN, f.hidden, f.out_bias)
+
+    def feed_forward(self, x: Value, prefix: str) -> Value:
+        f = self.features
+        gate = self.linear(x, f"{prefix}.gate", Axis.FFN, f.ffn)
+        up = self.linear(x, f"{prefix}.up", Axis.FFN, f.ffn)
+        out = self.add(GatedActivation(self.layer, self.like(gate), gate, up))
+        return self.linear(out, f"{prefix}.down", Axis.HIDDEN, f.hidden, f.out_bias)
+
+    def sum(self, a: Value, b: Value) -> Value:
+        return self.add(Add(self.layer, self.like(a), a, b))
+
+    def decoder_layer(self, x: Value, layer: int) -> Value:
+        f = self.features
+        self.layer = layer
+        mlp = "layers.0" if f.shared else f"layers.{layer}"
+        normed = self.norm(x, f"layers.{layer}.norm1")
+        x = self.sum(x, self.attention(normed, f"layers.{layer}"))
+        if not f.parallel:
+            normed = self.norm(x, f"layers.{layer}.norm2")
+        x = self.sum(self.feed_forward(normed, mlp), x)
+        if f.mixer:
+            x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", Axis.HIDDEN, f.hidden))
+        return x
+
+
+def build(features: Features, fmt: str = "bf16") -> Graph:
+    """The Graph of a model with these features."""
+    f, b = features, _Builder(features)
+    table = WeightSpec("embed.weight", (f.vocab, f.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+    embedded = x = b.add(Embed(-1, Value(0, Axis.HIDDEN, f.hidden), table))
+    for layer in range(f.layers):
+        x = b.decoder_layer(x, layer)
+    b.layer = f.layers
+    if f.skip:
+        x = b.sum(x, embedded)
+    x = b.add(SelectRows(f.layers, b.like(x, Rows.LOGITS), x))
+    b.linear(b.norm(x, "norm"), "head", Axis.VOCAB, f.vocab)
+    tied = {"head.weight": "embed.weight"} if f.tied else {}
+    return Graph("random", FORMATS[fmt], tuple(b.ops), f.heads, f.layers, f.vocab, MAX_POSITIONS, tied)
+
+
+def heads() -> st.SearchStrategy[HeadLayout]:
+    return st.builds(
+        lambda kv, group, dim: HeadLayout(kv * group, kv, dim),
+        st.integers(1, 4),
+        st.integers(1, 4),
+        st.sampled_from([8, 16, 32, 64, 80]),
+    )
+
+
+def features() -> st.SearchStrategy[Features]:
+    return st.builds(
+        Features,
+        layers=st.integers(1, 4),
+        hidden=st.sampled_from([16, 32, 48, 64, 96, 136]),
+        heads=heads(),
+        ffn=st.sampled_from([16, 40, 64, 128, 200]),
+        vocab=st.sampled_from([33, 64, 100, 160]),
+        qkv_bias=st.booleans(),
+        out_bias=st.booleans(),
+        head_norm=st.booleans(),
+        rotary=st.sampled_from([1.0, 0.5, None]),
+        window=st.sampled_from([None, 1, 3, 20]),
+        tied=st.booleans(),
+        parallel=st.booleans(),
+        skip=st.booleans(),
+        mixer=st.booleans(),
+        shared=st.booleans(),
+    )
+
+
+def graphs(formats: Sequence[str] = tuple(FORMATS)) -> st.SearchStrategy[Graph]:
+    """Random valid Graphs in one of the formats."""
+    return st.builds(build, features(), st.sampled_from(list(formats)))
+
+
+def read_weights(graph: Graph, seed: int = 0) -> Callable[[str], F32]:
+    """Random weights by the names of `graph`, tied ones equal; the same seed gives the same."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, F32] = {}
+    for spec in graph.weights():
+        noise = rng.standard_normal(spec.shape).astype(np.float32)
+        if spec.role is WeightRole.MATRIX:
+            noise /= np.float32(spec.shape[1] ** 0.5)
+        elif spec.role is WeightRole.VECTOR:
+            noise = noise * np.float32(0.2) + np.float32(spec.name.endswith("weight"))
+        tensors[spec.name] = noise
+    return lambda name: tensors[graph.tied.get(name, name)]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens [start, start + count) of a sequence."""
+
+    sequence: int
+    start: int
+    count: int
+
+
+def step_inputs(graph: Graph, chunks: Sequence[Chunk], seed: int = 0) -> StepInputs:
+    """A batch of chunks that wants every row's logits.
+
+    Sequence s has random tokens of its own and the cache blocks s, s + 8, ... in descending order.
+    """
+    starts = np.cumsum([0, *(c.count for c in chunks)])
+    positions = [np.arange(c.start, c.start + c.count) for c in chunks]
+    tokens = [sequence_tokens(graph, c.sequence, seed)[p] for c, p in zip(chunks, positions, strict=True)]
+    per_sequence = MAX_POSITIONS // BLOCK_SIZE
+    tables = [[c.sequence + 8 * b for b in reversed(range(per_sequence))] for c in chunks]
+    return StepInputs(
+        tokens=np.concatenate(tokens).astype(np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        sequence_starts=starts.astype(np.int32),
+        block_tables=np.asarray(tables, np.int32),
+        logit_rows=np.arange(starts[-1], dtype=np.int32),
+    )
+
+
+BLOCKS = 8 * (MAX_POSITIONS // BLOCK_SIZE)
+"""Cache blocks that `step_inputs` needs: eight sequences of MAX_POSITIONS."""
+
+
+def sequence_tokens(graph: Graph, sequence: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """The MAX_POSITIONS tokens of a sequence."""
+    return np.random.default_rng([seed, sequence]).integers(0, graph.vocab_size, MAX_POSITIONS)

@@ -1,0 +1,136 @@
+"""Every number has its source, the topology is that of neuron-ls, and names are helped along."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.graph import FORMATS, DType
+from corepipe.neuron.hardware import GIB, Sourced, Support
+
+FAMILIES = {
+    "inf1": {"xlarge", "2xlarge", "6xlarge", "24xlarge"},
+    "inf2": {"xlarge", "8xlarge", "24xlarge", "48xlarge"},
+    "trn1": {"2xlarge", "32xlarge"},
+    "trn1n": {"32xlarge"},
+    "trn2": {"3xlarge", "48xlarge"},
+    "trn2u": {"48xlarge"},
+}
+
+
+def _records(record: Sourced) -> list[Sourced]:
+    below = [getattr(record, f.name) for f in fields(record)]
+    return [record, *(r for b in below if isinstance(b, Sourced) for r in _records(b))]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | tuple | dict)
+
+
+@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
+def test_every_number_has_a_source(machine):
+    for record in _records(machine):
+        for field in fields(record):
+            if field.name != "sources" and _is_number(getattr(record, field.name)):
+                assert record.sources.get(field.name), f"{type(record).__name__}.{field.name}"
+
+
+def test_sources_name_fields_that_exist():
+    for machine in INSTANCES:
+        for record in _records(machine):
+            assert set(record.sources) <= {f.name for f in fields(record)}
+
+
+def test_families_and_sizes_are_complete():
+    found = {}
+    for machine in INSTANCES:
+        family, _, size = machine.name.partition(".")
+        found.setdefault(family, set()).add(size)
+    assert found == FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "memory", "bandwidth"),
+    [
+        ("inf1.24xlarge", 64, 128, 800),
+        ("inf2.48xlarge", 24, 384, 9840),
+        ("trn1.32xlarge", 32, 512, 13120),
+        ("trn2.48xlarge", 64, 1536, 46.4e12 / GIB),
+    ],
+)
+def test_totals_are_those_of_the_instance_pages(name, cores, memory, bandwidth):
+    machine = instance(name)
+    assert machine.cores == cores
+    assert machine.chips * machine.chip.memory_bytes == memory * GIB
+    assert machine.chips * machine.chip.memory_bytes_per_second == pytest.approx(bandwidth * GIB)
+
+
+def test_neighbours_are_those_neuron_ls_shows():
+    assert instance("inf2.48xlarge").neighbours(0) == (11, 1)
+    assert instance("trn1.32xlarge").neighbours(0) == (12, 3, 4, 1)
+    assert instance("trn2.48xlarge").neighbours(0) == (12, 3, 4, 1)
+    assert instance("inf1.6xlarge").neighbours(0) == (1,)
+    assert instance("inf2.xlarge").neighbours(0) == ()
+
+
+@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
+def test_links_go_both_ways_and_reach_every_chip(machine):
+    for chip in range(machine.chips):
+        near = machine.neighbours(chip)
+        assert chip not in near
+        assert len(set(near)) == len(near)
+        assert all(chip in machine.neighbours(n) for n in near)
+        assert machine.hops(0, chip) == machine.hops(chip, 0) < machine.chips
+
+
+def test_hops():
+    assert instance("inf1.24xlarge").hops(0, 15) == 15
+    assert instance("inf2.48xlarge").hops(0, 6) == 6
+    assert max(instance("trn1.32xlarge").hops(0, c) for c in range(16)) == 4
+
+
+def test_logical_cores():
+    two = instance("trn2.48xlarge")
+    one = two.with_lnc(1)
+    assert (two.lnc, two.cores, one.cores) == (2, 64, 128)
+    assert two.bank_bytes == 24 * GIB == one.bank_bytes
+    assert (two.cores_per_bank, one.cores_per_bank) == (1, 2)
+    assert two.peak(DType.BF16) == 2 * one.peak(DType.BF16)
+    with pytest.raises(UserError, match="--lnc"):
+        instance("inf2.xlarge").with_lnc(2)
+
+
+def test_which_chip_has_which_format():
+    native = {
+        name: {f for f, fmt in FORMATS.items() if instance(name).support(fmt) is Support.NATIVE}
+        for name in ("inf1.xlarge", "inf2.xlarge", "trn1.2xlarge", "trn2.3xlarge")
+    }
+    assert native == {
+        "inf1.xlarge": {"bf16", "int8"},
+        "inf2.xlarge": {"fp32", "bf16", "int8", "int8-weights"},
+        "trn1.2xlarge": {"fp32", "bf16", "int8", "int8-weights"},
+        "trn2.3xlarge": {"fp32", "bf16", "int8-weights"},
+    }
+
+
+def test_a_format_the_chip_lacks_is_timed_as_the_nearest():
+    assert instance("trn2.3xlarge").peak(DType.INT8) == instance("trn2.3xlarge").peak(DType.BF16)
+    assert instance("inf1.xlarge").peak(DType.FP32) == instance("inf1.xlarge").peak(DType.BF16) / 4
+
+
+def test_unknown_instance_names_the_flag_and_the_nearest():
+    with pytest.raises(UserError, match=r"--instance.*inf2\.xlarge") as caught:
+        instance("inf2.xlarg")
+    assert caught.value.param == "instance"
+    with pytest.raises(UserError, match=r"trn1n\.32xlarge"):
+        instance("???")
+
+
+def test_price_falls_back_to_the_reserved_one():
+    machine = instance("inf2.xlarge")
+    assert machine.price_per_hour == 0.758
+    assert replace(machine, on_demand_per_hour=None).price_per_hour == 0.328
+    assert instance("trn2.48xlarge").price_per_hour is None

@@ -1,0 +1,76 @@
+"""The three clocks, on a hand-driven watch where a watch is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
+
+
+class Watch:
+    """Host time that passes only in sleep, each of which oversleeps a little."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def read(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds + 1e-5
+
+
+def test_virtual_time_is_what_was_waited_for():
+    clock = VirtualClock()
+    clock.wait_until(2.5)
+    clock.wait_until(1.0)
+    assert clock.now() == 2.5
+
+
+def test_host_never_waits():
+    watch = Watch()
+    clock = HostClock(watch.read)
+    clock.wait_until(50.0)
+    assert clock.now() == 0.0
+    watch.time += 1
+    assert clock.now() == 1.0
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
+def test_paced_waits_in_device_time(scale):
+    watch = Watch()
+    clock = PacedClock(scale, watch.read, watch.sleep)
+    clock.wait_until(0.25)
+    assert 0.25 <= clock.now() <= 0.25 + 2e-5 / scale
+    assert watch.time == pytest.approx(100 + 0.25 * scale, abs=3e-5)
+    assert (clock.steps, clock.late_steps) == (1, 0)
+
+
+def test_paced_counts_late_steps():
+    watch = Watch()
+    clock = PacedClock(2.0, watch.read, watch.sleep)
+    watch.time += 3.0
+    clock.wait_until(1.0)
+    clock.wait_until(1.25)
+    clock.wait_until(2.0)
+    assert (clock.steps, clock.late_steps) == (3, 2)
+    assert clock.worst_lateness == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="time scale"):
+        PacedClock(0.0)
+
+
+def test_real_clocks_do_not_run_backwards():
+    clocks: list[Clock] = [HostClock(), PacedClock(), VirtualClock()]
+    for clock in clocks:
+        times = []
+        for i in range(5):
+            clock.wait_until(i * 1e-4)
+            times.append(clock.now())
+        assert times == sorted(times)
+
+
+def test_paced_never_returns_early():
+    clock = PacedClock()
+    for i in range(1, 6):
+        clock.wait_until(i * 1e-3)
+        assert clock.now() >= i * 1e-3

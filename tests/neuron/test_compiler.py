@@ -1,0 +1,224 @@
+"""Programs hold together: values are made before they are read, transfers match, shards cover the weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from device_graphs import LLAMA_70B, SMOLLM2, TINY, llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import Features, build, graphs
+
+from corepipe.errors import UserError
+from corepipe.neuron.compiler import compile_graph, describe, kv_bytes_per_token
+from corepipe.neuron.graph import (
+    SPLIT_AXES,
+    AllGather,
+    AllReduce,
+    Axis,
+    Graph,
+    HeadLayout,
+    Linear,
+    Receive,
+    RMSNorm,
+    Send,
+    WeightRole,
+    WeightSpec,
+)
+from corepipe.neuron.numerics import cut
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Program
+
+
+def placements(graph: Graph) -> st.SearchStrategy[Placement]:
+    limit = min(graph.heads.heads, 8)
+    return st.builds(Placement, pipeline=st.integers(1, graph.num_layers), tensor=st.integers(1, limit))
+
+
+CASES = graphs().flatmap(lambda graph: st.tuples(st.just(graph), placements(graph)))
+
+
+@given(CASES)
+@settings(derandomize=True, deadline=None)
+def test_programs_hold_together(case):
+    graph, placement = case
+    programs = compile_graph(graph, placement)
+    assert [p.core for p in programs] == list(range(placement.cores_per_replica))
+    for program in programs:
+        assert program.core == placement.core(program.stage, program.rank)
+        assert [v.id for v in program.values] == list(range(len(program.values)))
+        made = set()
+        for op in program.ops:
+            assert set(op.inputs) <= made
+            made.add(op.out)
+        assert made == set(program.values)
+        used = {spec.name for op in program.ops for spec in op.weights}
+        assert used == set(program.shards)
+    assert [layer for p in programs[:: placement.tensor] for layer in p.layers] == list(range(graph.num_layers))
+    assert programs[-1].ops[-1].out.width == graph.vocab_size
+
+
+@given(CASES)
+@settings(derandomize=True, deadline=None)
+def test_transfers_and_collectives_match(case):
+    graph, placement = case
+    programs = compile_graph(graph, placement)
+    for program in programs:
+        for op in program.ops:
+            if isinstance(op, (Send, Receive)):
+                step = 1 if isinstance(op, Send) else -1
+                assert op.peer == placement.core(program.stage + step, program.rank)
+    for source, target in zip(programs, programs[placement.tensor :], strict=False):
+        assert carried(source, Send) == carried(target, Receive)
+    for stage in range(placement.pipeline):
+        ranks = programs[placement.core(stage, 0) : placement.core(stage + 1, 0)]
+        assert len({tuple(collectives(rank)) for rank in ranks}) == 1
+
+
+def carried(program: Program, kind: type) -> list[tuple]:
+    return [(op.out.axis, op.out.width, op.out.rows) for op in program.ops if isinstance(op, kind)]
+
+
+def collectives(program: Program) -> list[tuple]:
+    kinds = (AllReduce, AllGather)
+    return [(type(op), op.layer, op.out.width) for op in program.ops if isinstance(op, kinds)]
+
+
+@given(CASES)
+@settings(derandomize=True, deadline=None)
+def test_shards_cover_every_weight(case):
+    """A dimension on a split axis once over the ranks, the rest on every rank, KV heads where they are used."""
+    graph, placement = case
+    programs = compile_graph(graph, placement)
+    for spec in graph.weights():
+        stages = {p.stage for p in programs if spec.name in p.shards}
+        assert stages
+        for stage in stages:
+            ranks = [p for p in programs if p.stage == stage and spec.name in p.shards]
+            check_cover(spec, ranks, placement.tensor)
+
+
+def check_cover(spec: WeightSpec, ranks: list[Program], tensor: int) -> None:
+    numbers = np.arange(1, 1 + np.prod(spec.shape)).reshape(spec.shape)
+    seen = Counter()
+    for program in ranks:
+        part = cut(numbers, program.shards[spec.name].axes)
+        assert part.shape == program.shards[spec.name].shape
+        seen.update(part[part > 0].tolist())
+    copies = set(seen.values())
+    assert len(seen) == numbers.size
+    if Axis.KV_HEADS in spec.axes:
+        assert max(copies) <= ranks[0].heads.kv_heads * tensor
+    elif SPLIT_AXES & set(spec.axes):
+        assert copies == {1}
+    else:
+        assert copies == {len(ranks)}
+
+
+def test_two_all_reduces_a_layer_and_one_all_gather():
+    programs = compile_graph(llama(LLAMA_70B), Placement(tensor=8))
+    kinds = Counter(type(op) for op in programs[3].ops)
+    assert (kinds[AllReduce], kinds[AllGather]) == (160, 1)
+    assert programs[3].heads == HeadLayout(8, 1, 128)
+
+
+def test_only_the_residual_stream_crosses_a_llamas_stages():
+    programs = compile_graph(llama(SMOLLM2), Placement(pipeline=3))
+    assert [carried(p, Send) for p in programs[:2]] == [[(Axis.HIDDEN, 576, "tokens")]] * 2
+
+
+def test_a_value_read_later_is_forwarded_hop_by_hop():
+    programs = compile_graph(build(Features(layers=3, skip=True)), Placement(pipeline=3))
+    assert [len(carried(p, Receive)) for p in programs] == [0, 2, 2]
+    assert [len(carried(p, Send)) for p in programs] == [2, 2, 0]
+
+
+def test_a_row_parallel_bias_is_added_once():
+    programs = compile_graph(build(Features(out_bias=True, qkv_bias=True)), Placement(tensor=2))
+    assert all("layers.0.q.bias" in p.shards for p in programs)
+    assert ["layers.0.o.bias" in p.shards for p in programs] == [True, False]
+
+
+def test_the_head_weighs_on_the_last_stage():
+    programs = compile_graph(llama(SMOLLM2), Placement(pipeline=2))
+    assert [len(p.layers) for p in programs] == [19, 11]
+    by_hand = compile_graph(llama(SMOLLM2), Placement(pipeline=2), weights_of_layers=[0, *[1] * 30, 0])
+    assert [len(p.layers) for p in by_hand] == [15, 15]
+
+
+def test_description_of_smollm2_in_int8():
+    graph = llama(SMOLLM2, "int8")
+    (core,) = describe(compile_graph(graph, Placement()))["cores"]
+    matrices = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576) + 49152 * 576
+    scales = 30 * (576 + 192 + 192 + 576 + 1536 + 1536 + 576) + 49152
+    assert core == {
+        "core": 0,
+        "stage": 0,
+        "rank": 0,
+        "layers": [0, 29],
+        "heads": 9,
+        "kv_heads": 3,
+        "weight_bytes": {"bf16": 49152 * 576 * 2, "fp32": 4 * (scales + 61 * 576), "int8": matrices},
+        "kv_bytes_per_token": 30 * 2 * 3 * 64 * 2,
+    }
+
+
+def test_a_cut_divides_kv_bytes():
+    graph = llama(LLAMA_70B)
+    (whole,) = compile_graph(graph, Placement())
+    parts = compile_graph(graph, Placement(pipeline=2, tensor=8))
+    assert sum(kv_bytes_per_token(p) for p in parts) == kv_bytes_per_token(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ops: (*ops[:-1], replace(ops[-1], layer=0)), "order of their layers"),
+        (lambda ops: ops[1:], "no op has made"),
+        (lambda ops: tuple(replace(op, layer=0) for op in ops), "one attention"),
+    ],
+)
+def test_broken_graphs(change, message):
+    graph = llama(TINY)
+    with pytest.raises(ValueError, match=message):
+        compile_graph(replace(graph, ops=change(graph.ops)), Placement())
+
+
+def test_an_axis_of_two_widths_is_refused():
+    graph = llama(TINY)
+    ops = tuple(
+        replace(op, out=replace(op.out, width=7)) if op.layer == 1 and op.out.axis is Axis.FFN else op
+        for op in graph.ops
+    )
+    with pytest.raises(ValueError, match="axis ffn is 128 wide and 7 wide"):
+        compile_graph(replace(graph, ops=ops), Placement())
+
+
+def test_a_norm_over_all_heads_is_refused_under_tensor_parallelism_only():
+    graph = build(Features(head_norm=True))
+
+    def widen(op):
+        if not (isinstance(op, RMSNorm) and op.x.axis in SPLIT_AXES):
+            return op
+        gain = WeightSpec(op.gain.name, (op.x.width,), (op.x.axis,), WeightRole.VECTOR)
+        return replace(op, gain=gain)
+
+    wide = replace(graph, ops=tuple(widen(op) for op in graph.ops))
+    compile_graph(wide, Placement(pipeline=2))
+    with pytest.raises(UserError, match=r"layers\.0\.q_norm\.weight normalises over all of q_heads"):
+        compile_graph(wide, Placement(tensor=2))
+
+
+def test_a_linear_between_split_axes_is_refused():
+    graph = llama(TINY)
+
+    def relabel(op):
+        if isinstance(op, Linear) and op.out.axis is Axis.HIDDEN:
+            return replace(op, out=replace(op.out, axis=Axis.FFN, width=128))
+        return op
+
+    with pytest.raises(UserError, match="cut along both"):
+        compile_graph(replace(graph, ops=tuple(relabel(op) for op in graph.ops)), Placement(tensor=2))

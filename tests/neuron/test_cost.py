@@ -1,0 +1,312 @@
+"""The cost model against hand-computed times, and what must hold whatever its numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from device_graphs import LLAMA_70B, SMOLLM2, TINY, Sizes, llama, pipeline, whole, with_all_reduce
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.cost import (
+    PROFILES,
+    Bottleneck,
+    CostModel,
+    StepShape,
+    dollars_per_million_tokens,
+    stage_weights,
+)
+from corepipe.neuron.graph import FORMATS, Attention, HeadLayout, Op, Value
+from corepipe.neuron.hardware import GIB
+from corepipe.neuron.opcost import AttentionCost, core_rates, link, op_cost
+from corepipe.neuron.placement import Placement, cut_layers
+
+INF2 = instance("inf2.48xlarge")
+SHAPES = st.builds(
+    StepShape.of,
+    st.lists(st.tuples(st.integers(0, 2048), st.integers(1, 600)), min_size=1, max_size=8),
+    st.integers(0, 40),
+)
+
+
+def test_shape_of_chunks():
+    shape = StepShape.of([(10, 1), (0, 4)], 2)
+    assert shape == StepShape(rows=5, sequences=2, kv_tokens=15, attended=11 + 1 + 2 + 3 + 4, logit_rows=2)
+    assert StepShape.of([(99, 1)] * 3, 3) == StepShape.decode(3, 100)
+
+
+def test_decode_of_one_token_reads_the_weights():
+    """135M weights of bf16 at the DMA's 272 GB/s, and little else."""
+    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    shape = StepShape.decode(1, 1)
+    weights = 2 * (30 * 3_538_944 + 49152 * 576) / 272e9
+    assert model.seconds(0, shape) == pytest.approx(weights, rel=0.05)
+    assert model.explain(0, shape).bottleneck is Bottleneck.WEIGHTS
+
+
+def test_a_long_prompt_is_bound_by_arithmetic():
+    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    shape = StepShape.of([(0, 2048)], 1)
+    assert model.explain(0, shape).bottleneck is Bottleneck.COMPUTE
+    assert model.seconds(0, shape) > 2 * 30 * 3_538_944 * 2048 / 92e12
+
+
+def test_many_long_contexts_are_bound_by_kv():
+    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    shape = StepShape.decode(64, 8000)
+    assert model.explain(0, shape).bottleneck is Bottleneck.KV
+    assert model.seconds(0, shape) > 64 * 8000 * 23_040 / 272e9
+
+
+def test_collectives_can_be_the_bottleneck():
+    far = replace(INF2.chip, hop_seconds=1e-2)
+    ranks = with_all_reduce(whole(llama(TINY)), 64, 8)
+    model = CostModel(ranks, replace(INF2, chip=far))
+    assert model.explain(0, StepShape.decode(1, 10)).bottleneck is Bottleneck.COLLECTIVES
+
+
+def test_all_reduce_is_two_exchanges_over_the_longest_way():
+    """8 cores on 4 chips of the ring: 3 hops; each chip's link is shared by its two cores."""
+    alone = CostModel(whole(llama(TINY)), INF2)
+    ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 8), INF2)
+    shape = StepShape.decode(100, 10)
+    moved = 2 * 7 / 8 * 100 * 64 * 2 / (192 * GIB / 2)
+    extra = ranks.seconds(0, shape) - alone.seconds(0, shape)
+    assert extra == pytest.approx(2 * 3 * 1.5e-6 + moved)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
+def test_the_table_agrees_with_the_ops(machine, fmt):
+    """`explain` adds the Ops up one by one, `seconds` looks them up."""
+    model = CostModel(whole(llama(Sizes(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), machine)
+    for shape in (
+        StepShape.decode(1, 300),
+        StepShape.decode(32, 50),
+        StepShape.of([(0, 63)], 0),
+        StepShape.of([(0, 64), (5, 1)], 2),
+        StepShape.of([(512, 512)], 1),
+        StepShape.of([(0, 4096)], 4096),
+    ):
+        assert model.seconds(0, shape) == pytest.approx(model.explain(0, shape).total, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, SHAPES)
+def test_more_work_is_never_faster(a, b):
+    model = CostModel(whole(llama(TINY)), instance("inf2.xlarge"))
+    both = StepShape(
+        a.rows + b.rows,
+        a.sequences + b.sequences,
+        a.kv_tokens + b.kv_tokens,
+        a.attended + b.attended,
+        a.logit_rows + b.logit_rows,
+    )
+    assert model.seconds(0, both) >= max(model.seconds(0, a), model.seconds(0, b)) > 0
+    assert model.seconds(0, both) == pytest.approx(model.explain(0, both).total, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.floats(1, 8))
+def test_more_bandwidth_is_never_slower(shape, factor):
+    slow = instance("trn1.32xlarge")
+    chip = replace(
+        slow.chip,
+        memory_bytes_per_second=slow.chip.memory_bytes_per_second * factor,
+        core=replace(slow.chip.core, dma_bytes_per_second=None),
+    )
+    fast = replace(slow, chip=chip, link_bytes_per_second=slow.link_bytes_per_second * factor)
+    programs = pipeline(llama(TINY), 4)
+    a, b = CostModel(programs, slow), CostModel(programs, fast)
+    assert b.latency(shape) <= a.latency(shape)
+    assert b.stage_seconds(shape) <= a.stage_seconds(shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES)
+def test_more_stages_never_slow_the_slowest(shape):
+    """inf2's cores have their own memory, so that what a core does does not slow another."""
+    graph = llama(TINY)
+    slowest = [max(CostModel(pipeline(graph, n), INF2).stage_seconds(shape)) for n in (1, 2, 4, 8)]
+    assert slowest == sorted(slowest, reverse=True)
+
+
+def test_replicas_share_the_memory_of_an_inf1_chip():
+    programs, machine = whole(llama(LLAMA_70B)), instance("inf1.6xlarge")
+    shape = StepShape.decode(1, 1)
+    one, four = CostModel(programs, machine).seconds(0, shape), CostModel(programs, machine, data=4)
+    assert four.seconds(0, shape) == pytest.approx(4 * one, rel=0.01)
+    last = CostModel(programs, machine, data=5, replica=4)
+    assert last.seconds(0, shape) == pytest.approx(one, rel=0.01)
+
+
+def test_inf1_keeps_small_shards_on_chip():
+    """One layer of SmolLM2-135M has 3.5M weights: it stays on chip, two do not at bf16 but do at int8."""
+    machine, shape = instance("inf1.24xlarge"), StepShape.decode(1, 1)
+    sizes = replace(SMOLLM2, layers=32)
+
+    def weights_read(fmt: str, stages: int) -> float:
+        model = CostModel(pipeline(llama(sizes, fmt), stages), machine)
+        return model.explain(1, shape).seconds[Bottleneck.WEIGHTS]
+
+    assert weights_read("bf16", 32) == 0
+    assert weights_read("bf16", 16) > 0
+    assert weights_read("int8", 16) == 0
+    assert weights_read("int8", 8) > 0
+
+
+def test_no_other_chip_keeps_weights():
+    model = CostModel(pipeline(llama(TINY), 8), INF2)
+    assert model.explain(1, StepShape.decode(1, 1)).seconds[Bottleneck.WEIGHTS] > 0
+
+
+def test_stages_and_transfers():
+    programs = pipeline(llama(), 3)
+    model = CostModel(programs, INF2)
+    shape = StepShape.decode(7, 100)
+    assert model.stages == 3
+    assert model.tensor == 1
+    assert model.stage_seconds(shape) == [model.seconds(core, shape) for core in range(3)]
+    assert model.transfer_seconds(0, shape) == 0
+    assert model.transfer_seconds(1, shape) == pytest.approx(1.5e-6 + 7 * 576 * 2 / 272e9)
+    assert model.transfer_seconds(2, shape) == pytest.approx(1.5e-6 + 7 * 576 * 2 / (192 * GIB))
+    moved = model.transfer_seconds(1, shape) + model.transfer_seconds(2, shape)
+    assert model.latency(shape) == pytest.approx(sum(model.stage_seconds(shape)) + moved)
+
+
+def test_rows_without_logits_skip_the_head():
+    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    with_logits, without = StepShape.of([(0, 64)], 1), StepShape.of([(0, 64)], 0)
+    head = 49152 * 576 * 2 / 272e9
+    assert model.seconds(0, with_logits) - model.seconds(0, without) == pytest.approx(head, rel=0.01)
+
+
+def test_a_window_bounds_attention():
+    narrow = llama(replace(TINY, window=64))
+    wide, machine = llama(TINY), instance("inf2.xlarge")
+    a, b = CostModel(whole(narrow), machine), CostModel(whole(wide), machine)
+    assert a.seconds(0, StepShape.decode(4, 60)) == b.seconds(0, StepShape.decode(4, 60))
+    assert a.seconds(0, StepShape.decode(4, 6000)) < b.seconds(0, StepShape.decode(4, 6000))
+    assert a.seconds(0, StepShape.decode(4, 6000)) == a.seconds(0, StepShape.decode(4, 9000))
+
+
+@pytest.mark.parametrize("placement", [Placement(2, 2), Placement(1, 3), Placement(4, 4)])
+def test_compiled_programs_are_covered(placement):
+    model = CostModel(compile_graph(llama(), placement), INF2)
+    shape = StepShape.decode(16, 400)
+    assert (model.stages, model.tensor) == (placement.pipeline, placement.tensor)
+    for core in range(placement.cores):
+        parts = model.explain(core, shape)
+        assert model.seconds(core, shape) == pytest.approx(parts.total, rel=1e-9)
+        assert parts.seconds[Bottleneck.COLLECTIVES] > 0
+
+
+def test_a_stage_is_as_slow_as_its_slowest_rank():
+    """24 groups of feed-forward columns on 5 ranks: one rank has a group less than the others."""
+    model = CostModel(compile_graph(llama(), Placement(tensor=5)), INF2)
+    shape = StepShape.decode(1, 10)
+    ranks = [model.seconds(core, shape) for core in range(5)]
+    assert min(ranks) < max(ranks)
+    assert model.stage_seconds(shape) == [max(ranks)]
+
+
+def test_few_rows_take_as_long_as_the_array_needs_at_least():
+    """Weights on chip: what is left is arithmetic, and the array passes over 64 rows or more."""
+    programs = pipeline(llama(replace(SMOLLM2, layers=32)), 32)
+    model = CostModel(programs, instance("inf1.24xlarge"))
+    one, full = (model.seconds(1, StepShape.of([(0, rows)], 0)) for rows in (1, 64))
+    passes = 2 * 3_538_944 * 64 / 16e12
+    assert one == pytest.approx(passes, rel=0.05)
+    assert full >= passes
+
+
+def test_attention_by_hand():
+    heads = HeadLayout(heads=8, kv_heads=2, head_dim=256)
+    graph = llama(replace(TINY, heads=heads, window=100))
+    op = next(op for op in graph.ops if isinstance(op, Attention))
+    cost = op_cost(op, graph.format, core_rates(INF2, graph.format, (0,), sharing=1, reads_weights=True))
+    assert isinstance(cost, AttentionCost)
+    assert cost.arithmetic(rows=3, attended=200) == pytest.approx(200 * 8 * 4 * 256 / 92e12)
+    assert cost.arithmetic(rows=3, attended=900) == pytest.approx(300 * 8 * 4 * 256 / 92e12)
+    token = 2 * 2 * 256 * 2 / 272e9
+    assert cost.memory(rows=3, sequences=1, kv_tokens=50) == pytest.approx((50 + 3) * token)
+    assert cost.memory(rows=3, sequences=1, kv_tokens=999) == pytest.approx((103 + 3) * token)
+
+
+def test_softmax_of_small_heads_is_bound_by_the_scalar_engine():
+    graph = llama()
+    op = next(op for op in graph.ops if isinstance(op, Attention))
+    cost = op_cost(op, graph.format, core_rates(INF2, graph.format, (0,), sharing=1, reads_weights=True))
+    assert isinstance(cost, AttentionCost)
+    assert cost.compute == pytest.approx(9 / (128 * 1.4e9))
+
+
+def test_more_tensor_ranks_never_slow_a_cores_own_work():
+    """4 query heads on 2 key/value heads divide evenly; time in collectives is left out."""
+    graph, shape = llama(replace(TINY, hidden=512, ffn=2048)), StepShape.decode(4, 200)
+    own = []
+    for tensor in (1, 2, 4):
+        parts = CostModel(compile_graph(graph, Placement(tensor=tensor)), INF2).explain(0, shape)
+        own.append(parts.total - parts.seconds[Bottleneck.COLLECTIVES])
+    assert own == sorted(own, reverse=True)
+    assert own[2] < own[0] / 2
+
+
+def test_stage_weights_suit_the_placement():
+    graph = llama()
+    weights = stage_weights(graph, INF2)
+    assert len(weights) == graph.num_layers + 2
+    assert len(set(weights[1:-1])) == 1
+    total = CostModel(whole(graph), INF2).seconds(0, StepShape.decode(1, 256))
+    assert sum(weights) == pytest.approx(total)
+    assert weights[-1] > 5 * weights[1] > weights[0] > 0
+    stages = cut_layers(weights, 4)
+    assert len(stages[-1]) < len(stages[0])
+
+
+def test_too_many_cores_are_refused():
+    with pytest.raises(ValueError, match="4 cores are needed"):
+        CostModel(pipeline(llama(TINY), 4), instance("inf2.xlarge"))
+
+
+def test_an_unknown_op_has_no_cost():
+    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    with pytest.raises(TypeError, match="no cost is known for Op"):
+        op_cost(Op(0, llama(TINY).ops[0].out), FORMATS["bf16"], rates)
+
+
+def test_every_op_of_a_step_costs_time():
+    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, reads_weights=True)
+    for op in llama(TINY).ops:
+        cost = op_cost(op, FORMATS["bf16"], rates)
+        assert cost.compute > 0 or cost.traffic > 0
+
+
+def test_link_of_cores_on_one_chip_is_its_memory():
+    assert link(INF2, (0, 1), 5e9).bytes_per_second == 5e9
+    assert link(INF2, (0, 2), 5e9).bytes_per_second == 192 * GIB
+
+
+def test_dollars():
+    assert dollars_per_million_tokens(3.6, 1000) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="positive"):
+        dollars_per_million_tokens(1.0, 0)
+
+
+def test_profiles_name_their_sources():
+    sync, overlapped, ideal = (PROFILES[name].host_seconds for name in ("sync", "async", "ideal"))
+    assert sync > overlapped > ideal == 0
+    assert all(p.source and p.name == name for name, p in PROFILES.items())
+
+
+def test_width_of_a_value_is_what_counts():
+    """Local widths decide, so a tensor rank's Program is timed by its own part."""
+    graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    linear = next(op for op in graph.ops if op.weights and op.weights[0].name.startswith("linear"))
+    half = replace(linear, out=Value(linear.out.id, linear.out.axis, linear.out.width // 2))
+    whole_cost, half_cost = (op_cost(op, graph.format, rates) for op in (linear, half))
+    assert half_cost.weights == whole_cost.weights / 2
+    assert half_cost.compute == whole_cost.compute / 2

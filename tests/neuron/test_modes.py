@@ -1,0 +1,108 @@
+"""What each mode picks, that it fits, and that degrees which were given are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from device_graphs import LIMITS, LLAMA_70B, SMOLLM2, TINY, llama
+
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.memory import plan_memory
+from corepipe.neuron.modes import Degrees, resolve
+from corepipe.neuron.placement import Placement
+
+SMALL = llama(replace(SMOLLM2, layers=16), "int8")
+MODES = ("latency", "throughput", "auto")
+
+
+def test_latency_is_a_resident_pipeline_on_inf1():
+    placement, reason = resolve("latency", SMALL, instance("inf1.24xlarge"), LIMITS)
+    assert placement.pipeline >= 8
+    assert (placement.tensor, placement.data) == (1, 1)
+    assert reason.startswith("latency: pipeline ")
+    assert "throughput would give pipeline 1" in reason
+
+
+@pytest.mark.parametrize("name", ["inf2.48xlarge", "trn1.32xlarge"])
+def test_latency_is_tensor_parallel_elsewhere(name):
+    placement, _ = resolve("latency", SMALL, instance(name), LIMITS)
+    assert placement.tensor > 1
+    assert placement.tensor in instance(name).tensor_degrees
+    assert (placement.pipeline, placement.data) == (1, 1)
+
+
+@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
+def test_throughput_is_a_replica_on_each_core(machine):
+    placement, _ = resolve("throughput", SMALL, machine, LIMITS)
+    assert placement == Placement(data=machine.cores)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
+def test_what_is_picked_fits(machine, mode):
+    placement, reason = resolve(mode, SMALL, machine, LIMITS)
+    plan_memory(compile_graph(SMALL, placement), placement, machine, LIMITS)
+    assert reason.startswith(f"{mode}: pipeline {placement.pipeline}, tensor {placement.tensor}")
+    assert "\n" not in reason
+
+
+def test_a_small_model_is_not_split_where_collectives_cost_more():
+    assert resolve("latency", llama(TINY), instance("trn2.48xlarge"), LIMITS)[0] == Placement()
+
+
+def test_auto_keeps_one_core_for_a_small_gain():
+    graph, machine = llama(SMOLLM2, "int8"), instance("inf2.xlarge")
+    assert resolve("latency", graph, machine, LIMITS)[0] == Placement(tensor=2)
+    assert resolve("auto", graph, machine, LIMITS)[0] == Placement()
+
+
+def test_auto_spends_no_more_cores_than_latency():
+    for machine in INSTANCES:
+        auto, _ = resolve("auto", SMALL, machine, LIMITS)
+        fastest, _ = resolve("latency", SMALL, machine, LIMITS)
+        assert auto.cores <= fastest.cores
+        assert auto.data == 1
+
+
+def test_a_replica_larger_than_a_core():
+    graph = llama(replace(LLAMA_70B, layers=40))
+    placement, _ = resolve("throughput", graph, instance("inf2.48xlarge"), LIMITS)
+    assert placement == Placement(tensor=8, data=3)
+
+
+def test_a_large_model_on_inf1_is_cut_for_capacity():
+    graph = llama(replace(LLAMA_70B, layers=10, vocab=32000))
+    placement, _ = resolve("auto", graph, instance("inf1.24xlarge"), LIMITS)
+    assert placement.pipeline > 4
+    plan_memory(compile_graph(graph, placement), placement, instance("inf1.24xlarge"), LIMITS)
+
+
+def test_what_cannot_fit_is_left_to_the_memory_plan():
+    graph, machine = llama(replace(LLAMA_70B, layers=40)), instance("inf2.xlarge")
+    placement, reason = resolve("latency", graph, machine, LIMITS)
+    assert placement == Placement()
+    assert "fits" in reason
+    with pytest.raises(UserError, match=r"use --instance trn2\.3xlarge --tensor 4"):
+        plan_memory(
+            compile_graph(graph, placement), placement, machine, LIMITS, lambda p: compile_graph(graph, p)
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_given_degrees_are_kept(mode):
+    machine = instance("trn2.48xlarge")
+    for given in (Degrees(3, 2, 5), Degrees(pipeline=3), Degrees(tensor=4), Degrees(data=2), Degrees(2, 2)):
+        placement, _ = resolve(mode, SMALL, machine, LIMITS, given)
+        for name in ("pipeline", "tensor", "data"):
+            assert getattr(given, name) in {None, getattr(placement, name)}
+
+
+def test_a_degree_that_the_stack_does_not_take_is_labelled():
+    placement, reason = resolve("auto", SMALL, instance("inf2.48xlarge"), LIMITS, Degrees(1, 3, 1))
+    assert placement.tensor == 3
+    assert "emulation only" in reason
+    _, reason = resolve("latency", SMALL, instance("inf1.xlarge"), LIMITS, Degrees(tensor=2))
+    assert "on inf1 the Neuron stack takes tensor 1" in reason

@@ -1,0 +1,169 @@
+"""Every head and column goes to exactly one rank, every layer to one stage, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import heads
+
+from corepipe.errors import UserError
+from corepipe.neuron.graph import Axis, HeadLayout
+from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
+from corepipe.neuron.program import PAD, AxisShard
+
+
+def widths_of(layout: HeadLayout, ffn: int = 1536, vocab: int = 49152) -> dict[Axis, int]:
+    return {
+        Axis.HIDDEN: 576,
+        Axis.Q_HEADS: layout.heads * layout.head_dim,
+        Axis.KV_HEADS: layout.kv_heads * layout.head_dim,
+        Axis.FFN: ffn,
+        Axis.VOCAB: vocab,
+    }
+
+
+def head_numbers(shard: AxisShard, head_dim: int) -> list[int]:
+    """The model's number of each local head, PAD for zeros."""
+    numbers = []
+    for start, length in shard.ranges:
+        for i in range(length // head_dim):
+            numbers.append(PAD if start == PAD else start // head_dim + i)
+    return numbers
+
+
+@pytest.mark.parametrize("flag", ["pipeline", "tensor", "data"])
+def test_degrees_below_one_name_their_flag(flag):
+    with pytest.raises(UserError, match=f"--{flag} must be at least 1, not 0") as error:
+        Placement(**{flag: 0})
+    assert error.value.param == flag
+
+
+def test_cores():
+    placement = Placement(pipeline=3, tensor=4, data=2)
+    assert (placement.cores_per_replica, placement.cores) == (12, 24)
+    cores = [placement.core(stage, rank) for stage in range(3) for rank in range(4)]
+    assert cores == list(range(12))
+
+
+def test_whole_groups_where_kv_heads_divide():
+    layout = HeadLayout(8, 4, 16)
+    second = shard_axes(layout, widths_of(layout), 2)[1]
+    assert second[Axis.Q_HEADS].ranges == ((64, 64),)
+    assert second[Axis.KV_HEADS].ranges == ((32, 32),)
+    assert second[Axis.HIDDEN].ranges == ((0, 576),)
+    assert local_heads(layout, 2) == HeadLayout(4, 2, 16)
+
+
+def test_kv_heads_are_copied_where_ranks_outnumber_them():
+    layout = HeadLayout(10, 2, 16)
+    shards = shard_axes(layout, widths_of(layout), 4)
+    assert [head_numbers(s[Axis.Q_HEADS], 16) for s in shards] == [[0, 1, PAD], [2, 3, 4], [5, 6, PAD], [7, 8, 9]]
+    assert [head_numbers(s[Axis.KV_HEADS], 16) for s in shards] == [[0], [0], [1], [1]]
+    assert local_heads(layout, 4) == HeadLayout(3, 1, 16)
+
+
+def test_each_query_head_gets_a_kv_head_where_nothing_divides():
+    layout = HeadLayout(9, 3, 64)
+    shards = shard_axes(layout, widths_of(layout), 4)
+    assert [head_numbers(s[Axis.Q_HEADS], 64) for s in shards] == [
+        [0, 1, PAD],
+        [2, 3, PAD],
+        [4, 5, PAD],
+        [6, 7, 8],
+    ]
+    assert [head_numbers(s[Axis.KV_HEADS], 64) for s in shards] == [
+        [0, 0, PAD],
+        [0, 1, PAD],
+        [1, 1, PAD],
+        [2, 2, 2],
+    ]
+    assert shards[0][Axis.Q_HEADS].ranges == ((0, 128), (PAD, 64))
+
+
+@given(heads(), st.integers(1, 16))
+def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
+    assume(tensor <= layout.heads)
+    local = local_heads(layout, tensor)
+    owners = []
+    for shard in shard_axes(layout, widths_of(layout), tensor):
+        q = head_numbers(shard[Axis.Q_HEADS], layout.head_dim)
+        kv = head_numbers(shard[Axis.KV_HEADS], layout.head_dim)
+        assert (len(q), len(kv)) == (local.heads, local.kv_heads)
+        assert any(head != PAD for head in q)
+        for i, head in enumerate(q):
+            if head != PAD:
+                assert kv[i // (local.heads // local.kv_heads)] == head // (layout.heads // layout.kv_heads)
+                owners.append(head)
+    assert sorted(owners) == list(range(layout.heads))
+
+
+@given(st.integers(8, 5000), st.integers(1, 8))
+def test_columns_are_cut_into_even_contiguous_parts(width, tensor):
+    layout = HeadLayout(8, 8, 8)
+    parts = [s[Axis.FFN] for s in shard_axes(layout, widths_of(layout, ffn=width), tensor)]
+    assert all(part.contiguous and part.width > 0 for part in parts)
+    end = 0
+    for part in parts:
+        assert part.ranges[0][0] == end
+        end += part.width
+    assert end == width
+    if width >= 64 * tensor:
+        assert all(part.width % 64 == 0 for part in parts[:-1])
+        assert max(part.width for part in parts) - min(part.width for part in parts) < 128
+
+
+def test_vocabulary_is_cut_between_panels():
+    layout = HeadLayout(8, 8, 8)
+    parts = [s[Axis.VOCAB].ranges for s in shard_axes(layout, widths_of(layout, vocab=100), 3)]
+    assert parts == [((0, 32),), ((32, 32),), ((64, 36),)]
+
+
+@pytest.mark.parametrize(
+    ("ffn", "vocab", "tensor", "limit"),
+    [(1536, 49152, 10, "9 attention heads"), (5, 100, 6, "5 ffn"), (100, 4, 8, "4 vocab")],
+)
+def test_too_many_ranks_are_refused_with_the_limit(ffn, vocab, tensor, limit):
+    layout = HeadLayout(9, 3, 64)
+    with pytest.raises(UserError, match=f"--tensor {tensor}: the model has {limit}") as error:
+        shard_axes(layout, widths_of(layout, ffn, vocab), tensor)
+    assert error.value.param == "tensor"
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=3, max_size=10).flatmap(
+        lambda weights: st.tuples(st.just(weights), st.integers(1, len(weights) - 2))
+    )
+)
+def test_the_heaviest_stage_is_as_light_as_can_be(case):
+    weights, stages = case
+    layers = len(weights) - 2
+
+    def heaviest(bounds):
+        edges = [0, *bounds, layers]
+        sums = [sum(weights[1:-1][a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        sums[0] += weights[0]
+        sums[-1] += weights[-1]
+        return max(sums)
+
+    cut = cut_layers(weights, stages)
+    assert [layer for stage in cut for layer in stage] == list(range(layers))
+    assert all(len(stage) > 0 for stage in cut)
+    best = min(heaviest(bounds) for bounds in combinations(range(1, layers), stages - 1))
+    assert heaviest([stage.start for stage in cut[1:]]) == best
+
+
+def test_equal_layers_give_even_stages():
+    assert [len(stage) for stage in cut_layers([0.0, *[1.0] * 30, 0.0], 4)] in ([7, 7, 8, 8], [8, 8, 7, 7])
+
+
+def test_a_heavy_head_takes_layers_from_the_last_stage():
+    assert cut_layers([0, *[1] * 10, 4], 2) == (range(7), range(7, 10))
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(UserError, match="--pipeline 3: the model has 2 layers; choose at most 2") as error:
+        cut_layers([0, 1, 1, 0], 3)
+    assert error.value.param == "pipeline"

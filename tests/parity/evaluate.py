@@ -1,0 +1,89 @@
+"""Asks an executor what a reference was asked: greedy choices, logits, perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from corepipe.kernels import native
+from corepipe.models.registry import Model
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Executor, StepInputs
+from corepipe.neuron.reference import ReferenceExecutor
+from corepipe.neuron.weights import InMemoryWeights
+
+BLOCK = 32
+MAX_ROWS = 128
+
+
+class Evaluator:
+    """One sequence at a time on one executor; `capacity` is the longest sequence."""
+
+    def __init__(self, executor: Executor, capacity: int, close: Callable[[], None]) -> None:
+        self._executor = executor
+        self._table = np.arange(-(-capacity // BLOCK), dtype=np.int32)[None]
+        self._close = close
+
+    @classmethod
+    def native(cls, model: Model, fmt: str, capacity: int) -> Self:
+        """The kernels, on one core."""
+        graph = model.graph(FORMATS[fmt])
+        weights = InMemoryWeights(graph, model.checkpoint.read)
+        pool = native().Pool(2)
+        programs = compile_graph(graph, Placement())
+        executor = NativeExecutor(programs, weights, -(-capacity // BLOCK), BLOCK, MAX_ROWS, pool)
+        return cls(executor, capacity, pool.close)
+
+    @classmethod
+    def reference(cls, model: Model, fmt: str, capacity: int) -> Self:
+        """The numpy twin, on one core."""
+        graph = model.graph(FORMATS[fmt])
+
+        def read(name: str) -> np.ndarray:
+            return model.checkpoint.read(graph.tied.get(name, name))
+
+        executor = ReferenceExecutor(compile_graph(graph, Placement()), read, -(-capacity // BLOCK), BLOCK)
+        return cls(executor, capacity, executor.close)
+
+    def close(self) -> None:
+        self._executor.close()
+        self._close()
+
+    def logits(self, tokens: list[int], start: int = 0) -> np.ndarray:
+        """Logits [len(tokens), vocab] of tokens at positions `start` ...; what is before is in the cache."""
+        parts = [self._step(tokens[at : at + MAX_ROWS], start + at) for at in range(0, len(tokens), MAX_ROWS)]
+        return np.concatenate(parts)
+
+    def _step(self, tokens: list[int], start: int) -> np.ndarray:
+        rows = np.arange(len(tokens), dtype=np.int32)
+        starts = np.array([0, len(tokens)], np.int32)
+        inputs = StepInputs(np.array(tokens, np.int32), rows + np.int32(start), starts, self._table, rows)
+        logits = self._executor.wait(self._executor.submit(inputs, None)).logits
+        assert logits is not None
+        return np.array(logits)
+
+    def agreement(self, prompt: list[int], answer: list[int]) -> int:
+        """How many tokens of `answer` are the greedy choice after the ones before; one token a step."""
+        choice = int(self.logits(prompt)[-1].argmax())
+        equal = int(choice == answer[0])
+        for i, token in enumerate(answer[:-1]):
+            choice = int(self.logits([token], len(prompt) + i)[0].argmax())
+            equal += choice == answer[i + 1]
+        return equal
+
+    def perplexity(self, windows: list[list[int]]) -> float:
+        """exp of the mean loss of each token after a window's first."""
+        losses = [self._loss(window) for window in windows]
+        return float(np.exp(np.mean(losses)))
+
+    def _loss(self, window: list[int]) -> float:
+        logits = self.logits(window[:-1]).astype(np.float64)
+        top = logits.max(-1, keepdims=True)
+        logsumexp = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
+        chosen = logits[np.arange(len(logits)), window[1:]]
+        return float(np.mean(logsumexp - chosen))

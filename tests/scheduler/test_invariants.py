@@ -1,0 +1,135 @@
+"""What must hold whatever comes: see world.py for the checks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
+from tests.scheduler.world import VOCAB, World
+
+LONGEST = 40
+
+
+def limits(rng: random.Random) -> SchedulerConfig:
+    """Tight limits of every kind; the pool holds one request of the longest, and not much more."""
+    block_size = rng.choice([1, 2, 4, 8])
+    one_request = -(-LONGEST // block_size)
+    return SchedulerConfig(
+        num_blocks=rng.randint(one_request, 3 * one_request),
+        block_size=block_size,
+        max_num_seqs=rng.randint(1, 8),
+        max_num_batched_tokens=rng.randint(1, 24),
+        max_model_len=LONGEST,
+        prefix_cache=rng.random() < 0.8,
+        max_queued_requests=rng.randint(3, 12),
+        max_queued_tokens=rng.randint(LONGEST, 4 * LONGEST),
+        micro_batches=rng.randint(1, 4),
+    )
+
+
+def request(rng: random.Random, number: int) -> Request:
+    """Prompts begin alike, so that prefixes are shared."""
+    shared = [0, 1, 2, 3] * 5
+    prompt = shared[: rng.randint(0, 20)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+    return Request(
+        id=f"r{number}",
+        prompt=prompt,
+        max_tokens=rng.randint(1, 20),
+        arrival=number / 8,
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        stop_ids=frozenset({rng.randrange(VOCAB)} if rng.random() < 0.4 else ()),
+        min_tokens=rng.choice([0, 3]),
+        cache_salt=rng.choice(["", "", "other"]),
+        prompt_logits=rng.random() < 0.1,
+    )
+
+
+def add(world: World, rng: random.Random) -> None:
+    new = request(rng, len(world.ends))
+    waiting = world.scheduler.waiting, world.scheduler.waiting_tokens
+    try:
+        world.add(new)
+    except QueueFull:
+        assert (world.scheduler.waiting, world.scheduler.waiting_tokens) == waiting
+        assert (
+            waiting[0] >= world.limits.max_queued_requests
+            or waiting[1] + len(new.prompt) > world.limits.max_queued_tokens
+        )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 2**32), policy=st.sampled_from(["mixed", "segregated"]))
+    def start(self, seed, policy):
+        self.rng = random.Random(seed)
+        self.world = World(limits(self.rng), policy)
+
+    @rule()
+    def add(self):
+        add(self.world, self.rng)
+
+    @precondition(lambda self: self.world.ends)
+    @rule(index=st.integers(0, 100))
+    def abort(self, index):
+        self.world.abort(list(self.world.ends)[index % len(self.world.ends)])
+
+    @precondition(lambda self: len(self.world.flights) < 4)
+    @rule()
+    def schedule(self):
+        self.world.schedule()
+
+    @precondition(lambda self: self.world.flights)
+    @rule()
+    def land(self):
+        self.world.land()
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+class TestStateMachine(SchedulerMachine.TestCase):
+    settings = settings(
+        max_examples=60,
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def drive(seed: int, steps: int) -> World:
+    """A seeded random walk over all moves, then everything to its end."""
+    rng = random.Random(seed)
+    world = World(limits(rng), rng.choice(["mixed", "segregated"]))
+    load = rng.uniform(0.02, 0.5)
+    for _ in range(steps):
+        move = rng.random()
+        if move < load:
+            add(world, rng)
+        elif move < load + 0.01 and world.ends:
+            world.abort(rng.choice(list(world.ends)[-20:]))
+        elif world.flights and (len(world.flights) >= world.limits.micro_batches or rng.random() < 0.3):
+            world.land()
+        else:
+            world.schedule()
+    world.finish()
+    return world
+
+
+def test_random_walks_meet_every_situation():
+    worlds = [drive(seed, 250) for seed in range(24)]
+    assert sum(world.scheduler.preemptions for world in worlds) > 20
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 200
+    assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_long_random_walk(seed):
+    drive(seed, 5000)

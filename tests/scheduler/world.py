@@ -1,0 +1,196 @@
+"""A device for the scheduler to run on: a KV memory that remembers what was written where, and a model
+whose next token depends on every token before it.  Every move is checked against what must always hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from zlib import crc32
+
+from corepipe.scheduler.policy import policy
+from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status
+from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
+
+VOCAB = 5
+
+
+def config(**limits) -> SchedulerConfig:
+    """Roomy limits, but for those that are given."""
+    roomy = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 128,
+        "prefix_cache": True,
+        "max_queued_requests": 1000,
+        "max_queued_tokens": 100_000,
+    }
+    return SchedulerConfig(**{**roomy, **limits})
+
+
+def run(scheduler: Scheduler, batch: Batch, token: int = 1):
+    """Lands a batch; every chunk that samples gets the same token."""
+    return scheduler.update(batch, [token if chunk.samples else None for chunk in batch.chunks])
+
+
+def spans(batch: Batch) -> list[tuple[str, int, int]]:
+    """(id, start, count) of each chunk."""
+    return [(chunk.request.id, chunk.start, chunk.count) for chunk in batch.chunks]
+
+
+def states(request: Request, tokens: list[int]) -> list[int]:
+    """What the KV cache holds at each position: a number that depends on the salt and on all tokens so far."""
+    state, result = crc32(request.cache_salt.encode()), []
+    for token in tokens:
+        state = (state * 6364136223846793005 + token + 1) % 2**64
+        result.append(state)
+    return result
+
+
+def next_token(state: int) -> int:
+    return (state >> 33) % VOCAB
+
+
+def answer(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """All tokens of the request, generated one after the other with nothing else around."""
+    tokens = list(request.prompt)
+    while True:
+        tokens.append(next_token(states(request, tokens)[-1]))
+        generated = len(tokens) - len(request.prompt)
+        if tokens[-1] in request.stop_ids and generated >= request.min_tokens:
+            return tokens, FinishReason.STOP
+        if generated == request.max_tokens or len(tokens) == max_model_len:
+            return tokens, FinishReason.LENGTH
+
+
+@dataclass
+class Written:
+    """What a chunk in flight wrote: block and offset of each position, and the state there."""
+
+    chunk: Chunk
+    cells: list[tuple[int, int]]
+    states: list[int]
+
+
+class World:
+    def __init__(self, limits: SchedulerConfig, policy_name: str) -> None:
+        self.limits = limits
+        self.segregated = policy_name == "segregated"
+        self.scheduler = Scheduler(limits, policy(policy_name))
+        self.memory: dict[tuple[int, int], int] = {}
+        self.flights: deque[tuple[Batch, list[Written]]] = deque()
+        self.ends: dict[Request, int] = {}
+        self.progress: dict[Request, tuple[int, int]] = {}
+        self.batches = 0
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.ends[request] = 0
+        self.check()
+
+    def abort(self, request: Request) -> None:
+        ended = self.ends[request] > 0
+        found = self.scheduler.abort(request.id)
+        assert found is (None if ended else request)
+        if not ended:
+            self._end(request, FinishReason.ABORT)
+        self.check()
+
+    def schedule(self) -> Batch | None:
+        batch = self.scheduler.schedule()
+        if batch is None:
+            # Whoever waits, waits for a batch in flight.
+            assert self.flights or not self.scheduler.has_unfinished()
+        else:
+            self.batches += 1
+            assert batch.number == self.batches
+            self._check_batch(batch)
+            self.flights.append((batch, [self._write(chunk) for chunk in batch.chunks]))
+        self.check()
+        return batch
+
+    def land(self) -> None:
+        batch, written = self.flights.popleft()
+        for write in written:
+            assert [self.memory[cell] for cell in write.cells] == write.states, "overwritten in flight"
+        tokens = [next_token(write.states[-1]) if write.chunk.samples else None for write in written]
+        lives = [chunk.request for chunk in batch.chunks if self.ends[chunk.request] == 0]
+        events = self.scheduler.update(batch, tokens)
+        assert [event.request for event in events] == lives
+        for event in events:
+            if event.token is not None:
+                assert event.request.tokens[-1] == event.token
+            if event.finish_reason is not None:
+                self._end(event.request, event.finish_reason)
+        self.check()
+
+    def finish(self) -> None:
+        """Drives every request to its end."""
+        known = sum(len(r.prompt) + r.max_tokens for r in self.ends)
+        deadline = self.batches + 200 + 20 * known
+        while self.scheduler.has_unfinished() or self.flights:
+            while len(self.flights) < self.limits.micro_batches and self.schedule() is not None:
+                assert self.batches < deadline, "requests starve"
+            self.land()
+        assert all(count == 1 for count in self.ends.values())
+        assert self.scheduler.blocks_held == 0
+        assert self.scheduler.running == self.scheduler.waiting == self.scheduler.waiting_tokens == 0
+
+    def check(self) -> None:
+        self.scheduler.check()
+        assert self.scheduler.running <= self.limits.max_num_seqs
+        block_size = self.limits.block_size
+        holders: dict[int, list[tuple[Request, int]]] = {}
+        for request in self.ends:
+            for index, block in enumerate(request.block_ids):
+                holders.setdefault(block, []).append((request, index))
+        assert len(holders) == self.scheduler.blocks_held
+        for sharers in holders.values():
+            if len(sharers) > 1:
+                assert all(request.num_done >= (index + 1) * block_size for request, index in sharers)
+
+    def _check_batch(self, batch: Batch) -> None:
+        chunks, limits = batch.chunks, self.limits
+        assert 0 < batch.num_tokens <= limits.max_num_batched_tokens
+        assert len(chunks) <= -(-limits.max_num_seqs // limits.micro_batches)
+        assert len({chunk.request for chunk in chunks}) == len(chunks)
+        assert all(chunk.request.status is Status.RUNNING for chunk in chunks)
+        if self.segregated and len(chunks) > 1:
+            assert all(chunk.count == 1 and chunk.request.num_generated > 0 for chunk in chunks)
+
+    def _write(self, chunk: Chunk) -> Written:
+        """Computes a chunk at once: batches run in the order in which they are submitted."""
+        request, end = chunk.request, chunk.start + chunk.count
+        self._check_order(chunk)
+        size = self.limits.block_size
+        cells = [(request.block_ids[p // size], p % size) for p in range(end)]
+        expected = states(request, request.tokens[:end])
+        self.memory.update(zip(cells[chunk.start :], expected[chunk.start :], strict=True))
+        assert [self.memory.get(cell) for cell in cells] == expected, "reads what it should not"
+        return Written(chunk, cells[chunk.start :], expected[chunk.start :])
+
+    def _check_order(self, chunk: Chunk) -> None:
+        request = chunk.request
+        preemptions, end = self.progress.get(request, (-1, 0))
+        if preemptions == request.num_preemptions:
+            assert chunk.start == end
+        else:
+            assert chunk.start % self.limits.block_size == 0
+            assert chunk.start == 0 or (self.limits.prefix_cache and not request.prompt_logits)
+        end = chunk.start + chunk.count
+        assert chunk.count > 0
+        assert chunk.samples == (end == len(request.tokens))
+        assert request.num_computed == end <= len(request.tokens)
+        self.progress[request] = (request.num_preemptions, end)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        self.ends[request] += 1
+        assert self.ends[request] == 1
+        assert request.status is Status.FINISHED
+        assert request.finish_reason is reason
+        tokens, expected = answer(request, self.limits.max_model_len)
+        if reason is FinishReason.ABORT:
+            assert request.tokens == tokens[: len(request.tokens)]
+        else:
+            assert (request.tokens, reason) == (tokens, expected)

@@ -1,0 +1,138 @@
+"""Deployments without a model: real schedulers, timelines and clocks over the null executor."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from corepipe.errors import UserError
+from corepipe.neuron.clock import Clock, HostClock, VirtualClock
+from corepipe.neuron.cost import PROFILES, StepShape
+from corepipe.neuron.null import NullExecutor
+from corepipe.neuron.program import Executor, StepOutput
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.policy import mixed
+from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.deployment import Deployment, Replica
+from corepipe.serving.driver import Driver
+from corepipe.serving.messages import Output, Ready, Sampling, Submit
+
+VOCAB = 5000
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class FlatCost:
+    """Seconds of a step on each stage: `fixed` and `row` for each row."""
+
+    stages: int = 1
+    fixed: float = 0.01
+    row: float = 0.0
+    tensor: int = 1
+
+    def stage_seconds(self, shape: StepShape) -> list[float]:
+        return [self.fixed + self.row * shape.rows] * self.stages
+
+    def transfer_seconds(self, stage: int, shape: StepShape) -> float:
+        return 0.0
+
+
+def scheduler_config(**changes: int) -> SchedulerConfig:
+    fields: dict[str, int] = {
+        "num_blocks": 256,
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 256,
+        "prefix_cache": True,
+        "max_queued_requests": 100,
+        "max_queued_tokens": 10_000,
+        **changes,
+    }
+    return SchedulerConfig(**fields)  # type: ignore[arg-type]
+
+
+def deployment(
+    replicas: int = 1,
+    stages: int = 1,
+    clock: Clock | None = None,
+    paced: bool = True,
+    executor: Callable[[], Executor] = lambda: NullExecutor(VOCAB),
+    cost: FlatCost | None = None,
+    seed: int = 0,
+    **limits: int,
+) -> Deployment:
+    config = scheduler_config(micro_batches=stages, **limits)
+    cost = cost or FlatCost(stages)
+    parts = tuple(
+        Replica(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed, stages)  # type: ignore[arg-type]
+        for _ in range(replicas)
+    )
+    ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)
+    return Deployment(parts, clock or VirtualClock(), paced, VOCAB, seed, ready)
+
+
+def assemble_null(config: EngineConfig, progress: Callable[[str, float], None]) -> Deployment:
+    """A Deployment for tests of the child process, as `assembly.assemble` would make one."""
+    progress("loading", 0.5)
+    progress("loading", 1.0)
+    return deployment(seed=config.seed, max_num_seqs=config.max_num_seqs)
+
+
+def submit(name: str, prompt: list[int] | int = 3, max_tokens: int = 4, **fields: object) -> Submit:
+    ids = [len(name) + i for i in range(prompt)] if isinstance(prompt, int) else prompt
+    return Submit(name, ids, max_tokens, **{"sampling": GREEDY, **fields})  # type: ignore[arg-type]
+
+
+def run(driver: Driver, limit: int = 10_000) -> list[Output]:
+    """All news until nothing is left to do."""
+    news: list[Output] = []
+    for _ in range(limit):
+        if not driver.busy:
+            return news
+        news += driver.turn()
+    raise AssertionError("the driver does not come to an end")
+
+
+def by_request(outputs: list[Output]) -> dict[str, list[Output]]:
+    found: dict[str, list[Output]] = {}
+    for output in outputs:
+        found.setdefault(output.id, []).append(output)
+    return found
+
+
+def tokens_of(outputs: list[Output]) -> dict[str, list[int]]:
+    return {name: [t for o in news for t in o.tokens] for name, news in by_request(outputs).items()}
+
+
+class PoliteExecutor(NullExecutor):
+    """Takes a millisecond for a batch, as a model would."""
+
+    def wait(self, ticket: int) -> StepOutput:
+        time.sleep(0.001)
+        return super().wait(ticket)
+
+
+def assemble_slow(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+    return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock(), paced=False)
+
+
+def assemble_refused(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+    raise UserError("no such model; name one that exists")
+
+
+def assemble_broken(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+    raise ZeroDivisionError("a fault of ours")
+
+
+def assemble_gone(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+    os._exit(9)
+
+
+def assemble_forever(_config: EngineConfig, progress: Callable[[str, float], None]) -> Deployment:
+    progress("loading", 0.0)
+    time.sleep(60)
+    raise AssertionError("nobody waits so long")

@@ -1,0 +1,180 @@
+"""A scripted engine, a small tokenizer, and the real app on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from corepipe.models.tokenizer import Tokenizer
+from corepipe.serving.app import create_app, listen, make_server
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.messages import DeviceTimes, Output, Progress, Ready, Stats, Submit, TokenLogprobs
+from corepipe.serving.streams import OutputStream
+
+TEXT = Path(__file__).parent.parent / "data" / "perplexity.txt"
+MODEL = "tiny"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+READY = Ready(
+    placement={"instance": "inf2.xlarge", "pipeline": 1, "tensor": 1, "data": 1},
+    blocks=64,
+    block_size=32,
+    max_model_len=256,
+    isa="portable",
+    load_seconds=0.1,
+)
+STATS = Stats(
+    replica=0,
+    running=2,
+    waiting=1,
+    waiting_tokens=7,
+    blocks_total=64,
+    blocks_held=16,
+    blocks_cached=8,
+    preemptions=3,
+    prefix_queries=100,
+    prefix_hits=40,
+    prompt_tokens=60,
+    generation_tokens=50,
+    steps=20,
+    host_busy_seconds=1.5,
+    device_busy_seconds=0.5,
+    device_now_seconds=2.0,
+    late_steps=4,
+    core_busy_seconds=[0.25, 0.25],
+    iteration_tokens=[1, 300],
+)
+DEVICE = DeviceTimes(time_to_first_token_ms=12.5, time_per_output_token_ms=2.5, total_ms=20.0)
+
+Step = Output | float
+Script = Callable[[Submit], Sequence[Step]]
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE of 600 tokens; `<|im_end|>` is its eos."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TEXT.read_text().splitlines(), trainer)
+    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, TEMPLATE)
+
+
+def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: bool = False) -> Script:
+    """Says `text` a token at a time, over and over until `max_tokens`; or once, if it `ends`."""
+    tokens = tokenizer().encode(text, add_special_tokens=False)
+
+    def script(submit: Submit) -> list[Step]:
+        count = min(len(tokens), submit.max_tokens) if ends else submit.max_tokens
+        steps: list[Step] = []
+        for at in range(count):
+            if pause:
+                steps.append(pause)
+            token = tokens[at % len(tokens)]
+            last = at == count - 1
+            steps.append(
+                Output(
+                    submit.id,
+                    [token],
+                    logprobs=_logprobs([token], submit.sampling.logprobs),
+                    prompt_logprobs=_logprobs(submit.prompt[1:], submit.sampling.prompt_logprobs)
+                    if at == 0
+                    else [],
+                    cached=2 if at == 0 else 0,
+                    finish_reason=(ends or "length") if last else None,
+                    device=DEVICE if last else None,
+                )
+            )
+        return steps
+
+    return script
+
+
+def _logprobs(tokens: Sequence[int], count: int | None) -> list[TokenLogprobs]:
+    if count is None:
+        return []
+    return [TokenLogprobs(t, -0.5, [(t, -0.5), (t + 1, -1.5)][:count]) for t in tokens]
+
+
+@dataclass
+class FakeEngine:
+    """Answers every Submit by its script: outputs, and pauses in seconds."""
+
+    script: Script = field(default_factory=lambda: saying("Hello world. "))
+    start_with: Ready | Exception = READY
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    start_gate: threading.Event | None = None
+    alive: bool = True
+    stats: list[Stats] = field(default_factory=lambda: [STATS])
+    submitted: list[Submit] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    closed: bool = False
+    on_stats: Callable[[Stats], None] = field(default=print)
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        if progress is not None:
+            progress(Progress("weights", 0.5))
+        while self.start_gate is not None and not self.start_gate.is_set():
+            await asyncio.sleep(0.005)
+        if isinstance(self.start_with, Exception):
+            raise self.start_with
+        return self.start_with
+
+    def submit(self, submit: Submit) -> OutputStream:
+        self.submitted.append(submit)
+        stream = OutputStream(submit.id, self.abort)
+        task = asyncio.ensure_future(self._play(self.script(submit), stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return stream
+
+    def abort(self, ids: Sequence[str]) -> None:
+        self.aborted += ids
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _play(self, steps: Sequence[Step], stream: OutputStream) -> None:
+        """Without a pause between them, outputs are merged as they are when the server lags behind."""
+        for step in steps:
+            if stream.request_id in self.aborted:
+                return
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                stream.push(step)
+
+
+@contextmanager
+def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object) -> Iterator[str]:
+    """The real app behind the real HTTP server, in a thread; yields its URL."""
+    config = ServerConfig.model_validate({"port": 0, **server})
+    deployment = EngineConfig(model=MODEL, max_num_seqs=8)
+    app = create_app(engine, tokenizer(), deployment, config, "1.2.3", ready)
+    listener = listen(config.host, config.port)
+    http = make_server(app, config)
+    thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=[listener])))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        http.stop()
+        thread.join(10)
+        assert not thread.is_alive()

@@ -1,0 +1,142 @@
+"""POST /v1/chat/completions, /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from tests.serving.http_support import FakeEngine, running, saying, tokenizer
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with running(engine) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url, engine):
+    engine.script = saying("Hello world. ")
+    engine.submitted.clear()
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_plain_answer(client, engine):
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=5)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "Hello w"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs is None
+    assert answer.usage.completion_tokens == 5
+    assert tokenizer().decode(engine.submitted[0].prompt, skip_special_tokens=False) == PROMPT
+
+
+def test_the_answer_may_fill_the_context_and_the_newer_limit_counts(client, engine):
+    client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True).close()
+    client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=9, max_completion_tokens=3)
+    client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=9)
+    room = 256 - len(engine.submitted[0].prompt)
+    assert [submit.max_tokens for submit in engine.submitted] == [room, 3, 9]
+
+
+def test_a_stream_opens_with_the_role(client, engine):
+    engine.script = saying("Hello world. ", pause=0.001)
+    options = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=5, n=2, stream=True, stream_options=options
+        )
+    )
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    opening = [(c.choices[0].index, c.choices[0].delta.role, c.choices[0].delta.content) for c in chunks[:2]]
+    assert opening == [(0, "assistant", ""), (1, "assistant", "")]
+    for index in (0, 1):
+        mine = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == index]
+        assert "".join(choice.delta.content or "" for choice in mine) == "Hello w"
+        assert mine[-1].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 10
+
+
+def test_logprobs(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2, "logprobs": True}
+    plain = client.chat.completions.create(**asked, top_logprobs=2).choices[0].logprobs.content
+    assert [(entry.token, entry.logprob, entry.bytes) for entry in plain] == [
+        ("H", -0.5, [72]),
+        ("e", -0.5, [101]),
+    ]
+    assert [(top.token, top.logprob) for top in plain[0].top_logprobs] == [("H", -0.5), ("I", -1.5)]
+    bare = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert bare[0].top_logprobs == []
+    streamed = client.chat.completions.create(**asked, top_logprobs=2, stream=True)
+    entries = [entry for c in streamed if c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
+    assert entries == plain
+
+
+def test_an_answer_that_ends_at_eos(client, engine):
+    engine.script = saying("Yes<|im_end|>", ends="stop")
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Yes", "stop")
+    assert answer.usage.completion_tokens == len(tokenizer().encode("Yes")) + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10_000}, "messages"),
+    ],
+)
+def test_refusals(client, fields, param):
+    asked = {"model": "tiny", "messages": MESSAGES} | fields
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", body=asked, cast_to=object)
+    assert caught.value.param == param
+
+
+def test_tokenize_and_back(url):
+    def ask(path, **body):
+        return httpx.post(url + path, json=body).json()
+
+    ids = tokenizer().encode("Hi there")
+    assert ask("/tokenize", prompt="Hi there", model="tiny", return_token_strs=True) == {
+        "count": 4, "max_model_len": 256, "tokens": ids, "token_strs": ["H", "i", " the", "re"],
+    }  # fmt: skip
+    assert ask("/detokenize", tokens=ids) == {"prompt": "Hi there"}
+    chat = ask("/tokenize", messages=MESSAGES)
+    assert tokenizer().decode(chat["tokens"], skip_special_tokens=False) == PROMPT
+    assert chat["token_strs"] is None
+    assert ask("/tokenize", prompt="")["tokens"] == []
+    assert ask("/tokenize")["error"]["param"] == "prompt"
+    assert ask("/tokenize", prompt="a", messages=MESSAGES)["error"]["param"] == "prompt"
+    assert ask("/tokenize", prompt="a", model="other")["error"]["code"] == "model_not_found"
+    assert ask("/detokenize", tokens=[10**6])["error"]["param"] == "tokens"
+    assert ask("/detokenize", tokens=["a"])["error"]["param"] == "tokens[0]"
+    assert ask("/detokenize", tokens=[1], foo=1)["error"]["param"] == "foo"
+
+
+def test_long_texts_are_encoded_too(url):
+    body = json.dumps({"prompt": "word " * 10_000})
+    answer = httpx.post(url + "/tokenize", content=body, headers={"content-type": "application/json"})
+    assert tokenizer().decode(answer.json()["tokens"]) == "word " * 10_000

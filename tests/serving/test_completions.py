@@ -1,0 +1,335 @@
+"""POST /v1/completions, asked by the openai client and by bare HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import openai
+import pytest
+
+from corepipe.serving.messages import Output
+from tests.serving.http_support import FakeEngine, running, saying, tokenizer
+
+HELLO = "Hello world. "
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with running(engine) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url, engine):
+    engine.script = saying(HELLO, logprobs=True)
+    engine.submitted.clear()
+    engine.aborted.clear()
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(url, **fields):
+    return httpx.post(url + "/v1/completions", json={"model": "tiny", "prompt": "Hi there", **fields})
+
+
+def events(url, **fields):
+    """The JSON of each event, and whether [DONE] came."""
+    lines = [line[6:] for line in post(url, stream=True, **fields).text.splitlines() if line]
+    done = lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[: -1 if done else None]], done
+
+
+def test_a_plain_answer(client):
+    answer = client.completions.create(model="tiny", prompt="Hi there", max_tokens=4)
+    tokens = tokenizer().encode(HELLO)
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].text == tokenizer().decode(tokens[:4])
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.model_dump(exclude_unset=True) == {
+        "prompt_tokens": 4,
+        "completion_tokens": 4,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    again = client.completions.create(model="tiny", prompt="Hi there", max_tokens=4)
+    assert answer.system_fingerprint == again.system_fingerprint
+    assert answer.id != again.id
+
+
+def test_a_stream_says_what_a_plain_answer_says(client, engine):
+    engine.script = saying(HELLO, pause=0.001)
+    plain = client.completions.create(model="tiny", prompt="Hi", max_tokens=20)
+    options = {"include_usage": True}
+    chunks = list(
+        client.completions.create(
+            model="tiny", prompt="Hi", max_tokens=20, stream=True, stream_options=options
+        )
+    )
+    assert "".join(c.choices[0].text for c in chunks[:-1]) == plain.choices[0].text
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert len(chunks) > 5
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == plain.usage
+    assert all(c.usage is None for c in chunks[:-1])
+
+
+def test_usage_is_null_or_absent(url, client):
+    with_usage, done = events(url, stream_options={"include_usage": True})
+    assert done
+    assert all(event["usage"] is None for event in with_usage[:-1])
+    without, done = events(url)
+    assert done
+    assert all("usage" not in event for event in without)
+    assert without[-1]["choices"]
+
+
+def test_tokens_that_are_ready_together_come_in_one_event(url, client):
+    said, _ = events(url, max_tokens=10)
+    assert len(said) == 1
+
+
+def test_several_prompts_and_choices(client, engine):
+    answer = client.completions.create(model="tiny", prompt=["Hi there", "Hi"], n=2, max_tokens=3, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == 6
+    assert answer.usage.completion_tokens == 12
+    assert [submit.sampling.seed for submit in engine.submitted] == [5, 6, 5, 6]
+    assert [len(submit.prompt) for submit in engine.submitted] == [4, 4, 2, 2]
+    chunks = list(client.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=3, stream=True))
+    ended = sorted(c.choices[0].index for c in chunks if c.choices[0].finish_reason)
+    assert ended == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("prompt", ["Hi there", [41, 74, 265, 264], [[41, 74, 265, 264]], ["Hi there"]])
+def test_prompts_in_every_shape(client, engine, prompt):
+    client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+    assert engine.submitted[0].prompt == tokenizer().encode("Hi there")
+
+
+def test_parameters_reach_the_engine(client, engine):
+    extra = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": [9], "min_tokens": 2,
+        "priority": -3, "cache_salt": "mine",
+    }  # fmt: skip
+    client.completions.create(
+        model="tiny",
+        prompt="Hi",
+        max_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        logit_bias={"4": 1},
+        extra_body=extra,
+    )
+    submit = engine.submitted[0]
+    assert (submit.max_tokens, submit.min_tokens, submit.priority, submit.cache_salt) == (7, 2, -3, "mine")
+    assert set(submit.stop_ids) == {9, *tokenizer().eos_ids}
+    drawn = submit.sampling
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (0, 0.5, 5, 0.1)
+    assert (drawn.repetition_penalty, drawn.logit_bias, drawn.logprobs) == (1.2, {4: 1.0}, None)
+    client.completions.create(model="tiny", prompt="Hi", extra_body={"ignore_eos": True})
+    assert engine.submitted[1].stop_ids == []
+    assert engine.submitted[1].max_tokens == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_the_request(url, client, engine, stream):
+    engine.script = saying(HELLO, pause=0.002)
+    fields = {"stop": ["zz", "wor"], "max_tokens": 100}
+    if stream:
+        said, done = events(url, **fields, stream_options={"include_usage": True})
+        assert done
+        text = "".join(event["choices"][0]["text"] for event in said[:-1])
+        choice, usage = said[-2]["choices"][0], said[-1]["usage"]
+    else:
+        answer = post(url, **fields).json()
+        choice, usage = answer["choices"][0], answer["usage"]
+        text = choice["text"]
+    assert text == "Hello "
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "wor")
+    tokens = tokenizer().encode(HELLO)
+    used = next(n for n in range(len(tokens)) if "wor" in tokenizer().decode(tokens[:n]))
+    assert usage["completion_tokens"] == used
+    assert engine.aborted == [engine.submitted[0].id]
+
+
+def test_a_stop_string_may_be_shown(client, url):
+    choice = post(url, stop="wor", max_tokens=50, include_stop_str_in_output=True).json()["choices"][0]
+    assert choice["text"] == "Hello wor"
+
+
+def test_one_choice_of_several_stops(url, client, engine):
+    def script(submit):
+        return saying("abc def " if submit.id.endswith("0") else "xyz ", pause=0.002)(submit)
+
+    engine.script = script
+    first, second = post(url, n=2, stop="def", max_tokens=12).json()["choices"]
+    assert (first["text"], first["finish_reason"]) == ("abc ", "stop")
+    assert (second["finish_reason"], second["stop_reason"]) == ("length", None)
+    assert engine.aborted == [engine.submitted[0].id]
+
+
+def test_the_stop_token_is_counted_but_not_shown(url, client, engine):
+    end = tokenizer().encode("!")[0]
+    engine.script = saying("Hey!", ends="stop")
+    answer = post(url, stop_token_ids=[end]).json()
+    assert answer["choices"][0]["text"] == "Hey"
+    assert answer["choices"][0]["stop_reason"] == end
+    assert answer["usage"]["completion_tokens"] == len(tokenizer().encode("Hey!"))
+    shown = post(url, stop_token_ids=[end], include_stop_str_in_output=True).json()
+    assert shown["choices"][0]["text"] == "Hey!"
+    engine.script = saying("Hey<|im_end|>", ends="stop")
+    for skip in (True, False):
+        choice = post(url, skip_special_tokens=skip).json()["choices"][0]
+        assert (choice["text"], choice["stop_reason"]) == ("Hey", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs(url, client, stream):
+    fields = {"echo": True, "logprobs": 2, "max_tokens": 2}
+    if stream:
+        parts = [event["choices"][0] for event in events(url, **fields)[0]]
+    else:
+        parts = [post(url, **fields).json()["choices"][0]]
+    assert "".join(part["text"] for part in parts) == "Hi thereHe"
+    logprobs = {key: [v for p in parts for v in p["logprobs"][key]] for key in parts[0]["logprobs"]}
+    assert logprobs["tokens"] == ["H", "i", " the", "re", "H", "e"]
+    assert logprobs["token_logprobs"] == [None] + [-0.5] * 5
+    assert logprobs["text_offset"] == [0, 1, 2, 6, 8, 9]
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["top_logprobs"][4] == {"H": -0.5, "I": -1.5}
+
+
+def test_echo_of_token_ids_and_of_no_token_more(url, client, engine):
+    answer = post(url, prompt=tokenizer().encode("Hi there"), echo=True, max_tokens=0).json()
+    assert answer["choices"][0]["text"] == "Hi there"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+    assert engine.submitted[0].max_tokens == 1
+
+
+def test_device_times_by_field_and_by_header(url, client):
+    expected = {
+        "device": "inf2.xlarge",
+        "emulated": True,
+        "time_to_first_token_ms": 12.5,
+        "time_per_output_token_ms": 2.5,
+    }
+    assert post(url, device_metrics=True).json()["corepipe"] == expected
+    body = {"model": "tiny", "prompt": "Hi"}
+    asked = httpx.post(url + "/v1/completions", json=body, headers={"x-corepipe-device": "1"})
+    assert asked.json()["corepipe"] == expected
+    assert "corepipe" not in post(url).json()
+    for options in (None, {"include_usage": True}):
+        said, _ = events(url, device_metrics=True, stream_options=options, n=2, max_tokens=5)
+        assert ["corepipe" in event for event in said] == [False] * (len(said) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": ""}, "prompt", "invalid_value"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": [[]]}, "prompt", "invalid_value"),
+        ({"prompt": ["a", ""]}, "prompt", "invalid_value"),
+        ({"prompt": ["a", 1]}, "prompt", "invalid_type"),
+        ({"prompt": [[1], 1]}, "prompt", "invalid_type"),
+        ({"prompt": [10**6]}, "prompt", "invalid_value"),
+        ({"prompt": [-1]}, "prompt", "invalid_value"),
+        ({"prompt": 5}, "prompt", "invalid_type"),
+        ({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
+        ({"prompt": ["a"] * 17, "n": 8}, "prompt", "invalid_value"),
+        ({"prompt": [5] * 256}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 250, "max_tokens": 7}, "prompt", "context_length_exceeded"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"best_of": 3}, "best_of", "unsupported_value"),
+        ({"n": 9}, "n", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_refusals(url, client, engine, fields, param, code):
+    answer = post(url, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+    assert engine.submitted == []
+
+
+def test_the_context_may_be_filled_to_the_last_token(url, client, engine):
+    assert post(url, prompt=[5] * 250, max_tokens=6).status_code == 200
+    assert post(url, prompt=[5] * 255).status_code == 200
+    assert [submit.max_tokens for submit in engine.submitted] == [6, 1]
+
+
+@pytest.mark.parametrize("model", ["", "other", "../../etc/passwd", "x" * 10_000])
+def test_unknown_models(client, model):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model=model, prompt="Hi")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert len(caught.value.message) < 1000
+
+
+def fails(kind=None, error="because"):
+    return lambda submit: [Output(submit.id, finish_reason="error", error=error, error_kind=kind)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_of_the_engine_have_their_status(client, engine, stream):
+    engine.script = fails("overloaded", "queue is full")
+    with pytest.raises(openai.RateLimitError, match="queue is full") as caught:
+        client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    assert caught.value.response.headers["retry-after"] == "1"
+    engine.script = fails("invalid")
+    with pytest.raises(openai.BadRequestError, match="because"):
+        client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    engine.script = fails()
+    with pytest.raises(openai.InternalServerError) as failed:
+        client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    assert "because" not in failed.value.message
+    engine.script = lambda submit: [Output(submit.id, finish_reason="abort")]
+    with pytest.raises(openai.InternalServerError) as aborted:
+        client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    assert aborted.value.status_code == 503
+
+
+def test_an_error_in_mid_stream_ends_it_without_done(url, client, engine):
+    engine.script = lambda submit: [Output(submit.id, [41]), 0.02, *fails("overloaded")(submit)]
+    said, done = events(url)
+    assert not done
+    assert said[0]["choices"][0]["text"] == "H"
+    assert said[-1]["error"]["code"] == "rate_limit_exceeded"
+    with pytest.raises(openai.APIError, match="because"):
+        list(client.completions.create(model="tiny", prompt="Hi", stream=True))
+
+
+def wait_for_aborts(engine, count):
+    deadline = time.monotonic() + 5
+    while len(engine.aborted) < count and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_ends_its_requests(url, client, engine, n):
+    engine.script = saying(HELLO, pause=0.01)
+    body = {"model": "tiny", "prompt": "Hi", "max_tokens": 200, "n": n}
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.1) as leaving:
+        leaving.post(url + "/v1/completions", json=body).raise_for_status()
+    wait_for_aborts(engine, n)
+    assert sorted(engine.aborted) == sorted(submit.id for submit in engine.submitted)
+    assert len(engine.aborted) == n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_a_stream_ends_its_requests(client, engine, n):
+    engine.script = saying(HELLO, pause=0.01)
+    with client.completions.create(model="tiny", prompt="Hi", max_tokens=200, n=n, stream=True) as stream:
+        next(iter(stream))
+    wait_for_aborts(engine, n)
+    assert sorted(engine.aborted) == sorted(submit.id for submit in engine.submitted)

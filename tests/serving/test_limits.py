@@ -1,0 +1,131 @@
+"""Guards: who may ask, from where, and how much."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.serving.app import PATHS
+from corepipe.serving.limits import PUBLIC_PATHS, KeyRing, check_bind, is_loopback
+from tests.serving.http_support import FakeEngine, running
+
+KEY = "sk-secret"
+BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])
+def test_loopback_needs_no_key(host):
+    assert is_loopback(host)
+    check_bind(host, (), insecure=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", ""])
+def test_other_hosts_need_a_key_or_insistence(host):
+    with pytest.raises(UserError, match="--insecure") as caught:
+        check_bind(host, (), insecure=False)
+    assert caught.value.param == "host"
+    with pytest.raises(UserError):
+        check_bind(host, ("",), insecure=False)
+    check_bind(host, (KEY,), insecure=False)
+    check_bind(host, (), insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "admitted"),
+    [
+        (b"Bearer sk-secret", True), (b"bearer other", True), (b"BEARER  sk-secret ", True), (b"", False),
+        (b"Bearer", False), (b"Bearer ", False), (b"Basic sk-secret", False), (b"sk-secret", False),
+        (b"Bearer sk-secre", False), (b"Bearer \xff\xfe", False), (b"Bearer " + b"x" * 10**6, False),
+    ],
+)  # fmt: skip
+def test_keys(header, admitted):
+    assert KeyRing((KEY, "other")).admits(header) is admitted
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with running(FakeEngine(), api_keys=[KEY], max_body_bytes=2000) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with running(FakeEngine(), max_body_bytes=2000) as url:
+        yield url
+
+
+def test_every_route_but_the_public_ones_needs_a_key(guarded):
+    for path in {
+        *PATHS,
+        "/nowhere",
+        "//v1/models",
+        "/v1/models/",
+        "/docs",
+        "/openapi.json",
+        "/v1/%2e%2e/health",
+    }:
+        expected = {200} if path in PUBLIC_PATHS else {401}
+        assert httpx.get(guarded + path).status_code in expected, path
+
+
+def test_a_refusal_says_what_is_missing(guarded):
+    answer = httpx.post(guarded + "/v1/completions", json=BODY)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"]["type"] == "authentication_error"
+    assert answer.json()["error"]["code"] == "missing_api_key"
+    wrong = httpx.post(guarded + "/v1/completions", json=BODY, headers={"authorization": "Bearer no"})
+    assert wrong.json()["error"]["code"] == "invalid_api_key"
+    right = httpx.post(guarded + "/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
+    assert right.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", ""])
+def test_a_loopback_server_answers_to_loopback_names_only(open_server, host):
+    answer = httpx.get(open_server + "/health", headers={"host": host})
+    assert answer.status_code == 421
+    assert answer.json()["error"]["code"] == "misdirected_request"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1", "[::1]:80", "[::1]"])
+def test_loopback_names(open_server, host):
+    assert httpx.get(open_server + "/health", headers={"host": host}).status_code == 200
+
+
+def test_large_bodies_are_refused_unread(open_server):
+    host, port = open_server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 10000000000\r\n\r\n".encode())
+        assert b" 413 " in connection.recv(4096)
+
+
+def test_bodies_that_grow_too_large_are_refused(open_server):
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(open_server + "/v1/completions", content=iter([b" " * 1500] * 2), headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+def test_other_kinds_of_body_are_refused(open_server, headers):
+    answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+def test_charset_is_no_other_kind(open_server):
+    headers = {"content-type": "application/JSON; charset=utf-8"}
+    answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
+    assert answer.status_code == 400
