@@ -2,9 +2,10 @@
 
     python benchmarks/side_by_side.py http://127.0.0.1:8000 http://127.0.0.1:9000 --model-b other --rounds 3
 
-Both servers must be running, with models of one vocabulary.  Prompts are random words; each round uses new ones, so
-that no prefix cache has seen them (but in the `prefix` work).  All requests stream greedily and ignore eos.  The ratio
-is A's speed over B's: above 1 A is faster.  The servers take turns (A B A B ...), because a shared machine drifts.
+Both servers must be running, with models of one vocabulary.  Prompts are random words; each round uses new
+ones, so that no prefix cache has seen them (but in the `prefix` work).  All requests stream greedily and
+ignore eos.  The ratio is A's speed over B's: above 1 A is faster.  The servers take turns (A B A B ...),
+because a shared machine drifts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ WORDS = Path(__file__).with_name("words.txt")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`requests` of `prompt` words in and `output` tokens out, `streams` at a time; `shared` words are common."""
+    """`requests` of `prompt` words in and `output` tokens out, `streams` at a time; `shared` words more are
+    common to all."""
 
     prompt: int
     output: int
@@ -77,7 +79,9 @@ async def speed(server: Server, work: Work, vocabulary: list[str], seed: int) ->
     prompts = [common + words(rng, work.prompt, vocabulary) for _ in range(work.requests)]
     firsts: list[float] = []
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=600)
+    ) as session:
         await request(session, server, "warm up", 2)
         start = time.perf_counter()
 
@@ -91,7 +95,9 @@ async def speed(server: Server, work: Work, vocabulary: list[str], seed: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("a", help="URL of the server in question")
     parser.add_argument("b", help="URL of the server to compare with")
     parser.add_argument("--model-a", default="smollm2-135m-instruct")

@@ -2,14 +2,15 @@
 
     python benchmarks/step.py [MODEL] [--format int8] [--context 128] [--rounds 5]
 
-For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), the share of the
-roofline max(bytes / raw memory reading, operations / peak), and for the smallest batch the share of raw reading.
-The limits are probed in turn with the steps, because a shared machine drifts.
+For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), and the share of the
+roofline max(weight bytes / raw memory reading, operations of the linears / peak).  The limits are probed in
+turn with the steps, because a shared machine drifts.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 
@@ -52,12 +53,14 @@ def seconds(executor: NativeExecutor, step: StepInputs, repeat: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
     parser.add_argument("--format", default="int8", choices=FORMATS)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(__import__("os").sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
 
     model = registry.load(hub.resolve(args.model))

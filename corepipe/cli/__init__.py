@@ -10,7 +10,6 @@ import os
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from corepipe import __version__
@@ -29,7 +28,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"corepipe {__version__}")
         raise typer.Exit
@@ -50,21 +49,12 @@ app.command()(pull)
 
 
 def main() -> None:
-    """Entry point: maps what went wrong to an exit code and one line."""
+    """Entry point: what the user got wrong is one line and exit code 2, as with a wrong flag."""
     try:
-        sys.exit(app(standalone_mode=False))
+        app()
     except UserError as error:
-        _fail(error.message, 2)
-    except click.ClickException as error:
-        error.show()
+        print(f"corepipe: {error.message}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of our output is gone; let the interpreter's last flush succeed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"corepipe: {message}", file=sys.stderr)  # noqa: T201
-    sys.exit(code)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,7 +16,7 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def print_json(result: Any) -> None:
+def print_json(result: object) -> None:
     """A command's result for machines, on stdout."""
     typer.echo(json.dumps(result, indent=2))
 
@@ -25,7 +24,12 @@ def print_json(result: Any) -> None:
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Yields `report(what, done)`, `done` from 0 to 1; one bar for each `what`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -52,17 +52,12 @@ def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
     try:
         answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
         answer.raise_for_status()
-        placement = answer.json()
-        return placement if "instance" in placement else _not_ours(url)
+        placement: dict[str, Any] = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
         if url is None:
             return None
         raise UserError(f"--url {url}: no corepipe server answers there ({error})", "url") from error
-
-
-def _not_ours(url: str | None) -> None:
-    if url is not None:
-        raise UserError(f"--url {url}: the server there is not a corepipe", "url")
+    return placement
 
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
@@ -77,14 +72,14 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     for core in placement["cores"]:
         cores.add_row(
             *(str(core[name]) for name in ("core", "stage", "rank")),
-            core_layers(core["layers"]),
+            layer_range(core["layers"]),
             *(str(core[name]) for name in ("heads", "kv_heads")),
-            f"{core['weight_bytes'] / 1e6:.1f} MB",
+            f"{sum(core['weight_bytes'].values()) / 1e6:.1f} MB",
             f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
         )
     console.print(cores)
 
 
-def core_layers(layers: list[int]) -> str:
+def layer_range(layers: list[int]) -> str:
     """First and last layer of a core, as `0-14`."""
     return f"{layers[0]}-{layers[-1]}" if layers else "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,27 +37,36 @@ class PolicyChoice(StrEnum):
     SEGREGATED = "segregated"
 
 
-def _option(*names: str, help: str, panel: str, **more: object) -> object:  # noqa: A002
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[call-overload]
+def _option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A directory or .gguf file, a hub id (org/name), or nothing for SmolLM2-135M-Instruct."),
+    typer.Argument(
+        help="A directory or .gguf file, a hub id (org/name), or nothing for SmolLM2-135M-Instruct."
+    ),
 ]
 Host = Annotated[str, _option("--host", help="Address to listen on.", panel=SERVER)]
-Port = Annotated[int, _option("--port", help="Port to listen on; 0 picks a free one.", panel=SERVER, min=0, max=65535)]
+Port = Annotated[
+    int, _option("--port", help="Port to listen on; 0 picks a free one.", panel=SERVER, min=0, max=65535)
+]
 ApiKeys = Annotated[
     list[str] | None,
-    _option("--api-key", help="Key that clients must send (repeatable).", panel=SERVER, envvar="COREPIPE_API_KEY"),
+    _option(
+        "--api-key", help="Key that clients must send (repeatable).", panel=SERVER, envvar="COREPIPE_API_KEY"
+    ),
 ]
-Insecure = Annotated[bool, _option("--insecure", help="Listen beyond loopback without API keys.", panel=SERVER)]
+Insecure = Annotated[
+    bool, _option("--insecure", help="Listen beyond loopback without API keys.", panel=SERVER)
+]
 ServedNames = Annotated[
     list[str] | None,
     _option("--served-model-name", help="Name in the API (repeatable; the first is reported).", panel=SERVER),
 ]
 ChatTemplate = Annotated[
-    Path | None, _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER)
+    Path | None,
+    _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),
 ]
 
 Format = Annotated[
@@ -77,36 +86,46 @@ ModeOption = Annotated[
 ]
 Pipeline = Annotated[
     int | None,
-    _option("--pipeline", "--pipeline-parallel-size", help="Stages of consecutive layers.", panel=DEVICE, min=1),
+    _option(
+        "--pipeline", "--pipeline-parallel-size", help="Stages of consecutive layers.", panel=DEVICE, min=1
+    ),
 ]
 Tensor = Annotated[
     int | None,
     _option("--tensor", "--tensor-parallel-size", help="Cores that share each layer.", panel=DEVICE, min=1),
 ]
 Data = Annotated[
-    int | None, _option("--data", "--data-parallel-size", help="Replicas of the whole model.", panel=DEVICE, min=1)
+    int | None,
+    _option("--data", "--data-parallel-size", help="Replicas of the whole model.", panel=DEVICE, min=1),
 ]
 Clock = Annotated[
-    ClockChoice, _option("--clock", help="host: as fast as it can; device: at the device's pace.", panel=DEVICE)
+    ClockChoice,
+    _option("--clock", help="host: as fast as it can; device: at the device's pace.", panel=DEVICE),
 ]
 
 MaxNumSeqs = Annotated[
     int, _option("--max-num-seqs", help="Most sequences in a batch.", panel=BATCHING, min=1, max=1024)
 ]
 MaxBatchedTokens = Annotated[
-    int, _option("--max-num-batched-tokens", help="Most tokens in a batch.", panel=BATCHING, min=16, max=16384)
+    int,
+    _option("--max-num-batched-tokens", help="Most tokens in a batch.", panel=BATCHING, min=16, max=16384),
 ]
 Policy = Annotated[
     PolicyChoice,
     _option("--policy", help="mixed: prefill beside decode; segregated: as Neuron's stack.", panel=BATCHING),
 ]
-BlockSize = Annotated[int, _option("--block-size", help="Positions in a KV block (16, 32, ...).", panel=BATCHING)]
+BlockSize = Annotated[
+    int, _option("--block-size", help="Positions in a KV block (16, 32, ...).", panel=BATCHING)
+]
 NumBlocks = Annotated[
-    int | None, _option("--num-blocks", help="KV blocks of a replica; default: what fits.", panel=BATCHING, min=1)
+    int | None,
+    _option("--num-blocks", help="KV blocks of a replica; default: what fits.", panel=BATCHING, min=1),
 ]
 PrefixCaching = Annotated[
     bool,
-    _option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse shared prefixes.", panel=BATCHING),
+    _option(
+        "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse shared prefixes.", panel=BATCHING
+    ),
 ]
 MaxQueuedReqs = Annotated[
     int, _option("--max-num-queued-reqs", help="Requests that may wait.", panel=BATCHING, min=1)

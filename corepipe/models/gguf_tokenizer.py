@@ -16,17 +16,20 @@ CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-SPLITS: dict[str, str | None] = {
-    "default": None,
-    "gpt-2": None,
-    # Splits as transformers splits for these files; the original also cuts blanks before digits.
-    "smollm": None,
-    "llama-bpe": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}",
-    "qwen2": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{TAIL}",
-    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
-    + TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+SPLITS: dict[str, tuple[str, ...]] = {
+    "default": (GPT2,),
+    "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),  # each digit alone, as in SmolLM2's own tokenizer.json
+    "llama-bpe": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}",),
+    "qwen2": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{TAIL}",),
+    "tekken": (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+        + TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
+    ),
 }
-"""What `tokenizer.ggml.pre` names: how text is cut before BPE; None is GPT-2's own rule."""
+"""What `tokenizer.ggml.pre` names: the cuts that text goes through, one after the other, before BPE."""
 
 
 def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
@@ -96,12 +99,9 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
         for i, token in enumerate(tokens)
     }
     backend = _bpe(file, vocab, _listed_merges(file), sentencepiece=False)
-    split = SPLITS[name]
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    backend.pre_tokenizer = bytes_of
-    if split is not None:
-        cut = pre_tokenizers.Split(Regex(split), behavior="isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([cut, bytes_of])
+    cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[name]]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_of])
     backend.decoder = decoders.ByteLevel()
     return backend
 

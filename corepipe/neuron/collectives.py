@@ -55,8 +55,3 @@ class Links:
         parts = self._exchanges[stage, number]
         parts[rank] = x
         return [parts[r] for r in range(ranks)] if len(parts) == ranks else None
-
-    @property
-    def idle(self) -> bool:
-        """True when nothing that was sent waits to be received."""
-        return not any(self._channels.values())

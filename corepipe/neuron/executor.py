@@ -216,7 +216,13 @@ class NativeExecutor:
     """
 
     def __init__(
-        self, programs: Sequence[Program], weights: Weights, blocks: int, block_size: int, max_rows: int, pool: Any
+        self,
+        programs: Sequence[Program],
+        weights: Weights,
+        blocks: int,
+        block_size: int,
+        max_rows: int,
+        pool: Any,
     ) -> None:
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}

@@ -157,7 +157,7 @@ def _int8_product(x: F32, weight: F32) -> F32:
 
 def rms_norm(x: F32, gain: F32, eps: float, compute: DType) -> F32:
     """x / sqrt(mean(x**2) + eps) * gain, over each group of len(gain) consecutive elements."""
-    groups = x.reshape(len(x), -1, len(gain))
+    groups = x.reshape(len(x), x.shape[1] // len(gain), len(gain))
     mean = np.mean(np.square(groups), axis=2, keepdims=True, dtype=np.float32)
     factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
     return round_to((groups * factor * gain).reshape(x.shape), compute)
@@ -175,7 +175,7 @@ def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
 
 def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
     """x [M, heads * head_dim] with each head rotated; cos, sin [M, rotary_dim / 2] are the rows' own."""
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     half = cos.shape[1]
     a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     c, s = cos[:, None], sin[:, None]

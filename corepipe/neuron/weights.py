@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.kernels import packing
+from corepipe.kernels.packing import Kind
 from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
 from corepipe.neuron.numerics import quantize_weight
 
@@ -51,7 +52,7 @@ class Checkpoint(Protocol):
 class PackedTensor:
     """One weight as stored.  `kind` is the native Matrix kind, or "fp32"/"bf16" rows for the others."""
 
-    kind: str
+    kind: Kind
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
     scale: npt.NDArray[np.float32] | None
@@ -107,7 +108,9 @@ def packed_weights(
         try:
             _pack_file(graph, checkpoint, path, progress or (lambda _what, _done: None))
         except OSError as error:
-            raise UserError(f"cannot write packed weights to {path}: {error.strerror}; set COREPIPE_CACHE") from error
+            raise UserError(
+                f"cannot write packed weights to {path}: {error.strerror}; set COREPIPE_CACHE"
+            ) from error
     return PackedWeights(path)
 
 
@@ -136,7 +139,11 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
     for i, spec in enumerate(specs):
         progress("packing weights", i / len(specs))
         tensor = pack(spec, graph.format, checkpoint.read(graph.tied.get(spec.name, spec.name)))
-        entry = {"kind": tensor.kind, "shape": tensor.shape, "offset": _append(file, tensor.data)}
+        entry: dict[str, Any] = {
+            "kind": tensor.kind,
+            "shape": tensor.shape,
+            "offset": _append(file, tensor.data),
+        }
         entry["nbytes"] = tensor.data.nbytes
         if tensor.scale is not None:
             entry["scale"] = [_append(file, tensor.scale), tensor.scale.nbytes]
@@ -168,9 +175,9 @@ def pack(spec: WeightSpec, format: Format, weight: npt.NDArray[np.float32]) -> P
 
 def _pack_matrix(format: Format, weight: npt.NDArray[np.float32]) -> PackedTensor:  # noqa: A002
     if format.weights is not DType.INT8:
-        kind = format.weights.value
-        return PackedTensor(kind, weight.shape, packing.pack(kind, weight), None)
-    kind = "int8" if format.activations is DType.INT8 else "int8w"
+        dense: Kind = "fp32" if format.weights is DType.FP32 else "bf16"
+        return PackedTensor(dense, weight.shape, packing.pack(dense, weight), None)
+    kind: Kind = "int8" if format.activations is DType.INT8 else "int8w"
     quantized, scale = quantize_weight(weight)
     return PackedTensor(kind, weight.shape, packing.pack(kind, quantized), scale)
 

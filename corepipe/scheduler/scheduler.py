@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import inf
 
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.policy import Policy, mixed
@@ -210,7 +209,8 @@ class Scheduler:
 
     def _admit(self, short: Rank | None) -> Request | None:
         """Moves the head of the queue to the running requests, if there is a seat and room for all of its
-        known tokens: a prompt that stops halfway would only hold blocks that others need.
+        known tokens: a prompt that stops halfway would only hold blocks that others need.  Nobody is
+        preempted for it.
 
         `short` is the rank of a running request that lacks blocks; only a higher priority gets past it.
         """
@@ -220,8 +220,7 @@ class Scheduler:
         if short is not None and request.priority >= short.priority:
             return None
         hits = self._kv.take_prefix(request)
-        lowest_of_priority = Rank(request.priority, inf, 0)
-        if not self._make_room(self._kv.missing(request, len(request.tokens)), lowest_of_priority):
+        if self._kv.missing(request, len(request.tokens)) > self._kv.pool.available:
             self._kv.release(request)
             return None
         self._start(request, hits)
@@ -248,7 +247,7 @@ class Scheduler:
         return True
 
     def _make_room(self, blocks: int, rank: Rank) -> bool:
-        """Preempts requests after `rank` until so many blocks are available; False where there are too few."""
+        """Preempts requests after `rank` until so many blocks are available; whether they are."""
         while self._kv.pool.available < blocks:
             victim = next((r for r in reversed(self._running) if not r.in_flight), None)
             if victim is None or self._ranks[victim] <= rank:

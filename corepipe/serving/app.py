@@ -65,8 +65,10 @@ def create_app(
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
-    `run_server` then raises what made the start fail.
+    `run_server` then raises what made the start fail.  Raises UserError for a bad chat template.
     """
+    if server.chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(server.chat_template)
     service = Service(client, tokenizer, engine, server, version)
     if ready is not None:
         service.set_ready(ready)

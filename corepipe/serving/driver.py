@@ -78,11 +78,15 @@ class Driver:
             lane.flights or lane.engine.unfinished for lane in self._lanes
         )
 
+    def next_event(self) -> float:
+        """When the next turn has anything to do, on the clock; infinity: not before a command comes."""
+        return min(lane.next_event() for lane in self._lanes)
+
     def patience(self) -> float | None:
         """Host seconds to wait for commands before the next turn; None: as long as it takes."""
         if self._landed or self._outputs:
             return 0.0
-        event = self._next_event()
+        event = self.next_event()
         return None if event == inf else max(0.0, self._host_seconds_until(event) - LEAD_SECONDS)
 
     def turn(self) -> list[Output]:
@@ -96,7 +100,7 @@ class Driver:
 
         Waits for the executor's result, and then until the device would have it.
         """
-        event = self._next_event()
+        event = self.next_event()
         if event == inf or self._host_seconds_until(event) > within:
             return
         lane = min(self._lanes, key=_due)
@@ -136,9 +140,6 @@ class Driver:
     def close(self) -> None:
         """Frees the deployment; batches in flight are dropped."""
         self._deployment.close()
-
-    def _next_event(self) -> float:
-        return min(lane.next_event() for lane in self._lanes)
 
     def _host_seconds_until(self, event: float) -> float:
         return max(0.0, event - self._clock.now()) * self._time_scale

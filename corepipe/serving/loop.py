@@ -23,12 +23,18 @@ class Inbox(Protocol):
         """
 
 
-def serve(driver: Driver, inbox: Inbox, send: Callable[[Outputs], None]) -> None:
+def serve(
+    driver: Driver,
+    inbox: Inbox,
+    send: Callable[[Outputs], None],
+    seconds: Callable[[], float] = time.monotonic,
+) -> None:
     """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
 
     Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
+    `seconds` paces the Stats.
     """
-    last_stats = -STATS_SECONDS
+    last_stats = seconds() - STATS_SECONDS
     while True:
         driver.complete()
         try:
@@ -40,7 +46,7 @@ def serve(driver: Driver, inbox: Inbox, send: Callable[[Outputs], None]) -> None
             return
         driver.submit()
         outputs = driver.outputs()
-        now = time.monotonic()
+        now = seconds()
         stats_due = now - last_stats >= STATS_SECONDS or not driver.busy
         if stats_due:
             last_stats = now

@@ -5,6 +5,7 @@ The functions are called in a process of each ISA, so they take and return plain
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,11 @@ class Case:
     glu: bool = False
     round_bf16: bool = False
     views: tuple[tuple[int, int, int, int], ...] = field(default=())
+
+
+def use_isa(name: str) -> None:
+    """Before the first call into the kernels of this process."""
+    os.environ["COREPIPE_ISA"] = name
 
 
 def random_weights(rng: np.random.Generator, kind: packing.Kind, n: int, k: int) -> Weights:

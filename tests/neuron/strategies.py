@@ -40,13 +40,16 @@ BLOCK_SIZE = 16
 MAX_POSITIONS = 64
 
 
+SMALL_HEADS = HeadLayout(4, 2, 16)
+
+
 @dataclass(frozen=True)
 class Features:
     """What makes one random model differ from another."""
 
     layers: int = 2
     hidden: int = 32
-    heads: HeadLayout = HeadLayout(4, 2, 16)
+    heads: HeadLayout = SMALL_HEADS
     ffn: int = 64
     vocab: int = 100
     qkv_bias: bool = False

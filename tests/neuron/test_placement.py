@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import heads
 
@@ -60,7 +60,12 @@ def test_whole_groups_where_kv_heads_divide():
 def test_kv_heads_are_copied_where_ranks_outnumber_them():
     layout = HeadLayout(10, 2, 16)
     shards = shard_axes(layout, widths_of(layout), 4)
-    assert [head_numbers(s[Axis.Q_HEADS], 16) for s in shards] == [[0, 1, PAD], [2, 3, 4], [5, 6, PAD], [7, 8, 9]]
+    assert [head_numbers(s[Axis.Q_HEADS], 16) for s in shards] == [
+        [0, 1, PAD],
+        [2, 3, 4],
+        [5, 6, PAD],
+        [7, 8, 9],
+    ]
     assert [head_numbers(s[Axis.KV_HEADS], 16) for s in shards] == [[0], [0], [1], [1]]
     assert local_heads(layout, 4) == HeadLayout(3, 1, 16)
 
@@ -84,6 +89,7 @@ def test_each_query_head_gets_a_kv_head_where_nothing_divides():
 
 
 @given(heads(), st.integers(1, 16))
+@settings(derandomize=True)
 def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
     assume(tensor <= layout.heads)
     local = local_heads(layout, tensor)
@@ -101,6 +107,7 @@ def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
 
 
 @given(st.integers(8, 5000), st.integers(1, 8))
+@settings(derandomize=True)
 def test_columns_are_cut_into_even_contiguous_parts(width, tensor):
     layout = HeadLayout(8, 8, 8)
     parts = [s[Axis.FFN] for s in shard_axes(layout, widths_of(layout, ffn=width), tensor)]
@@ -137,13 +144,14 @@ def test_too_many_ranks_are_refused_with_the_limit(ffn, vocab, tensor, limit):
         lambda weights: st.tuples(st.just(weights), st.integers(1, len(weights) - 2))
     )
 )
+@settings(derandomize=True)
 def test_the_heaviest_stage_is_as_light_as_can_be(case):
     weights, stages = case
     layers = len(weights) - 2
 
     def heaviest(bounds):
         edges = [0, *bounds, layers]
-        sums = [sum(weights[1:-1][a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        sums = [sum(weights[1:-1][a:b]) for a, b in pairwise(edges)]
         sums[0] += weights[0]
         sums[-1] += weights[-1]
         return max(sums)

@@ -40,7 +40,7 @@ def spans(batch: Batch) -> list[tuple[str, int, int]]:
 
 
 def states(request: Request, tokens: list[int]) -> list[int]:
-    """What the KV cache holds at each position: a number that depends on the salt and on all tokens so far."""
+    """What the KV cache holds at each position: a number made of the salt and all tokens so far."""
     state, result = crc32(request.cache_salt.encode()), []
     for token in tokens:
         state = (state * 6364136223846793005 + token + 1) % 2**64

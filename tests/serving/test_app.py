@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.app import create_app, listen, run_server
+from corepipe.serving.app import PATHS, create_app, listen, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import Output
 from corepipe.serving.routes.reference import reference
@@ -162,7 +162,7 @@ def test_a_failed_start_ends_the_server():
 PROGRAM = """
 import sys
 from tests.serving.http_support import FakeEngine, saying, tokenizer
-from corepipe.serving.app import create_app, run_server
+from corepipe.serving.app import PATHS, create_app, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 server = ServerConfig(port=int(sys.argv[1]), shutdown_timeout=1)
 engine = FakeEngine(script=saying("on and on ", pause=0.01))
@@ -209,3 +209,11 @@ def test_an_answer_that_outlasts_the_shutdown_is_cut():
 
 def test_the_reference_is_up_to_date():
     assert (ROOT / "docs" / "api.md").read_text() == reference()
+
+
+def test_every_route_is_listed_and_in_the_reference():
+    app = create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), ServerConfig(), "0")
+    plain = {route.path for route in app.router.routes if hasattr(route, "path")}
+    routes = plain | {path.replace("{model:path}", "{model}") for path in app.openapi()["paths"]}
+    assert routes == PATHS
+    assert [path for path in PATHS if f"{path}`" not in reference()] == []

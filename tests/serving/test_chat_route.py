@@ -115,6 +115,15 @@ def test_refusals(client, fields, param):
     assert caught.value.param == param
 
 
+def test_a_chat_template_of_ones_own():
+    engine = FakeEngine()
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    with running(engine, chat_template=template) as url:
+        body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}
+        assert httpx.post(url + "/v1/chat/completions", json=body).status_code == 200
+    assert tokenizer().decode(engine.submitted[0].prompt) == "[Be brief.][Hi]"
+
+
 def test_tokenize_and_back(url):
     def ask(path, **body):
         return httpx.post(url + path, json=body).json()

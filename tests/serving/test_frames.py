@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving import frames
@@ -66,6 +66,7 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 
 
+@settings(deadline=None)
 @given(st.lists(commands, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
 def test_commands_survive_however_the_stream_is_cut(sent: list[Command], cuts: list[int]) -> None:
     decoder = command_decoder()
@@ -75,6 +76,7 @@ def test_commands_survive_however_the_stream_is_cut(sent: list[Command], cuts: l
     assert received == sent
 
 
+@settings(deadline=None)
 @given(st.lists(events, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
 def test_events_survive_however_the_stream_is_cut(sent: list[Event], cuts: list[int]) -> None:
     decoder = event_decoder()
@@ -84,6 +86,7 @@ def test_events_survive_however_the_stream_is_cut(sent: list[Event], cuts: list[
     assert received == sent
 
 
+@settings(deadline=None)
 @given(commands, st.data())
 def test_an_end_within_a_frame_is_noticed(command: Command, data: st.DataObject) -> None:
     stream = encode_frame(command)
@@ -119,6 +122,7 @@ def test_what_is_no_command_is_refused(message: object) -> None:
         command_decoder().feed(len(body).to_bytes(4, "little") + body)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_give_messages_or_a_frame_error(data: bytes) -> None:
     decoder = command_decoder()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import httpx
 import pytest
 
 from corepipe.errors import UserError
+from corepipe.serving import limits
 from corepipe.serving.app import PATHS
+from corepipe.serving.http_errors import ApiError
 from corepipe.serving.limits import PUBLIC_PATHS, KeyRing, check_bind, is_loopback
 from tests.serving.http_support import FakeEngine, running
 
@@ -43,6 +46,11 @@ def test_other_hosts_need_a_key_or_insistence(host):
 )  # fmt: skip
 def test_keys(header, admitted):
     assert KeyRing((KEY, "other")).admits(header) is admitted
+
+
+def test_empty_keys_are_none():
+    assert not KeyRing(("",))
+    assert not KeyRing(("", KEY)).admits(b"Bearer ")
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +137,30 @@ def test_charset_is_no_other_kind(open_server):
     headers = {"content-type": "application/JSON; charset=utf-8"}
     answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("first", [[], [{"type": "http.request", "body": b"{", "more_body": True}]])
+def test_a_body_that_does_not_come_is_given_up(monkeypatch, first):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.02)
+    messages = list(first)
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(limits.read_body(receive))
+    assert caught.value.status == 408
+    assert caught.value.headers == {"connection": "close"}
+
+
+def test_a_body_is_read_to_its_end():
+    parts = [b"{", b"}", b""]
+    messages = [{"type": "http.request", "body": part, "more_body": bool(part)} for part in parts]
+
+    async def receive():
+        return messages.pop(0)
+
+    assert asyncio.run(limits.read_body(receive)) == b"{}"
+    messages.append({"type": "http.disconnect"})
+    with pytest.raises(ApiError):
+        asyncio.run(limits.read_body(receive))

@@ -123,6 +123,7 @@ def test_sigint_is_ignored_and_sigterm_ends_cleanly() -> None:
         (encode_frame({"model": "none", "max_num_seqs": 0}), "max_num_seqs"),
         ((2**31).to_bytes(4, "little"), "limit"),
     ],
+    ids=["unknown key", "bad value", "oversize"],
 )
 def test_a_bad_config_is_refused(frame: bytes, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     with engine() as wire:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.router import ReplicaView, choose_replica
@@ -28,6 +28,7 @@ def test_a_prefix_that_everybody_shares_does_not_herd() -> None:
     assert max(loads) - min(loads) <= 5
 
 
+@settings(deadline=None)
 @given(views, st.integers(0, 10))
 def test_the_choice_is_within_the_margin_and_none_within_it_has_more(
     replicas: list[ReplicaView], margin: int

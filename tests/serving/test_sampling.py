@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.scheduler.request import Request
@@ -14,6 +14,7 @@ from corepipe.serving.sampling import LogitRows, RowLists, SeenTokens, derive_se
 tokens = st.lists(st.integers(0, 30), max_size=80)
 
 
+@settings(deadline=None)
 @given(tokens, st.lists(tokens, max_size=6))
 def test_seen_tokens_counts_what_was_generated(prompt: list[int], steps: list[list[int]]) -> None:
     seen = SeenTokens(prompt)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.messages import Output, TokenLogprobs
@@ -18,6 +18,7 @@ news = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(news, min_size=1, max_size=6), st.booleans())
 def test_merging_loses_nothing(outputs: list[Output], ended: bool) -> None:
     last = Output("a", [7], finish_reason="stop", queue_seconds=2.0) if ended else Output("a", [7])

@@ -48,15 +48,6 @@ void check(const Linear& op) {
   require(!op.glu || (op.segment_count == 2 && op.segments[1].matrix->n == first.n), "glu takes two equal matrices");
 }
 
-// A panel, and what to fetch while it is multiplied: the next one, or itself where there is none.
-struct Source {
-  Source(const Matrix& matrix, int panel, bool last)
-      : weights(matrix.panel(panel)), next(last ? weights : matrix.panel(panel + 1)) {}
-
-  const uint8_t* weights;
-  const uint8_t* next;
-};
-
 // One Linear on its way through the pool.  Items are first the preparation of each block of rows (unless
 // each thread prepares its own), then ranges of panels, which wait for the former.
 class LinearRun {
@@ -68,6 +59,7 @@ class LinearRun {
         kind_(op.segments[0].matrix->kind),
         kernel_(table.kinds[static_cast<int>(kind_)]),
         groups_(op.segments[0].matrix->groups()),
+        panel_bytes_(groups_ * kGroup * bytes_per_k(kind_)),
         blocks_((op.rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
   void execute(Pool& pool) {
@@ -98,7 +90,7 @@ class LinearRun {
 
   int panel_count() const {
     int panels = 0;
-    for (int s = 0; s < (op_.glu ? 1 : op_.segment_count); ++s) panels += op_.segments[s].matrix->panels();
+    for (int s = 0; s < walked(); ++s) panels += op_.segments[s].matrix->panels();
     return panels;
   }
 
@@ -149,42 +141,55 @@ class LinearRun {
     return rows;
   }
 
+  // Segments that are walked through one after the other; under glu the second goes along with the first.
+  int walked() const { return op_.glu ? 1 : op_.segment_count; }
+
   // Panels [begin, end), counted over all segments.
   void multiply_panels(int begin, int end, const uint8_t* rows) {
-    if (op_.glu) {
-      for (int p = begin; p < end; ++p) multiply_panel(op_.segments[0], &op_.segments[1], p, p + 1 == end, rows);
-      return;
-    }
     int first = 0;  // number of the segment's first panel
-    for (int s = 0; s < op_.segment_count; ++s) {
+    for (int s = 0; s < walked(); ++s) {
       const int panels = op_.segments[s].matrix->panels();
       const int stop = std::min(end - first, panels);
       for (int p = std::max(begin - first, 0); p < stop; ++p) {
-        multiply_panel(op_.segments[s], nullptr, p, p + 1 == stop, rows);
+        multiply_panel(op_.segments[s], p, p + 1 == stop ? p : p + 1, rows);
       }
       first += panels;
     }
   }
 
-  // One panel, and where `up` is given the panel of equal number there, times all rows.
-  void multiply_panel(const Segment& segment, const Segment* up, int panel, bool last, const uint8_t* rows) {
+  // One panel, and with glu the same of the other matrix, times all rows; `next` comes after it.
+  void multiply_panel(const Segment& segment, int panel, int next, const uint8_t* rows) {
     alignas(64) float sums[2][kMaxBlockRows * kPanel];
-    const Source main(*segment.matrix, panel, last);
-    const Source gated = up == nullptr ? main : Source(*up->matrix, panel, last);
+    const Segment* up = op_.glu ? &op_.segments[1] : nullptr;
     for (int b = 0; b < blocks_; ++b) {
       const int start = block_start(b), count = block_start(b + 1) - start;
       const uint8_t* x = rows + start * row_bytes();
       Finish f = finish_of(segment, panel, start, count);
+      fetch_output(f);
       f.sums = sums[0];
-      kernel_.multiply(count, main.weights, x, groups_, sums[0], b == 0 ? main.next : main.weights);
+      kernel_.multiply(count, segment.matrix->panel(panel), x, groups_, sums[0],
+                       part_of(segment.matrix->panel(next), b));
       if (up != nullptr) {
         const Finish g = finish_of(*up, panel, start, count);
         f.up_sums = sums[1];
         f.up_scale = g.scale;
         f.up_bias = g.bias;
-        kernel_.multiply(count, gated.weights, x, groups_, sums[1], b == 0 ? gated.next : gated.weights);
+        kernel_.multiply(count, up->matrix->panel(panel), x, groups_, sums[1], part_of(up->matrix->panel(next), b));
       }
       table_.finish(f);
+    }
+  }
+
+  // Each block brings in its part of a panel, so that memory is never idle.
+  Fetch part_of(const uint8_t* panel, int block) const { return {panel + panel_bytes_ * block / blocks_, blocks_}; }
+
+  // What finish is going to write, and read: rows lie far apart, where the hardware expects nothing.
+  static void fetch_output(const Finish& f) {
+    for (int r = 0; r < f.rows; ++r) {
+      for (int column = 0; column < f.n; column += 16) {
+        __builtin_prefetch(f.out + r * f.out_stride + column, 1);
+        if (f.residual != nullptr) __builtin_prefetch(f.residual + r * f.residual_stride + column);
+      }
     }
   }
 
@@ -209,6 +214,7 @@ class LinearRun {
   const Kind kind_;
   const LinearKernel& kernel_;
   const int groups_;
+  const int64_t panel_bytes_;
   const int blocks_;
   bool own_copies_ = false;
   int preparations_ = 0;
@@ -237,7 +243,7 @@ void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, co
       for (int column = 0; column < matrix.n; ++column) {
         float sums[kPanel];
         const uint8_t* panel = group.panel(column / kPanel);
-        if (column % kPanel == 0) kernel.multiply(1, panel, block.data(), 1, sums, panel);
+        if (column % kPanel == 0) kernel.multiply(1, panel, block.data(), 1, sums, {panel, 1});
         *out++ = static_cast<int32_t>(sums[column % kPanel]);  // exact: below 2^24, scale 1
       }
     }

@@ -52,14 +52,20 @@ CP_INLINE void store_pair(float* x, const __m512 v[2]) {
   _mm512_storeu_ps(x + 16, v[1]);
 }
 
-CP_INLINE void fetch_line(const uint8_t* x) { _mm_prefetch((const char*)x, _MM_HINT_T0); }
+// Brings in the next of `bytes` / parts bytes, where `bytes` are what a step takes of the panel.
+CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
+  for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)ahead.from + i, _MM_HINT_T0);
+  ahead.from += step;
+}
 
 // ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, q [R][64] s8.
 
 constexpr int kInt8RowGroup = 4 + 4 + kGroup;
 
 template <int R>
-static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  constexpr int kStepBytes = 128;
+  const int step = kStepBytes / ahead.parts;
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
@@ -68,15 +74,13 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
     const uint8_t* q = x + 8 * R;
     for (int i = 0; i < kGroup / 4; ++i) {
       const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-      fetch_line(next);
-      fetch_line(next + 64);
+      fetch(ahead, step, kStepBytes);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512i v = broadcast_word(q + kGroup * r.value);
         dot_u8s8(acc[r.value][0], w0, v);
         dot_u8s8(acc[r.value][1], w1, v);
       });
       w += 128;
-      next += 128;
       q += 4;
     }
     unrolled<R>([&](auto r) CP_LAMBDA {
@@ -181,21 +185,21 @@ struct ConvertedInt8Weights {
 };
 
 template <class Weights, int R>
-static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  const int step = Weights::kStepBytes / ahead.parts;
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup / 2; ++i) {
       __m512i v[2];
       Weights::load(w, v);
-      for (int line = 0; line < Weights::kStepBytes; line += 64) fetch_line(next + line);
+      fetch(ahead, step, Weights::kStepBytes);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512i pair = broadcast_word(x + kBf16RowGroup * r.value);
         dot_bf16(sums[r.value][0], v[0], pair);
         dot_bf16(sums[r.value][1], v[1], pair);
       });
       w += Weights::kStepBytes;
-      next += Weights::kStepBytes;
       x += 4;
     }
     x += (R - 1) * kBf16RowGroup;
@@ -220,21 +224,21 @@ static void prepare_bf16(const float* x, int k, int row, int rows, void* block) 
 constexpr int kFp32RowGroup = 4 * kGroup;
 
 template <int R>
-static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  constexpr int kStepBytes = 128;
+  const int step = kStepBytes / ahead.parts;
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; ++i) {
       const __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 64);
-      fetch_line(next);
-      fetch_line(next + 64);
+      fetch(ahead, step, kStepBytes);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r.value));
         sums[r.value][0] = _mm512_fmadd_ps(w0, v, sums[r.value][0]);
         sums[r.value][1] = _mm512_fmadd_ps(w1, v, sums[r.value][1]);
       });
       w += 128;
-      next += 128;
       x += 4;
     }
     x += (R - 1) * kFp32RowGroup;
@@ -252,13 +256,13 @@ static void prepare_fp32(const float* x, int k, int row, int rows, void* block) 
 
 // ---- choice of R
 
-using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next);
+using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
 
 template <int Rows, class Product>
-static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, const void* next) {
+static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
   unrolled<Rows>([&](auto r) CP_LAMBDA {
     if (rows == r.value + 1) {
-      Product::template run<r.value + 1>((const uint8_t*)panel, (const uint8_t*)block, groups, sums, (const uint8_t*)next);
+      Product::template run<r.value + 1>((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
     }
   });
 }

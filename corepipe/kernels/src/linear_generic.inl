@@ -13,8 +13,10 @@ constexpr int kBlockRows = 3;  // 12 of 16 (24 of 32) registers are accumulators
 constexpr int kBlockRows = 1;
 #endif
 
-CP_INLINE void fetch_lines(const uint8_t* x, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(x + i);
+// Brings in the next of `bytes` / parts bytes, where `bytes` are what a step takes of the panel.
+CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i);
+  ahead.from += step;
 }
 
 // ---- int8.  s16 products of pairs, added in s32, so that nothing saturates: of the four k in a 32-bit
@@ -77,14 +79,16 @@ static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint
 }
 
 template <int R>
-static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  constexpr int kStepBytes = 128;
+  const int step = kStepBytes / ahead.parts;
   for (int r = 0; r < 2 * R; ++r) store(out + kLanes * r, zero());
   for (int g = 0; g < groups; ++g) {
     i32x16 acc[R][2];
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = broadcast_word(x + 4 * r);
     const uint8_t* q = x + 8 * R;
     for (int i = 0; i < kGroup / 4; ++i) {
-      fetch_lines(next, 128);
+      fetch(ahead, step, kStepBytes);
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
         const i32x16 bytes = load((const int32_t*)(w + 64 * c));
@@ -96,7 +100,6 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
         }
       }
       w += 128;
-      next += 128;
       q += 8;
     }
     for (int r = 0; r < R; ++r) {
@@ -149,12 +152,13 @@ struct Int8Weights {
 };
 
 template <class Weights, int R>
-static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next) {
+static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  const int step = Weights::kStep / ahead.parts;
   f32x16 sums[R][2];
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; i += 2) {
-      fetch_lines(next, Weights::kStep);
+      fetch(ahead, step, Weights::kStep);
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
         const Pair pair = Weights::half(w, c);
@@ -166,7 +170,6 @@ static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float
         }
       }
       w += Weights::kStep;
-      next += Weights::kStep;
       x += 8;
     }
     x += (R - 1) * kFloatRowGroup;
@@ -189,7 +192,7 @@ static void prepare_float(const float* x, int k, int row, int rows, void* block)
 
 // ---- choice of R
 
-using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, const uint8_t* next);
+using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
 
 template <int R>
 struct Int8Product {
@@ -204,8 +207,8 @@ struct FloatProduct {
 };
 
 template <template <int> class Product>
-static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, const void* next) {
-  const uint8_t *w = (const uint8_t*)panel, *x = (const uint8_t*)block, *ahead = (const uint8_t*)next;
+static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
+  const uint8_t *w = (const uint8_t*)panel, *x = (const uint8_t*)block;
   if (rows == 1) {
     Product<1>::run(w, x, groups, sums, ahead);
   } else if (rows == 2) {

@@ -12,6 +12,12 @@ constexpr int kMaxBlockRows = 14;
 enum class Kind { int8, int8w, bf16, fp32 };
 constexpr int kKinds = 4;
 
+// What to bring into the cache during a product: one of `parts` equal parts of a panel, at `from`.
+struct Fetch {
+  const uint8_t* from;
+  int parts;
+};
+
 // How one kind is multiplied.  Rows go in blocks of up to `max_rows`; a block holds its rows prepared and
 // interleaved, in `row_group_bytes` for each row and group of k, in a layout that is the ISA's business.
 struct LinearKernel {
@@ -21,8 +27,8 @@ struct LinearKernel {
   // Converts x [k] into row `row` of a block of `rows`.
   void (*prepare)(const float* x, int k, int row, int rows, void* block);
 
-  // sums [rows][32] = block . panel.  Meanwhile `next`, as long as the panel, is fetched into the cache.
-  void (*multiply)(int rows, const void* panel, const void* block, int groups, float* sums, const void* next);
+  // sums [rows][32] = block . panel.
+  void (*multiply)(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead);
 };
 
 // What becomes of the sums [rows][32] of one panel; n of the 32 columns are stored.

@@ -1,0 +1,5 @@
+"""`python -m corepipe`."""
+
+from corepipe.cli import main
+
+main()

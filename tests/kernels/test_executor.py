@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from corepipe.kernels import _native
+from corepipe.kernels.packing import pack
+from corepipe.models.sampler import sample_reference
+from tests.kernels.harness import bf16, i32, other_isas, run_isolated, sampling, value
+
+VOCAB, WIDTH, ROWS = 50, 24, 16
+
+
+@pytest.mark.parametrize("isa", other_isas())
+def test_other_isas(isa: str) -> None:
+    run_isolated(__file__, isa)
+
+
+@pytest.fixture
+def table() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((VOCAB, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture
+def pool() -> Iterator[_native.Pool]:
+    pool = _native.Pool(2)
+    yield pool
+    pool.close()
+
+
+def program(values: int = 3, *, round_bf16: bool = False, width: int = WIDTH) -> _native.Program:
+    return _native.Program([width] * values, ROWS, round_bf16)
+
+
+def submit(executor: _native.Executor, tokens: list[int], rows: list[int], /, **changes: object) -> int:
+    """One sequence from position 0."""
+    arguments = {
+        "tokens": i32(*tokens),
+        "positions": np.arange(len(tokens), dtype=np.int32),
+        "sequence_starts": i32(0, len(tokens)),
+        "block_tables": np.zeros((1, 1), np.int32),
+        "logit_rows": i32(*rows),
+        "sampling": None,
+    } | changes
+    return executor.submit(**arguments)
+
+
+def run(executor: _native.Executor, tokens: list[int], rows: list[int], /, **changes: object) -> dict:
+    return executor.wait(submit(executor, tokens, rows, **changes))
+
+
+def embedding(pool: _native.Pool, table: np.ndarray) -> _native.Executor:
+    p = program()
+    p.embed(0, table)
+    p.select_rows(0, 1)
+    return _native.Executor(pool, [p], 1, WIDTH)
+
+
+@pytest.mark.parametrize("round_bf16", [True, False])
+@pytest.mark.parametrize("stored", ["fp32", "bf16"])
+def test_embed_add_glu_select(
+    stored: str, round_bf16: bool, table: np.ndarray, pool: _native.Pool
+) -> None:
+    p = program(4, round_bf16=round_bf16)
+    p.embed(0, table if stored == "fp32" else table.astype(ml_dtypes.bfloat16).view(np.uint16))
+    p.add(0, 0, 1)
+    p.glu(0, 1, 2)
+    p.select_rows(2, 3)
+    got = run(_native.Executor(pool, [p], 3, WIDTH), [3, 49, 0, 7], [1, 3])
+    kept = bf16 if round_bf16 else np.asarray
+    x = (bf16 if stored == "bf16" or round_bf16 else np.asarray)(table)[[49, 7]]
+    gate = x.astype(np.float64)
+    expected = kept((gate / (1 + np.exp(-gate)) * kept(x + x)).astype(np.float32))
+    assert np.allclose(got["logits"], expected, rtol=2.0**-7 if round_bf16 else 1e-6)
+    assert got["logits"].shape == (2, WIDTH)
+    assert got["tokens"].size == 0
+    assert got["seconds"] > 0
+
+
+def test_rows_beyond_the_batch_stay(table: np.ndarray, pool: _native.Pool) -> None:
+    p = program()
+    p.embed(0, table)
+    p.add(0, 0, 2)
+    p.select_rows(0, 1)
+    for i in range(3):
+        value(p, i)[:] = 77
+    run(_native.Executor(pool, [p], 1, WIDTH), [1, 2, 3], [2])
+    assert (value(p, 0)[3:] == 77).all()
+    assert (value(p, 2)[3:] == 77).all()
+    assert (value(p, 1)[1:] == 77).all()
+    assert np.array_equal(value(p, 1)[0], table[3])
+
+
+def test_linear_norm_and_residual_run_from_a_program(table: np.ndarray, pool: _native.Pool) -> None:
+    rng = np.random.default_rng(2)
+    weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
+    gain = rng.standard_normal(WIDTH).astype(np.float32)
+    matrix = _native.Matrix("fp32", pack("fp32", weight), None, WIDTH, WIDTH)
+    p = program()
+    p.embed(0, table)
+    p.linear(0, [(matrix, None, 1)], norm=(gain, 1e-6), residual=(0, 1))
+    p.select_rows(1, 2)
+    got = run(_native.Executor(pool, [p], 2, WIDTH), [5, 6], [0, 1])["logits"]
+    x = table[[5, 6]].astype(np.float64)
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gain
+    assert np.allclose(got, x + normed @ weight.T, atol=1e-4)
+
+
+def test_two_programs_send_and_receive(table: np.ndarray, pool: _native.Pool) -> None:
+    first, second = program(), program()
+    first.embed(0, table)
+    first.send(0, 1)
+    first.add(0, 0, 1)
+    first.send(1, 1)
+    first.receive(2, 1, rows="logits")
+    second.receive(0, 0)
+    second.receive(1, 0)
+    second.add(0, 1, 2)
+    second.select_rows(2, 1)
+    second.send(1, 0, rows="logits")
+    executor = _native.Executor(pool, [first, second], 1, WIDTH)
+    seen: list[int] = []
+    executor.watch(seen.append)
+    got = run(executor, [4, 5, 6], [0, 2])
+    assert np.allclose(got["logits"], 3 * table[[4, 6]])
+    assert np.array_equal(value(first, 2)[:2], got["logits"])
+    assert seen == [0, 1, 0] == [span[0] for span in got["spans"]]
+    ends = [0, *(end for _, _, end in got["spans"])]
+    assert all(end <= start <= stop for end, (_, start, stop) in zip(ends, got["spans"], strict=False))
+    executor.watch(None)
+    run(executor, [4], [0])
+    assert len(seen) == 3
+    assert executor.progress() == 2 * 10
+
+
+@pytest.mark.parametrize("round_bf16", [True, False])
+def test_all_reduce_adds_in_rank_order(round_bf16: bool, table: np.ndarray, pool: _native.Pool) -> None:
+    tables = [table, 1e4 * table[::-1], -1e4 * table[::-1] + table]
+    programs = [program(round_bf16=round_bf16) for _ in tables]
+    for p, own in zip(programs, tables, strict=True):
+        p.embed(0, own.copy())
+        p.all_reduce(0, 0, [2, 0, 1])
+        p.select_rows(0, 1)
+    got = run(_native.Executor(pool, programs, 1, WIDTH), [9, 10], [0, 1])["logits"]
+    kept = bf16 if round_bf16 else np.asarray
+    x = [kept(t)[[9, 10]] for t in tables]
+    assert np.array_equal(got, kept((x[2] + x[0]) + x[1]))
+    for p in programs:
+        assert np.array_equal(value(p, 1)[:2], got)
+
+
+def test_all_gather_drops_padding(table: np.ndarray, pool: _native.Pool) -> None:
+    programs = [_native.Program([WIDTH, WIDTH + 5, WIDTH + 5], ROWS, False) for _ in range(2)]
+    for i, p in enumerate(programs):
+        p.embed(0, table * (i + 1))
+        p.all_gather(0, 1, [0, 1], [WIDTH, 5])
+        p.select_rows(1, 2)
+    got = run(_native.Executor(pool, programs, 2, WIDTH + 5), [9, 10], [1])["logits"]
+    assert np.array_equal(got, np.concatenate([table[[10]], 2 * table[[10], :5]], -1))
+    assert np.array_equal(value(programs[0], 2)[:1], got)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda a, b: (a.receive(0, 1), b.receive(0, 0)), "never comes"),
+        (lambda a, b: a.send(0, 1), "never receives"),
+        (lambda a, b: a.all_reduce(0, 1, [0, 1]), "never comes"),
+        (lambda a, b: (a.all_reduce(0, 1, [0, 1]), b.all_reduce(0, 1, [1, 0])), "never comes"),
+        (lambda a, b: a.all_reduce(0, 1, [1]), "not in the group"),
+        (lambda a, b: a.send(0, 5), "partner that is not there"),
+        (lambda a, b: (a.send(0, 1), b.receive(0, 0, rows="logits")), "another shape"),
+    ],
+)
+def test_exchanges_that_do_not_match(build: Callable, message: str, pool: _native.Pool) -> None:
+    a, b = program(), program()
+    build(a, b)
+    with pytest.raises(ValueError, match=message):
+        _native.Executor(pool, [a, b], 0, WIDTH)
+
+
+def test_batches_queue_in_order_over_executors(table: np.ndarray, pool: _native.Pool) -> None:
+    executors = [embedding(pool, table), embedding(pool, -table)]
+    order: list[int] = []
+    gate = threading.Event()
+    executors[0].watch(lambda _: (gate.wait(5), order.append(0)))
+    executors[1].watch(lambda _: order.append(1))
+    which = [0, 1, 1, 0, 1]
+    tickets = [submit(executors[i], [n], [0]) for n, i in enumerate(which)]
+    gate.set()
+    for n, i in reversed(list(enumerate(which))):
+        got = executors[i].wait(tickets[n])["logits"]
+        assert np.array_equal(got[0], table[n] * (1 - 2 * i))
+    assert order == which
+
+
+def test_arguments_are_copied(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    gate = threading.Event()
+    executor.watch(lambda _: gate.wait(5))
+    tokens, rows = i32(8), i32(0)
+    ticket = executor.submit(tokens, i32(0), i32(0, 1), np.zeros((1, 1), np.int32), rows, None)
+    tokens[:] = 9
+    rows[:] = 5
+    gate.set()
+    assert np.array_equal(executor.wait(ticket)["logits"][0], table[8])
+
+
+def test_a_batch_without_logits(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    assert run(executor, [1, 2], [])["logits"].shape == (0, WIDTH)
+    assert run(executor, [1, 2], [], sampling=sampling(0))["tokens"].shape == (0,)
+
+
+def test_sampling_in_the_executor(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    rows = [0, 2, 3]
+    batch = sampling(3, temperature=[0.0, 1.0, 1.0], top_logprobs=[2, -1, 0], position=[0, 1, 2])
+    got = run(executor, [3, 4, 5, 6], rows, sampling=batch)
+    expected = sample_reference(table[[3, 5, 6]], batch)
+    assert got["logits"] is None
+    assert np.array_equal(got["tokens"], expected.tokens)
+    assert np.array_equal(got["top_ids"], expected.top_ids)
+    assert np.allclose(got["logprobs"], expected.logprobs, equal_nan=True, atol=1e-5)
+
+
+def test_tickets_are_redeemed_once(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    ticket = submit(executor, [1], [0])
+    executor.wait(ticket)
+    with pytest.raises(ValueError, match="ticket"):
+        executor.wait(ticket)
+    with pytest.raises(ValueError, match="ticket"):
+        executor.wait(12345)
+
+
+def test_errors_of_the_control_thread_surface_in_wait(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    executor.watch(lambda _: 1 / 0)
+    ticket = submit(executor, [1], [0])
+    with pytest.raises(RuntimeError, match="division by zero"):
+        executor.wait(ticket)
+    executor.watch(None)
+    assert np.array_equal(run(executor, [1], [0])["logits"][0], table[1])
+
+
+def test_close(table: np.ndarray) -> None:
+    pool = _native.Pool(2)
+    executor = embedding(pool, table)
+    entered, gate = threading.Event(), threading.Event()
+    executor.watch(lambda _: (entered.set(), gate.wait(5)))
+    running, queued = submit(executor, [1], [0]), submit(executor, [2], [0])
+    entered.wait(5)
+    threading.Timer(0.05, gate.set).start()
+    pool.close()
+    pool.close()
+    assert np.array_equal(executor.wait(running)["logits"][0], table[1])
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.wait(queued)
+    with pytest.raises(RuntimeError, match="closed"):
+        submit(executor, [1], [0])
+
+
+def test_an_executor_may_go_before_its_batches_are_done(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    executor.watch(lambda _: None)
+    for _ in range(20):
+        submit(executor, [1], [0])
+    del executor
+    assert np.array_equal(run(embedding(pool, table), [2], [0])["logits"][0], table[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": i32(1, VOCAB, 2)}, "token 50"),
+        ({"tokens": i32(1, -1, 2)}, "token -1"),
+        ({"positions": i32(0, 1, 40)}, "position 40"),
+        ({"positions": i32(0, 1, 3)}, "consecutive"),
+        ({"positions": i32(0, 1)}, "differ in length"),
+        ({"positions": i32(15, 16, 17)}, "beyond the sequence's blocks"),
+        ({"block_tables": np.full((1, 1), 4, np.int32)}, "block 4"),
+        ({"block_tables": np.zeros((2, 1), np.int32)}, "a row for each sequence"),
+        ({"sequence_starts": i32(0, 2)}, "sequence_starts"),
+        ({"sequence_starts": i32(0, 3, 3)}, "needs a row|block_tables"),
+        ({"logit_rows": i32(3)}, "logit row 3"),
+        ({"logit_rows": i32(1, 1)}, "ascend"),
+        ({"logit_rows": i32(2, 0)}, "ascend"),
+        ({"sampling": sampling(2)}, "one value a logit row"),
+        ({"tokens": i32(*range(17)), "positions": i32(*range(17)), "sequence_starts": i32(0, 17)}, "exceed"),
+        ({"tokens": i32(), "positions": i32(), "sequence_starts": i32(0, 0)}, "no rows"),
+    ],
+    ids=str,
+)
+def test_refuses_batches(changes: dict, message: str, table: np.ndarray, pool: _native.Pool) -> None:
+    p = program(4)
+    p.embed(0, table)
+    cos = np.ones((40, 4), np.float32)
+    p.attention(0, 0, 0, 1, _native.KVCache(1, 4, 16, 1, WIDTH, "bf16"), 0, 1, 1.0, rope=(cos, cos))
+    p.select_rows(1, 2)
+    executor = _native.Executor(pool, [p], 2, WIDTH)
+    run(executor, [1, 2, 3], [2])
+    with pytest.raises(ValueError, match=message):
+        submit(executor, [1, 2, 3], [2], **changes)
+
+
+def test_refuses_other_dtypes(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    with pytest.raises(TypeError):
+        submit(executor, [1], [0], tokens=np.array([1]))
+    with pytest.raises(TypeError, match="temperature"):
+        wrong = sampling(1)
+        object.__setattr__(wrong, "temperature", np.zeros(1))
+        submit(executor, [1], [0], sampling=wrong)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p, t: p.embed(3, t),
+        lambda p, t: p.embed(0, t[:, :5].copy()),
+        lambda p, t: p.embed(0, t.astype(np.float64)),
+        lambda p, t: p.rms_norm(0, 1, np.ones(7, np.float32), 1e-5),
+        lambda p, t: p.rope(0, 1, 8, np.ones((4, 5), np.float32), np.ones((4, 5), np.float32)),
+        lambda p, t: p.rope(0, 1, 8, np.ones((4, 4), np.float32), np.ones((5, 4), np.float32)),
+        lambda p, t: p.attention(0, 1, 1, 2, _native.KVCache(1, 4, 16, 1, 8, "bf16"), 0, 3, 1.0),
+        lambda p, t: p.attention(0, 1, 1, 2, _native.KVCache(1, 4, 16, 1, WIDTH, "bf16"), 1, 1, 1.0),
+        lambda p, t: p.all_gather(0, 1, [0, 1], [3, 4]),
+        lambda p, t: p.send(0, 1, rows="all"),
+        lambda p, t: (p.select_rows(0, 1), p.add(0, 1, 2)),
+    ],
+)
+def test_refuses_ops(build: Callable, table: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        build(program(), table)
+
+
+def test_a_program_is_sealed_by_its_executor(table: np.ndarray, pool: _native.Pool) -> None:
+    p = program()
+    p.embed(0, table)
+    _native.Executor(pool, [p], 0, WIDTH)
+    with pytest.raises(ValueError, match="belongs to an Executor"):
+        p.add(0, 0, 1)

@@ -1,0 +1,252 @@
+"""The reference executor: right against other forward passes, and the same however a graph is cut."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import (
+    BLOCK_SIZE,
+    BLOCKS,
+    Chunk,
+    Features,
+    build,
+    graphs,
+    read_weights,
+    sequence_tokens,
+    step_inputs,
+)
+
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout, Receive
+from corepipe.neuron.numerics import cut, tensor_parallel_bound
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.placement import whole as all_of
+from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard
+from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied
+
+ONE_CORE = Placement()
+PROMPTS = [Chunk(0, 0, 9), Chunk(3, 0, 4), Chunk(1, 0, 1)]
+TINY_MODELS = sorted((Path(__file__).parents[1] / "data" / "tiny").glob("*/config.json"))
+exact = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def executor(graph: Graph, placement: Placement = ONE_CORE, seed: int = 0) -> ReferenceExecutor:
+    return ReferenceExecutor(compile_graph(graph, placement), read_weights(graph, seed), BLOCKS, BLOCK_SIZE)
+
+
+def plain_llama(f: Features, read, tokens: np.ndarray) -> np.ndarray:
+    """Logits of every position of one sequence: fp32, no cache, one head after the other."""
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * read(f"{name}.weight")
+
+    def turn(x, frequencies):
+        half = len(x[0]) // 2
+        angle = np.arange(len(x))[:, None] * frequencies
+        a, b = x[:, :half], x[:, half:]
+        return np.hstack([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
+
+    dim, group = f.heads.head_dim, f.heads.heads // f.heads.kv_heads
+    frequencies = 100.0 ** (-np.arange(dim // 2) / (dim // 2))
+    future = np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
+    x = read("embed.weight")[tokens]
+    for layer in (f"layers.{i}" for i in range(f.layers)):
+        normed = norm(x, f"{layer}.norm1")
+        q, k, v = (normed @ read(f"{layer}.{n}.weight").T for n in "qkv")
+        outs = []
+        for h in range(f.heads.heads):
+            own, shared = slice(h * dim, (h + 1) * dim), slice(h // group * dim, (h // group + 1) * dim)
+            scores = turn(q[:, own], frequencies) @ turn(k[:, shared], frequencies).T / dim**0.5 + future
+            p = np.exp(scores)
+            outs.append(p / p.sum(-1, keepdims=True) @ v[:, shared])
+        x = x + np.hstack(outs) @ read(f"{layer}.o.weight").T
+        normed = norm(x, f"{layer}.norm2")
+        gate, up = (normed @ read(f"{layer}.{n}.weight").T for n in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ read(f"{layer}.down.weight").T
+    return norm(x, "norm") @ read("head.weight").T
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_against_a_plain_forward_pass(fmt):
+    features = Features(layers=3, hidden=64, heads=HeadLayout(6, 3, 16), ffn=128, tied=True)
+    graph = build(features, fmt)
+    got = executor(graph).logits(step_inputs(graph, [Chunk(0, 0, 40), Chunk(5, 0, 3)]))
+    expected = np.vstack(
+        [
+            plain_llama(features, read_weights(graph), sequence_tokens(graph, s)[:n])
+            for s, n in ((0, 40), (5, 3))
+        ]
+    )
+    tolerance = {"fp32": 1e-5, "bf16": 0.03, "int8-weights": 0.05, "int8": 0.06}[fmt]
+    error = np.abs(got - expected).max() / np.abs(expected).max()
+    assert error < tolerance
+    assert fmt == "fp32" or error > tolerance / 30  # the format does round
+
+
+@pytest.mark.parametrize("config", TINY_MODELS, ids=lambda path: path.parent.name)
+def test_against_transformers(config):
+    model = registry.load(config.parent)
+    graph = model.graph(FORMATS["fp32"])
+    prompt = np.array(json.loads((config.parent / "golden.json").read_text())["prompts"][-1], np.int32)
+    rows = np.arange(len(prompt), dtype=np.int32)
+    inputs = StepInputs(prompt, rows, np.int32([0, len(prompt)]), np.int32([[2, 0, 1]]), rows)
+    twin = ReferenceExecutor(
+        compile_graph(graph, Placement()), read_tied(graph, model.checkpoint.read), 3, 16
+    )
+    expected = np.load(config.parent / "golden.npz")["logits"]
+    np.testing.assert_allclose(twin.logits(inputs), expected, atol=2e-4, rtol=2e-4)
+
+
+@given(graphs(), st.data())
+@exact
+def test_a_pipeline_gives_the_same_bits(graph, data):
+    stages = data.draw(st.integers(1, graph.num_layers))
+    inputs = step_inputs(graph, PROMPTS)
+    whole = executor(graph).logits(inputs)
+    assert np.isfinite(whole).all()
+    np.testing.assert_array_equal(executor(graph, Placement(pipeline=stages)).logits(inputs), whole)
+
+
+@given(graphs(), st.data())
+@exact
+def test_tensor_parallelism_stays_within_its_bound(graph, data):
+    tensor = data.draw(st.integers(1, min(graph.heads.heads, 8)))
+    placement = Placement(pipeline=data.draw(st.integers(1, graph.num_layers)), tensor=tensor)
+    inputs = step_inputs(graph, PROMPTS)
+    whole = executor(graph).logits(inputs)
+    split = executor(graph, placement).logits(inputs)
+    assert np.abs(split - whole).max() <= tensor_parallel_bound(compile_graph(graph, placement), whole)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_bound_is_not_absurdly_loose(fmt):
+    graph = build(Features(layers=8, hidden=96, heads=HeadLayout(6, 3, 32), ffn=200), fmt)
+    placement = Placement(tensor=4)
+    moved, bounds = [], []
+    for seed in range(5):
+        inputs = step_inputs(graph, PROMPTS, seed)
+        whole = executor(graph, seed=seed).logits(inputs)
+        moved.append(np.abs(executor(graph, placement, seed).logits(inputs) - whole).max())
+        bounds.append(tensor_parallel_bound(compile_graph(graph, placement), whole))
+    assert np.mean(moved) < np.mean(bounds) < 20 * np.mean(moved)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_rank_has_the_same_logits(fmt):
+    graph = build(Features(), fmt)
+    twin = executor(graph, Placement(tensor=3))
+    ends = [core.program.ops[-1].out for core in twin.cores]
+    assert {(v.axis, v.width) for v in ends} == {(Axis.VOCAB, graph.vocab_size)}
+
+
+@given(graphs(["fp32"]), st.integers(1, 8), st.integers(0, 8))
+@exact
+def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
+    """Up to fp32's rounding, because numpy's products depend on the number of rows."""
+    whole = executor(graph).logits(step_inputs(graph, [Chunk(2, 0, 20), Chunk(0, 0, 5)]))[:20]
+    twin = executor(graph)
+    chunks = [Chunk(2, a, b - a) for a, b in pairwise([0, first, first + second, 20]) if b > a]
+    parts = np.vstack([twin.logits(step_inputs(graph, [chunk])) for chunk in chunks])
+    np.testing.assert_allclose(parts, whole, atol=2e-5 * np.abs(whole).max())
+
+
+@given(graphs(["bf16", "fp32"]), st.data())
+@settings(derandomize=True, deadline=None, max_examples=25)
+def test_a_core_reads_nothing_outside_its_shards(graph, data):
+    tensor = data.draw(st.integers(1, min(graph.heads.heads, 6)))
+    programs = compile_graph(graph, Placement(graph.num_layers, tensor))
+    read, inputs = read_weights(graph), step_inputs(graph, PROMPTS)
+    plain, poisoned = (ReferenceExecutor(programs, read, BLOCKS, BLOCK_SIZE) for _ in range(2))
+    poisoned.cores = [
+        ReferenceCore(p, lambda name, p=p: only(p.shards[name], read(name)), BLOCKS, BLOCK_SIZE, tensor)
+        for p in programs
+    ]
+    for core in plain.cores:
+        assert core.weights.keys() == core.program.shards.keys()
+        for name, shard in core.program.shards.items():
+            assert core.weights[name].values.shape == shard.shape
+    np.testing.assert_array_equal(poisoned.logits(inputs), plain.logits(inputs))
+
+
+def only(shard: WeightShard, weight: np.ndarray) -> np.ndarray:
+    """The weight with NaN wherever the shard does not reach."""
+    numbers = np.arange(weight.size).reshape(weight.shape) + 1
+    held = cut(numbers, shard.axes)
+    out = np.full(weight.size, np.nan, np.float32)
+    kept = held[held > 0] - 1
+    out[kept] = weight.reshape(-1)[kept]
+    return out.reshape(weight.shape)
+
+
+def test_int8_shards_have_the_integers_and_scales_of_the_whole():
+    graph = build(Features(heads=HeadLayout(5, 1, 16)), "int8")
+    whole = executor(graph).cores[0].weights["layers.0.o.weight"]
+    for core in executor(graph, Placement(tensor=2)).cores:
+        part, own = core.weights["layers.0.o.weight"], core.program.axes[Axis.Q_HEADS]
+        np.testing.assert_array_equal(part.scale, whole.scale)
+        np.testing.assert_array_equal(part.values, cut(whole.values, [all_of(32), own]))
+
+
+def test_only_the_wanted_rows_have_logits():
+    graph = build(Features())
+    inputs = step_inputs(graph, PROMPTS)
+    wanted = np.int32([8, 12])
+    some = executor(graph).logits(replace(inputs, logit_rows=wanted))
+    np.testing.assert_allclose(some, executor(graph).logits(inputs)[wanted], atol=0.1)
+    assert executor(graph).logits(replace(inputs, logit_rows=wanted[:0])).shape == (0, graph.vocab_size)
+
+
+def test_tickets_are_redeemed_once():
+    graph = build(Features(), "fp32")
+    twin, inputs = executor(graph), step_inputs(graph, PROMPTS)
+    first, second = twin.submit(inputs, None), twin.submit(inputs, None)
+    output = twin.wait(first)
+    assert output.logits is not None
+    assert (output.logits.shape, output.tokens.shape, output.top_ids.shape) == ((14, 100), (0,), (0, 0))
+    assert output.seconds > 0
+    np.testing.assert_array_equal(twin.wait(second).logits, output.logits)
+    with pytest.raises(KeyError):
+        twin.wait(first)
+    twin.close()
+
+
+def greedy(logits: np.ndarray, _sampling: SamplingBatch) -> StepOutput:
+    rows = np.full(len(logits), np.nan, np.float32)
+    empty = np.empty((len(logits), 0), np.float32)
+    return StepOutput(logits.argmax(1).astype(np.int32), rows, empty.astype(np.int32), empty, None, 0.0)
+
+
+def test_the_sampler_is_the_callers():
+    graph = build(Features())
+    inputs = step_inputs(graph, PROMPTS)
+    sampling = SamplingBatch(*[np.zeros(0)] * len(SamplingBatch.__slots__))
+    twin = ReferenceExecutor(
+        compile_graph(graph, Placement(pipeline=2)), read_weights(graph), BLOCKS, BLOCK_SIZE, greedy
+    )
+    output = twin.wait(twin.submit(inputs, sampling))
+    np.testing.assert_array_equal(output.tokens, executor(graph).logits(inputs).argmax(1))
+    with pytest.raises(ValueError, match="without a sampler"):
+        executor(graph).submit(inputs, sampling)
+
+
+def test_programs_that_wait_for_each_other_are_found_out():
+    graph = build(Features())
+    first, second = compile_graph(graph, Placement(pipeline=2))
+    stuck = replace(first, ops=(Receive(0, first.values[0], 1), *first.ops[1:]))
+    twin = ReferenceExecutor((stuck, second), read_weights(graph), BLOCKS, BLOCK_SIZE)
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        twin.logits(step_inputs(graph, PROMPTS))
+
+
+def test_a_weight_of_another_shape_is_refused():
+    graph = build(Features())
+    with pytest.raises(ValueError, match=r"embed\.weight has shape \(2, 2\), not \(100, 32\)"):
+        ReferenceExecutor(compile_graph(graph, Placement()), lambda _: np.ones((2, 2), np.float32), 1, 16)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import takewhile
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.request import Request
+
+
+def request(prompt: list[int], **fields) -> Request:
+    return Request("r", prompt, max_tokens=4, **fields)
+
+
+def compute(kv: KVCache, owner: Request, count: int) -> None:
+    """Computes the next `count` tokens."""
+    owner.num_computed += count
+    kv.grow(owner, kv.missing(owner, owner.num_computed))
+    owner.num_done += count
+    kv.commit(owner, count)
+
+
+def test_a_block_is_found_once_it_is_full_and_done():
+    kv = KVCache(8, 4, prefix_cache=True)
+    owner, prompt = request(list(range(9))), list(range(9))
+    assert kv.cached_prefix(prompt, "") == 0
+    compute(kv, owner, 3)
+    assert kv.cached_prefix(prompt, "") == 0
+    compute(kv, owner, 2)
+    assert kv.cached_prefix(prompt, "") == 4
+    owner.num_computed += 4
+    kv.grow(owner, kv.missing(owner, 9))
+    assert kv.cached_prefix(prompt, "") == 4
+    owner.num_done += 4
+    kv.commit(owner, 4)
+    assert kv.cached_prefix(prompt, "") == 8
+
+
+def test_a_token_is_left_to_compute():
+    kv = KVCache(8, 4, prefix_cache=True)
+    compute(kv, request(list(range(8))), 8)
+    assert kv.cached_prefix(list(range(8)), "") == 4
+    assert kv.cached_prefix(list(range(9)), "") == 8
+    assert kv.cached_prefix([0], "") == 0
+
+
+def test_another_salt_or_another_past_is_another_block():
+    kv = KVCache(8, 2, prefix_cache=True)
+    compute(kv, request([1, 2, 3, 4, 5], cache_salt="a"), 5)
+    assert kv.cached_prefix([1, 2, 3, 4, 5], "a") == 4
+    assert kv.cached_prefix([1, 2, 3, 4, 5], "") == 0
+    assert kv.cached_prefix([9, 9, 3, 4, 5], "a") == 0
+
+
+def test_taken_blocks_are_shared_and_survive_their_first_owner():
+    kv = KVCache(8, 4, prefix_cache=True)
+    first, second = request(list(range(10))), request(list(range(10)))
+    compute(kv, first, 10)
+    assert kv.take_prefix(second) == 8
+    assert second.block_ids == first.block_ids[:2]
+    kv.forget(first)
+    assert (kv.pool.held, kv.pool.free) == (2, 6)
+    kv.pool.check([second.block_ids])
+
+
+def test_who_wants_prompt_logits_takes_nothing_but_gives():
+    kv = KVCache(8, 4, prefix_cache=True)
+    first, second = (request(list(range(10)), prompt_logits=True) for _ in range(2))
+    compute(kv, first, 10)
+    assert kv.take_prefix(second) == 0
+    assert kv.take_prefix(request(list(range(10)))) == 8
+    kv.count_prefix(second, 0)
+    assert kv.prefix_queries == 0
+
+
+def test_without_a_prefix_cache_nothing_is_found():
+    kv = KVCache(8, 4, prefix_cache=False)
+    owner = request(list(range(10)))
+    compute(kv, owner, 10)
+    assert kv.take_prefix(request(list(range(10)))) == kv.cached_prefix(list(range(10)), "") == 0
+    kv.forget(owner)
+    assert (kv.pool.free, kv.pool.cached) == (8, 0)
+
+
+def test_keys_are_computed_once_a_request(monkeypatch):
+    hashed = []
+
+    def counting(data: bytes):
+        hashed.append(data)
+        return sha256(data)
+
+    monkeypatch.setattr("corepipe.scheduler.kv_cache.sha256", counting)
+    kv = KVCache(8, 4, prefix_cache=True)
+    owner = request(list(range(13)))
+    assert kv.take_prefix(owner) == 0
+    compute(kv, owner, 13)
+    kv.release(owner)
+    owner.num_computed = owner.num_done = 0
+    assert kv.take_prefix(owner) == 12
+    assert len(hashed) == 1 + 3  # the salt and three full blocks
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 1), min_size=1, max_size=30), st.data())
+def test_cached_prefix_is_the_longest_common_run_of_full_blocks(block_size, prompt, data):
+    kv = KVCache(64, block_size, prefix_cache=True)
+    compute(kv, request(prompt), len(prompt))
+    other = data.draw(st.one_of(st.just(prompt), st.lists(st.integers(0, 1), min_size=1, max_size=30)))
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))
+    assert kv.cached_prefix(other, "") == min(common, len(other) - 1) // block_size * block_size

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from corepipe.scheduler.policy import mixed, policy, segregated
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import Scheduler
+from tests.scheduler.world import config, run, spans
+
+
+def request(name: str, prompt: int, max_tokens: int = 8) -> Request:
+    return Request(name, [sum(map(ord, name))] * prompt, max_tokens)
+
+
+def steps(scheduler: Scheduler, count: int) -> list[list[tuple[str, int, int]]]:
+    result = []
+    for _ in range(count):
+        batch = scheduler.schedule()
+        result.append(spans(batch))
+        run(scheduler, batch)
+    return result
+
+
+def test_mixed_runs_the_running_first_and_fills_up_with_prompts():
+    scheduler = Scheduler(config(max_num_batched_tokens=8), mixed)
+    scheduler.add(request("a", 3))
+    scheduler.add(request("b", 10))
+    assert steps(scheduler, 3) == [
+        [("a", 0, 3), ("b", 0, 5)],
+        [("a", 3, 1), ("b", 5, 5)],
+        [("a", 4, 1), ("b", 10, 1)],
+    ]
+
+
+def test_segregated_takes_one_prompt_at_a_time_and_generates_when_there_is_none():
+    scheduler = Scheduler(config(max_num_batched_tokens=8), segregated)
+    scheduler.add(request("a", 3))
+    scheduler.add(request("b", 10))
+    assert steps(scheduler, 4) == [
+        [("a", 0, 3)],
+        [("b", 0, 8)],
+        [("b", 8, 2)],
+        [("a", 3, 1), ("b", 10, 1)],
+    ]
+
+
+def test_segregated_treats_the_last_token_of_a_prompt_as_prompt():
+    scheduler = Scheduler(config(max_num_batched_tokens=8), segregated)
+    scheduler.add(request("a", 1))
+    scheduler.add(request("b", 9))
+    assert steps(scheduler, 4) == [
+        [("a", 0, 1)],
+        [("b", 0, 8)],
+        [("b", 8, 1)],
+        [("a", 1, 1), ("b", 9, 1)],
+    ]
+
+
+def test_policies_have_names():
+    assert (policy("mixed"), policy("segregated")) == (mixed, segregated)
+    with pytest.raises(ValueError, match="there are mixed, segregated"):
+        policy("fifo")

@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import pytest
+
+from corepipe.scheduler.request import FinishReason, Request, Status
+from corepipe.scheduler.scheduler import QueueFull, Scheduler
+from tests.scheduler.world import config, run, spans
+
+
+def request(name: str, prompt: int, max_tokens: int = 8, **fields) -> Request:
+    return Request(name, [sum(map(ord, name))] * prompt, max_tokens, **fields)
+
+
+def started(scheduler: Scheduler, *requests: Request) -> None:
+    """Adds requests and computes their prompts."""
+    for r in requests:
+        scheduler.add(r)
+    while any(r.num_generated == 0 for r in requests):
+        run(scheduler, scheduler.schedule())
+
+
+def drive(scheduler: Scheduler) -> None:
+    while scheduler.has_unfinished():
+        run(scheduler, scheduler.schedule())
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("bad", "message"),
+        [
+            (request("a", 0), "prompt token"),
+            (request("a", 4, 0), "max_tokens"),
+            (request("a", 128), "max_model_len = 128"),
+            (request("a", 51), "max_queued_tokens = 50"),
+            (request("a", 30, 12), "needs 11 KV blocks; there are num_blocks = 10"),
+        ],
+    )
+    def test_what_can_never_run_is_refused(self, bad, message):
+        scheduler = Scheduler(config(num_blocks=10, max_queued_tokens=50))
+        with pytest.raises(ValueError, match=message):
+            scheduler.add(bad)
+        assert not scheduler.has_unfinished()
+
+    def test_what_just_fits_runs_to_its_end(self):
+        scheduler = Scheduler(config(num_blocks=10))
+        scheduler.add(request("a", 30, 11))
+        drive(scheduler)
+        assert scheduler.blocks_held == 0
+
+    def test_an_id_is_taken_until_its_request_ends(self):
+        scheduler = Scheduler(config())
+        scheduler.add(request("a", 4))
+        with pytest.raises(ValueError, match="'a' has not ended"):
+            scheduler.add(request("a", 4))
+        scheduler.abort("a")
+        scheduler.add(request("a", 4))
+
+    def test_a_full_queue_takes_nothing(self):
+        scheduler = Scheduler(config(max_queued_requests=1))
+        scheduler.add(request("a", 4))
+        with pytest.raises(QueueFull):
+            scheduler.add(request("b", 4))
+        assert (scheduler.waiting, scheduler.waiting_tokens) == (1, 4)
+        assert scheduler.abort("b") is None
+
+    @pytest.mark.parametrize("limit", ["num_blocks", "max_num_seqs", "micro_batches"])
+    def test_limits_are_positive(self, limit):
+        with pytest.raises(ValueError, match=f"{limit} must be at least 1"):
+            config(**{limit: 0})
+
+
+class TestBatches:
+    def test_nothing_to_do_is_no_batch(self):
+        assert Scheduler(config()).schedule() is None
+
+    def test_prompts_run_in_chunks_of_the_budget(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler.add(request("a", 12))
+        batches = []
+        for _ in range(4):
+            batch = scheduler.schedule()
+            batches.append((spans(batch), batch.chunks[0].samples))
+            run(scheduler, batch)
+        assert batches == [
+            ([("a", 0, 5)], False),
+            ([("a", 5, 5)], False),
+            ([("a", 10, 2)], True),
+            ([("a", 12, 1)], True),
+        ]
+
+    def test_chunks_of_a_prompt_overlap_but_unknown_tokens_are_not_scheduled(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler.add(request("a", 8))
+        first, second = scheduler.schedule(), scheduler.schedule()
+        assert (spans(first), spans(second)) == ([("a", 0, 5)], [("a", 5, 3)])
+        assert scheduler.schedule() is None
+        assert [event.token for event in run(scheduler, first)] == [None]
+        assert scheduler.schedule() is None
+        assert [event.token for event in run(scheduler, second)] == [1]
+        assert spans(scheduler.schedule()) == [("a", 8, 1)]
+
+    def test_max_num_seqs(self):
+        scheduler = Scheduler(config(max_num_seqs=2))
+        started(scheduler, request("a", 2), request("b", 2))
+        scheduler.add(request("c", 2))
+        assert [name for name, *_ in spans(scheduler.schedule())] == ["a", "b"]
+        assert (scheduler.running, scheduler.waiting) == (2, 1)
+
+    def test_micro_batches_share_out_the_requests(self):
+        scheduler = Scheduler(config(micro_batches=3))
+        for name in "abcdefg":
+            scheduler.add(request(name, 2))
+        batches = [scheduler.schedule() for _ in range(3)]
+        assert [[name for name, *_ in spans(batch)] for batch in batches] == [list("abc"), list("def"), ["g"]]
+        assert scheduler.schedule() is None
+
+    def test_requests_that_blocks_keep_out_have_no_share(self):
+        scheduler = Scheduler(config(micro_batches=2, num_blocks=10, prefix_cache=False))
+        scheduler.add(request("a", 8))
+        scheduler.add(request("b", 8))
+        for batch in [scheduler.schedule(), scheduler.schedule()]:
+            run(scheduler, batch)
+        for name in "cdefgh":
+            scheduler.add(request(name, 28))
+        assert [spans(scheduler.schedule()) for _ in range(2)] == [[("a", 8, 1)], [("b", 8, 1)]]
+
+    def test_lower_priority_values_run_first_then_earlier_arrivals(self):
+        scheduler = Scheduler(config(max_num_seqs=1))
+        for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 2.0), ("c", 0, 1.0), ("d", 0, 1.0)]:
+            scheduler.add(request(name, 2, 1, priority=priority, arrival=arrival))
+        order = []
+        while scheduler.has_unfinished():
+            batch = scheduler.schedule()
+            order += [chunk.request.id for chunk in batch.chunks]
+            run(scheduler, batch)
+        assert order == ["c", "d", "b", "a"]
+
+    def test_batches_come_back_in_order_with_a_token_for_each_chunk_that_samples(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler.add(request("a", 8))
+        first, second = scheduler.schedule(), scheduler.schedule()
+        with pytest.raises(ValueError, match="1 is the oldest"):
+            scheduler.update(second, [1])
+        for wrong in ([], [1], [None, None]):
+            with pytest.raises(ValueError, match="batch 1"):
+                scheduler.update(first, wrong)
+        scheduler.update(first, [None])
+
+
+class TestEnds:
+    def test_max_tokens(self):
+        scheduler = Scheduler(config())
+        a = request("a", 4, 2)
+        scheduler.add(a)
+        assert [e.finish_reason for e in run(scheduler, scheduler.schedule())] == [None]
+        assert [e.finish_reason for e in run(scheduler, scheduler.schedule())] == [FinishReason.LENGTH]
+        assert (a.num_generated, a.status) == (2, Status.FINISHED)
+        assert not scheduler.has_unfinished()
+
+    def test_max_model_len(self):
+        scheduler = Scheduler(config(max_model_len=6))
+        a = request("a", 4, 50)
+        scheduler.add(a)
+        drive(scheduler)
+        assert (len(a.tokens), a.finish_reason) == (6, FinishReason.LENGTH)
+
+    def test_a_stop_token_counts_once_min_tokens_are_there_and_is_kept(self):
+        scheduler = Scheduler(config())
+        a = request("a", 4, 8, stop_ids=frozenset({7}), min_tokens=3)
+        scheduler.add(a)
+        events = [run(scheduler, scheduler.schedule(), token=7)[0] for _ in range(3)]
+        assert [(e.token, e.finish_reason) for e in events] == [(7, None), (7, None), (7, FinishReason.STOP)]
+        assert a.tokens[4:] == [7, 7, 7]
+
+    def test_stop_goes_before_length(self):
+        scheduler = Scheduler(config())
+        scheduler.add(request("a", 4, 1, stop_ids=frozenset({7})))
+        assert run(scheduler, scheduler.schedule(), token=7)[0].finish_reason is FinishReason.STOP
+
+
+class TestAbort:
+    def test_waiting(self):
+        scheduler = Scheduler(config())
+        a = request("a", 4)
+        scheduler.add(a)
+        assert scheduler.abort("a") is a
+        assert a.finish_reason is FinishReason.ABORT
+        assert (scheduler.waiting_tokens, scheduler.schedule()) == (0, None)
+
+    def test_running(self):
+        scheduler = Scheduler(config(prefix_cache=False))
+        started(scheduler, request("a", 4))
+        scheduler.abort("a")
+        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (0, False)
+
+    def test_in_flight_it_keeps_its_blocks_until_its_last_batch_is_back(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=5, prefix_cache=False))
+        a = request("a", 8)
+        scheduler.add(a)
+        first, second = scheduler.schedule(), scheduler.schedule()
+        assert scheduler.abort("a") is a
+        assert run(scheduler, first) == []
+        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (2, True)
+        scheduler.check()
+        assert run(scheduler, second) == []
+        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (0, False)
+        assert a.num_generated == 0
+
+    def test_preempted(self):
+        scheduler, a, b = preempting()
+        assert scheduler.abort("b") is b
+        assert (scheduler.waiting, a.status) == (0, Status.RUNNING)
+
+    def test_twice_or_after_the_end_is_nothing(self):
+        scheduler = Scheduler(config())
+        scheduler.add(request("a", 4, 1))
+        scheduler.add(request("b", 4))
+        drive_one = scheduler.schedule()
+        run(scheduler, drive_one)
+        assert scheduler.abort("a") is None
+        assert scheduler.abort("b") is not None
+        assert scheduler.abort("b") is None
+
+
+def preempting() -> tuple[Scheduler, Request, Request]:
+    """Four blocks of four tokens; a and b have generated until a's growth has preempted b."""
+    scheduler = Scheduler(config(num_blocks=4, prefix_cache=False))
+    a, b = request("a", 7, 8), request("b", 7, 8)
+    started(scheduler, a, b)
+    while b.status is Status.RUNNING:
+        run(scheduler, scheduler.schedule())
+    return scheduler, a, b
+
+
+class TestPreemption:
+    def test_the_latest_gives_way_and_goes_on_where_it_was(self):
+        scheduler, a, b = preempting()
+        assert (b.status, b.num_preemptions, b.num_computed, b.block_ids) == (Status.PREEMPTED, 1, 0, [])
+        generated = b.num_generated
+        assert generated > 0
+        while a.status is Status.RUNNING:
+            run(scheduler, scheduler.schedule())
+        batch = scheduler.schedule()
+        assert spans(batch) == [("b", 0, 7 + generated)]
+        assert batch.chunks[0].samples
+        run(scheduler, batch)
+        assert b.num_generated == generated + 1
+        assert scheduler.preemptions == 1
+
+    def test_the_preempted_go_before_newcomers(self):
+        scheduler, a, _ = preempting()
+        scheduler.add(request("early", 1, 1, arrival=-1.0))
+        while a.status is Status.RUNNING:
+            run(scheduler, scheduler.schedule())
+        assert [name for name, *_ in spans(scheduler.schedule())] == ["b", "early"]
+
+    def test_nobody_in_flight_is_preempted(self):
+        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False, micro_batches=2))
+        a, b = request("a", 8, 8), request("b", 8, 8)
+        scheduler.add(a)
+        scheduler.add(b)
+        first, second = scheduler.schedule(), scheduler.schedule()
+        assert (spans(first), spans(second)) == ([("a", 0, 8)], [("b", 0, 8)])
+        run(scheduler, first)
+        assert scheduler.schedule() is None
+        assert b.status is Status.RUNNING
+        run(scheduler, second)
+        assert spans(scheduler.schedule()) == [("a", 8, 1)]
+        assert b.status is Status.PREEMPTED
+
+    def test_the_lowest_priority_gives_way_even_if_it_came_first(self):
+        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False))
+        low, high = request("low", 7, 8, priority=1), request("high", 7, 8, arrival=1.0)
+        started(scheduler, low)
+        started(scheduler, high)
+        drive(scheduler)
+        assert (low.num_preemptions, high.num_preemptions) == (1, 0)
+
+    def test_blocks_that_a_running_request_lacks_go_to_nobody_new_but_a_higher_priority(self):
+        scheduler = Scheduler(config(num_blocks=8, prefix_cache=False, max_num_batched_tokens=13))
+        started(scheduler, request("a", 11))
+        scheduler.add(request("b", 20, 4))
+        batch = scheduler.schedule()
+        assert spans(batch) == [("a", 11, 1), ("b", 0, 12)]
+        run(scheduler, batch)
+        # a takes one of the two blocks left, and the rest of b's prompt needs both.
+        scheduler.add(request("c", 1))
+        batch = scheduler.schedule()
+        assert spans(batch) == [("a", 12, 1)]
+        run(scheduler, batch)
+        scheduler.add(request("d", 1, priority=-1))
+        assert spans(scheduler.schedule()) == [("a", 13, 1), ("d", 0, 1)]
+
+    def test_a_request_waits_for_the_blocks_of_its_whole_prompt(self):
+        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False, max_num_batched_tokens=9))
+        started(scheduler, request("a", 8))
+        scheduler.add(request("b", 12, 4))
+        assert spans(scheduler.schedule()) == [("a", 8, 1)]
+
+    def test_cached_blocks_go_before_requests(self):
+        scheduler = Scheduler(config(num_blocks=4))
+        started(scheduler, request("a", 8, 1))
+        assert scheduler.blocks_cached == 2
+        started(scheduler, request("b", 14, 2))
+        assert (scheduler.blocks_cached, scheduler.preemptions) == (0, 0)
+
+
+class TestPrefixCache:
+    def test_a_second_prompt_starts_after_the_first_ones_blocks(self):
+        scheduler = Scheduler(config())
+        started(scheduler, request("a", 10, 1))
+        again = Request("b", [ord("a")] * 10, 1)
+        scheduler.add(again)
+        assert spans(scheduler.schedule()) == [("b", 8, 2)]
+        assert again.num_cached == 8
+        assert (scheduler.prefix_queries, scheduler.prefix_hits) == (20, 8)
+        assert scheduler.cached_prefix(again.prompt, "") == 8
+
+    def test_running_at_once_they_compute_their_own_blocks_and_one_is_kept(self):
+        scheduler = Scheduler(config())
+        scheduler.add(request("a", 9, 1))
+        scheduler.add(Request("b", [ord("a")] * 9, 1))
+        batch = scheduler.schedule()
+        assert spans(batch) == [("a", 0, 9), ("b", 0, 9)]
+        run(scheduler, batch)
+        assert scheduler.blocks_cached == 2
+
+    def test_generated_tokens_are_cached_too(self):
+        scheduler = Scheduler(config())
+        a = request("a", 6, 7)
+        scheduler.add(a)
+        drive(scheduler)
+        assert scheduler.cached_prefix([*a.tokens, 0], "") == 12
+
+    def test_hits_of_a_preempted_request_are_its_own_and_not_counted(self):
+        scheduler = Scheduler(config(num_blocks=4))
+        a, b = request("a", 7, 8), request("b", 7, 8)
+        scheduler.add(a)
+        scheduler.add(b)
+        drive(scheduler)
+        assert scheduler.preemptions > 0
+        assert (scheduler.prefix_queries, scheduler.prefix_hits, b.num_cached) == (14, 0, 0)
+
+
+class TestCheck:
+    def test_a_lost_block_is_noticed(self):
+        scheduler = Scheduler(config())
+        a = request("a", 8)
+        started(scheduler, a)
+        scheduler.check()
+        a.block_ids = a.block_ids[:1]
+        with pytest.raises(RuntimeError, match="reference counts"):
+            scheduler.check()
+
+    def test_a_waiting_request_holds_nothing(self):
+        scheduler = Scheduler(config())
+        a = request("a", 8)
+        scheduler.add(a)
+        a.block_ids = [0]
+        with pytest.raises(RuntimeError, match="waiting"):
+            scheduler.check()
