@@ -12,8 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 def errors() -> Console:
-    """The console for progress, logs and errors: stderr."""
-    return Console(stderr=True, highlight=False)
+    """The console for progress, logs and errors: stderr.
+
+    Lines are as long as they are: a wrapped URL cannot be copied, nor found by a program.
+    """
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(result: object) -> None:
@@ -23,7 +26,10 @@ def print_json(result: object) -> None:
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yields `report(what, done)`, `done` from 0 to 1; one bar for each `what`."""
+    """Yields `report(what, done)`, `done` from 0 to 1: a bar for each `what`, or a line where none can be drawn."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -39,3 +45,15 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
             bars.update(tasks[what], completed=done)
 
         yield report
+
+
+def _lines(console: Console) -> Callable[[str, float], None]:
+    """For logs: a line when something else is being done."""
+    seen: set[str] = set()
+
+    def report(what: str, done: float) -> None:  # noqa: ARG001
+        if what not in seen:
+            seen.add(what)
+            console.print(what)
+
+    return report

@@ -34,8 +34,8 @@ from corepipe.neuron.graph import (
     WeightSpec,
 )
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import rope_tables
-from corepipe.neuron.program import PAD, AxisShard, Program, SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.numerics import cut, rope_tables
+from corepipe.neuron.program import AxisShard, Program, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.weights import PackedTensor
 
 PANEL = 32
@@ -170,8 +170,8 @@ class NativeCore:
         return self._vector(op.bias) if op.bias else None
 
     def _vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
-        (axis,) = self._program.shards[spec.name].axes
-        return take(np.asarray(self._weights[spec.name].rows(), np.float32), axis, 0)
+        rows = np.asarray(self._weights[spec.name].rows(), np.float32)
+        return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
     def _matrix(self, spec: WeightSpec) -> Any:
         """The core's part of a packed matrix: a view where panels allow it, else a packed copy."""
@@ -183,8 +183,8 @@ class NativeCore:
             whole = (n_axis.width, k_axis.width) == (n, k)
             return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
         dense = packing.unpack(tensor.kind, tensor.data, n, k)
-        part = packing.pack(tensor.kind, take(take(dense, n_axis, 0), k_axis, 1))
-        scale = None if tensor.scale is None else take(tensor.scale, n_axis, 0)
+        part = packing.pack(tensor.kind, cut(dense, (n_axis, k_axis)))
+        scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
         return native().Matrix(tensor.kind, part, scale, n_axis.width, k_axis.width)
 
 
@@ -194,18 +194,6 @@ def _aligned(axis: AxisShard, size: int, step: int) -> bool:
         return False
     start, length = axis.ranges[0]
     return start % step == 0 and (length % step == 0 or start + length == size)
-
-
-def take(array: npt.NDArray[Any], axis: AxisShard, dim: int) -> npt.NDArray[Any]:
-    """The ranges of `axis` along dimension `dim`, contiguous; zeros where a range is padding."""
-    parts = []
-    for start, length in axis.ranges:
-        if start == PAD:
-            shape = [length if d == dim else s for d, s in enumerate(array.shape)]
-            parts.append(np.zeros(shape, array.dtype))
-        else:
-            parts.append(np.take(array, range(start, start + length), axis=dim))
-    return np.ascontiguousarray(np.concatenate(parts, axis=dim))
 
 
 class NativeExecutor:
@@ -224,6 +212,7 @@ class NativeExecutor:
         max_rows: int,
         pool: Any,
     ) -> None:
+        self._pool = pool
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
         self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
@@ -249,7 +238,8 @@ class NativeExecutor:
         return StepOutput(**{name: result[name] for name in StepOutput.__slots__})
 
     def close(self) -> None:
-        """Frees nothing by itself: the memory goes with the object, the threads with the pool."""
+        """Ends the pool, and with it all executors that share it; the memory goes with the objects."""
+        self._pool.close()
 
 
 def _tensor_degree(programs: Sequence[Program]) -> int:

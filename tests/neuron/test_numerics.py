@@ -214,13 +214,15 @@ def test_attention_against_loops(window):
 
 
 def test_probabilities_are_rounded_for_the_values_only():
-    """Two keys with weights 1 and w: the value of the second is taken round(w) / (1 + w) times."""
-    w = np.float32(1 / 3)
-    q = np.float32([[[1]]])
-    keys, values = np.float32([[[0]], [[np.log(w)]]]), np.float32([[[0]], [[1]]])
+    """Two keys with weights 1 and p: the value of the second is taken round(p) / (1 + p) times."""
+    score = np.linspace(-2, -0.1, 50, dtype=np.float32)[:, None]  # one for each head
+    p = np.exp(score)
+    q, values = np.ones((1, 50, 1), np.float32), np.stack([0 * score, 1 + 0 * score])
+    keys = np.stack([0 * score, score])
     got = numerics.attend(q, keys, values, np.array([1], np.int32), 1.0, None, DType.BF16)
-    expected = round_to(round_to(np.array([w]), DType.BF16) / (1 + w), DType.BF16)
-    np.testing.assert_array_equal(got[0], expected)
+    expected = round_to(round_to(p, DType.BF16) / (1 + p), DType.BF16)
+    np.testing.assert_array_equal(got[0], expected[:, 0])
+    assert np.any(got[0] != round_to(p / (1 + p), DType.BF16)[:, 0])
 
 
 def test_gate_and_add():

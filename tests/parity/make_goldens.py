@@ -169,16 +169,29 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def own_tokenizer(path: Path) -> Tokenizer:
+    """SmolLM2's tokenizer as its tokenizer.json has it.
+
+    transformers reads it from the GGUF file but for one thing: it does not cut digits apart first, which
+    shows where several blanks precede a digit.
+    """
+    read = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).backend_tokenizer
+    read.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return read
+
+
 def write_smollm2(path: Path) -> None:
     """golden.json and logits.npz; the logits are stored in fp16."""
     golden = smollm2_golden(path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer = own_tokenizer(path)
     written = {
         "prompts": golden.prompts,
         "tokens": golden.tokens,
         "leads": [round(lead, 6) for lead in golden.leads],
         "perplexity": golden.perplexity,
-        "samples": {text: tokenizer.encode(text) for text in real.TOKENIZER_SAMPLES},
+        "samples": {text: tokenizer.encode(text).ids for text in real.TOKENIZER_SAMPLES},
     }
     real.GOLDEN.mkdir(parents=True, exist_ok=True)
     (real.GOLDEN / "golden.json").write_text(json.dumps(written) + "\n", encoding="utf-8")

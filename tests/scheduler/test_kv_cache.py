@@ -38,6 +38,19 @@ def test_a_block_is_found_once_it_is_full_and_done():
     assert kv.cached_prefix(prompt, "") == 8
 
 
+def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
+    kv = KVCache(8, 4, prefix_cache=True)
+    owner = request(list(range(12)))
+    owner.num_computed = 12
+    kv.grow(owner, 3)
+    owner.num_done = 5
+    kv.commit(owner, 5)
+    assert kv.cached_prefix(owner.prompt, "") == 4
+    owner.num_done = 12
+    kv.commit(owner, 7)
+    assert kv.cached_prefix([*owner.prompt, 0], "") == 12
+
+
 def test_a_token_is_left_to_compute():
     kv = KVCache(8, 4, prefix_cache=True)
     compute(kv, request(list(range(8))), 8)

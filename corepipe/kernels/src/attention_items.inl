@@ -189,7 +189,7 @@ struct Item {
   }
 
   void meet_block(int index, float* state, Ahead ahead) {
-    const KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
+    KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
     const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
     const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
     const int seen_begin = clamp(start), seen_end = clamp(start + kKeyBlock - 1 + call.window);

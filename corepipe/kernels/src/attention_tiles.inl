@@ -87,25 +87,34 @@ struct Fp32Cache {
   CP_INLINE void store_row(float* out, f32x16 x) { store(out, x); }
 };
 
-// 2^x for x <= 0, within 2 ulp; 0 below -126 or so, NaN for NaN.
+// 2^x for x <= 0, within 2 ulp; 0 far below fp32's normal numbers (and at -inf), NaN for NaN.
 CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
+#if defined(__AVX512F__)
+  x = max(broadcast(-200.0f), x);
+  const __m512 n = _mm512_roundscale_ps((__m512)x.v[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const f32x16 r = {{x.v[0] - (NativeF)n}};
+#else
   x = max(broadcast(-127.0f), x);
   const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: its low mantissa bits hold an integer
   const f32x16 shifted = x + magic;
   const f32x16 r = x - (shifted - magic);
-  f32x16 y = broadcast(1.5353362e-4f);  // Cephes' exp2f
-  y = fma(y, r, broadcast(1.3398874e-3f));
-  y = fma(y, r, broadcast(9.6184370e-3f));
-  y = fma(y, r, broadcast(5.5503324e-2f));
-  y = fma(y, r, broadcast(2.4022648e-1f));
-  y = fma(y, r, broadcast(6.9314720e-1f));
+#endif
+  f32x16 y = broadcast(1.326472721e-3f);  // minimax of the relative error (9e-8) over [-1/2, 1/2]
+  y = fma(y, r, broadcast(9.671512812e-3f));
+  y = fma(y, r, broadcast(5.550733745e-2f));
+  y = fma(y, r, broadcast(2.402224208e-1f));
+  y = fma(y, r, broadcast(6.931469776e-1f));
   y = fma(y, r, broadcast(1.0f));
+#if defined(__AVX512F__)
+  return {{(NativeF)_mm512_scalef_ps((__m512)y.v[0], n)}};
+#else
   f32x16 result;
   for (int p = 0; p < kParts; ++p) {
     const NativeI power = ((NativeI)shifted.v[p] - (0x4b400000 - 127)) << 23;
     result.v[p] = y.v[p] * (NativeF)power;
   }
   return result;
+#endif
 }
 
 // ---- keys of one block of 64
@@ -249,39 +258,40 @@ CP_INLINE void weigh_values(int rows, int vecs, Args... args) {
 
 CP_INLINE float finite_or_zero(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
 
+CP_INLINE f32x16 masked(f32x16 x, int group, Span span) {
+  const i32x16 key = lane_index() + broadcast_i32(group * kLanes);
+  const i32x16 seen = (key > broadcast_i32(span.begin - 1)) & (key < broadcast_i32(span.end));
+  return select(seen, x, broadcast(kMinusInfinity));
+}
+
 // Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
-// shrink by.  Keys outside `span` get 0.
+// shrink by.  Keys outside `span` get 0.  Maxima are kept times `scale`, which is positive.
 template <class Cache, bool kWhole>
-CP_INLINE void softmax(float* scores, int rows, Span span, float scale, float* state, size_t stride,
+CP_INLINE void softmax(const float* scores, int rows, Span span, float scale, float* state, size_t stride,
                        typename Cache::Element* p, float* decay) {
   const int begin = kWhole ? 0 : span.begin / kLanes;
   const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
-  float maxima[kLanes] = {};
+  float bases[kTileRows];
   for (int r = 0; r < rows; ++r) {
     f32x16 top = broadcast(kMinusInfinity);
     for (int g = begin; g < end; ++g) {
-      float* at = scores + r * kKeyBlock + g * kLanes;
-      f32x16 x = load(at) * broadcast(scale);
-      if (!kWhole) {
-        const i32x16 key = lane_index() + broadcast_i32(g * kLanes);
-        const i32x16 seen = (key > broadcast_i32(span.begin - 1)) & (key < broadcast_i32(span.end));
-        x = select(seen, x, broadcast(kMinusInfinity));
-      }
-      store(at, x);
-      top = max(x, top);
+      const f32x16 x = load(scores + r * kKeyBlock + g * kLanes);
+      top = max(kWhole ? x : masked(x, g, span), top);
     }
     float& maximum = state[r * stride + kLanes];
-    const float old = maximum, fresh = reduce_max(top);
+    const float old = maximum, fresh = reduce_max(top) * scale;
     maximum = fresh > old ? fresh : old;
-    maxima[r] = finite_or_zero(maximum);
-    decay[r] = old - maxima[r];
+    bases[r] = finite_or_zero(maximum);
+    decay[r] = old - bases[r];
   }
   store(decay, exp2_nonpositive(load(decay)));
   for (int r = 0; r < rows; ++r) {
+    const f32x16 base = broadcast(-bases[r]);
     f32x16 sum = zero();
     for (int g = begin; g < end; ++g) {
       const int at = r * kKeyBlock + g * kLanes;
-      const f32x16 e = exp2_nonpositive(load(scores + at) - broadcast(maxima[r]));
+      const f32x16 x = load(scores + at);
+      const f32x16 e = exp2_nonpositive(fma(kWhole ? x : masked(x, g, span), broadcast(scale), base));
       sum = sum + e;
       Cache::store_row(p + at, e);
     }
@@ -329,26 +339,37 @@ CP_INLINE void for_tiles(int n, Body&& body) {
   }
 }
 
-// The rows of one token at a block of which it sees a part.  Values next to it that it may not see, in a
-// pair of keys, are replaced by 0 in a copy.
-template <class Cache>
-static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
-                      const KeyBlock& whole, Span span, Ahead ahead) {
-  KeyBlock block = whole;
-  alignas(64) uint32_t copies[2][kMaxHeadDim];
-  if constexpr (Cache::kDepth == 2) {
-    const auto mask = [&](int step, uint32_t keep, uint32_t* copy) {
-      const uint32_t* pairs = (const uint32_t*)block.values[step];
-      for (int d = 0; d < shape.width; ++d) copy[d] = pairs[d] & keep;
-      block.values[step] = (const char*)copy;
-    };
-    if (span.begin % 2 != 0) mask(span.begin / 2, 0xffff0000u, copies[0]);
-    if (span.end % 2 != 0) mask(span.end / 2, 0x0000ffffu, copies[1]);
+// A pair of values of which one may not be seen: it is replaced by 0 in a copy, for as long as this lives.
+struct MaskedPair {
+  const char** place;
+  const char* original;
+  alignas(64) uint32_t copy[kMaxHeadDim];
+
+  CP_INLINE void hide(const char** values, int step, uint32_t keep, int width, MaskedPair* self) {
+    self->place = values + step;
+    self->original = *self->place;
+    const uint32_t* pairs = (const uint32_t*)self->original;
+    for (int d = 0; d < width; ++d) self->copy[d] = pairs[d] & keep;
+    *self->place = (const char*)self->copy;
   }
-  for_tiles(rows, [&](int first, int n, bool is_first) {
-    meet<Cache, false>(shape, q + (size_t)first * shape.width, state + first * shape.stride, n, block, span,
+  void restore() { *place = original; }
+};
+
+// The rows of one token at a block of which it sees a part.
+template <class Cache>
+static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
+                      Span span, Ahead ahead) {
+  MaskedPair first, last;
+  const bool odd_begin = Cache::kDepth == 2 && span.begin % 2 != 0;
+  const bool odd_end = Cache::kDepth == 2 && span.end % 2 != 0;
+  if (odd_begin) MaskedPair::hide(block.values, span.begin / 2, 0xffff0000u, shape.width, &first);
+  if (odd_end) MaskedPair::hide(block.values, span.end / 2, 0x0000ffffu, shape.width, &last);
+  for_tiles(rows, [&](int from, int n, bool is_first) {
+    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, span,
                        is_first ? ahead : nullptr);
   });
+  if (odd_begin) first.restore();
+  if (odd_end) last.restore();
 }
 
 }  // namespace COREPIPE_SIMD

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -176,6 +177,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
   require(q.rows == Rows::tokens && k.rows == Rows::tokens && v.rows == Rows::tokens, "attention takes rows of tokens");
   require(window >= 1, "window must be at least 1");
+  require(scale > 0 && std::isfinite(scale), "scale must be positive");
   require(block_size == 0 || block_size == cache.block_size, "the caches of a program differ in block_size");
   limit_positions(rope, d);
   block_size = cache.block_size;

@@ -1,0 +1,118 @@
+"""A real `python -m corepipe serve` process, as a user starts it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.models import hub
+
+TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
+LOAD_SECONDS = 120.0
+END_SECONDS = 20.0
+
+Line = re.compile(r"(http://[\w.:\[\]]+)/v1")
+
+
+class Served:
+    """A server that is ready; `stderr` grows while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.stderr: list[str] = []
+        self.url = ""
+        self._announced = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._announced.wait(LOAD_SECONDS)
+        assert self.url, "".join(self.stderr)
+
+    def get(self, path: str, **more: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, **more)
+
+    def post(self, path: str, **more: object) -> httpx.Response:
+        return httpx.post(self.url + path, timeout=120, **more)
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its series."""
+        text = self.get("/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"{name} is not in /metrics"
+        return sum(map(float, values))
+
+    def engine(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Sends a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.stderr.append(line)
+            if found := Line.search(line):
+                self.url = found[1]
+                self._announced.set()
+        self._announced.set()  # it ended without a word of being ready
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "corepipe", *map(str, arguments)]
+
+
+def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    """A command to its end; the limit is there for one that hangs."""
+    return subprocess.run(  # noqa: S603
+        command(*arguments), capture_output=True, text=True, timeout=60, check=False, **more
+    )
+
+
+@contextmanager
+def served(*arguments: object) -> Iterator[Served]:
+    """`corepipe serve` on a free port."""
+    process = subprocess.Popen(  # noqa: S603
+        command("serve", "--port", 0, *arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Served(process)
+    finally:
+        for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+            child.kill()
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def default_model() -> Path:
+    """The default model's file, fetched if need be; skips the test where it cannot be had."""
+    try:
+        return hub.resolve(hub.DEFAULT_MODEL)
+    except UserError as error:
+        pytest.skip(f"the default model cannot be had: {error.message}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Polls for a condition that must come true; False if it does not in this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
