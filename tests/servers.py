@@ -23,7 +23,7 @@ TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 LOAD_SECONDS = 120.0
 END_SECONDS = 20.0
 
-Line = re.compile(r"(http://[\w.:\[\]]+)/v1")
+ADDRESS = re.compile(r"(http://[\w.:\[\]]+)/v1")
 
 
 class Served:
@@ -64,7 +64,7 @@ class Served:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.stderr.append(line)
-            if found := Line.search(line):
+            if found := ADDRESS.search(line):
                 self.url = found[1]
                 self._announced.set()
         self._announced.set()  # it ended without a word of being ready

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatchmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
 from corepipe.neuron.graph import (
+    INT8_GROUP,
     Add,
     AllGather,
     AllReduce,
     DType,
     Embed,
     GatedActivation,
-    INT8_GROUP,
     Linear,
     Op,
     Receive,
@@ -37,6 +37,9 @@ from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, a
 from corepipe.neuron.numerics import cut, rope_tables
 from corepipe.neuron.program import AxisShard, Program, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.weights import PackedTensor
+
+if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
+    from corepipe.kernels import _native
 
 PANEL = 32
 """Columns of a packed panel (corepipe.kernels.packing)."""
@@ -173,7 +176,7 @@ class NativeCore:
         rows = np.asarray(self._weights[spec.name].rows(), np.float32)
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
-    def _matrix(self, spec: WeightSpec) -> Any:
+    def _matrix(self, spec: WeightSpec) -> _native.Matrix:
         """The core's part of a packed matrix: a view where panels allow it, else a packed copy."""
         tensor = self._weights[spec.name]
         n_axis, k_axis = self._program.shards[spec.name].axes
@@ -210,7 +213,7 @@ class NativeExecutor:
         blocks: int,
         block_size: int,
         max_rows: int,
-        pool: Any,
+        pool: _native.Pool,
     ) -> None:
         self._pool = pool
         last = programs[-1]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -214,7 +215,7 @@ def add(a: F32, b: F32, compute: DType) -> F32:
     return round_to(a + b, compute)
 
 
-def cut(array: npt.NDArray[np.generic], axes: Sequence[AxisShard]) -> npt.NDArray[np.generic]:
+def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
     """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
     for dim, axis in enumerate(axes):
         parts = [_range(array, dim, start, length) for start, length in axis.ranges]
@@ -222,7 +223,7 @@ def cut(array: npt.NDArray[np.generic], axes: Sequence[AxisShard]) -> npt.NDArra
     return array
 
 
-def _range(array: npt.NDArray[np.generic], dim: int, start: int, length: int) -> npt.NDArray[np.generic]:
+def _range(array: npt.NDArray[Any], dim: int, start: int, length: int) -> npt.NDArray[Any]:
     if start == PAD:
         return np.zeros((*array.shape[:dim], length, *array.shape[dim + 1 :]), array.dtype)
     if start + length > array.shape[dim]:

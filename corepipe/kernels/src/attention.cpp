@@ -6,7 +6,7 @@ namespace corepipe {
 
 namespace {
 
-constexpr int kRowsOfItem = 96;       // tokens times heads: their sums stay in the second-level cache
+constexpr int kRowsOfItem = 48;       // tokens times heads: their sums stay in the second-level cache
 constexpr int kWriteTokens = 64;
 constexpr int kPartsPerThread = 3;    // what costs more than its share of this is split along the keys
 constexpr double kWorthThreads = 64;  // below this, waking other threads takes longer than the work

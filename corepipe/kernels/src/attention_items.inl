@@ -90,10 +90,8 @@ static void write_rows(const AttentionCall& call, int sequence, int row, int row
 // ---- states
 
 CP_INLINE void clear_states(float* state, int rows, size_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    memset(state + r * stride, 0, stride * sizeof(float));
-    state[r * stride + kLanes] = kMinusInfinity;
-  }
+  for (size_t i = 0; i < rows * stride; i += kLanes) store(state + i, zero());
+  for (int r = 0; r < rows; ++r) state[r * stride + kLanes] = kMinusInfinity;
 }
 
 // total = total and state together.
@@ -110,10 +108,10 @@ static void fold_state(float* total, const float* state, int width) {
 }
 
 static void store_result(const AttentionCall& call, const float* state, float* out) {
-  const f32x16 denominator = broadcast(reduce_add(load(state)));
+  const f32x16 inverse = broadcast(1.0f / reduce_add(load(state)));
   for (int d = 0; d < call.head_dim; d += kLanes) {
     const int n = call.head_dim - d < kLanes ? call.head_dim - d : kLanes;
-    f32x16 y = load(state + 2 * kLanes + d) / denominator;
+    f32x16 y = load(state + 2 * kLanes + d) * inverse;
     if (call.round_bf16) y = round_bf16(y);
     store_n(out + d, y, n);
   }

@@ -1,0 +1,229 @@
+"""The whole server as a user runs it: a real process, real sockets, the default model, openai's own client."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.servers import TINY, Served, default_model, run, served, until
+
+MODEL = "smollm2-135m-instruct"
+PARIS = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+LONG = {"model": TINY, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    default_model()
+    with served() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def idle(server: Served) -> bool:
+    return server.metric("vllm:num_requests_running") == 0 and server.metric("corepipe_kv_blocks_held") == 0
+
+
+def test_a_streamed_chat_names_paris(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=PARIS,
+        temperature=0,
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert "Paris" in text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 1
+
+
+def test_a_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=8, logprobs=2
+    )
+    assert "Paris" in answer.choices[0].text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.tokens or []) == 8
+
+
+def test_64_at_once_are_all_answered_and_alike(server: Served, client: openai.OpenAI) -> None:
+    def ask(number: int) -> str:
+        prompt = f"The number {number % 8} is"
+        answer = client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=8)
+        return answer.choices[0].text
+
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        texts = list(pool.map(ask, range(64)))
+    assert texts == texts[:8] * 8, "a greedy answer depended on what else was in the batch"
+    assert until(lambda: idle(server))
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
+    body = {**LONG, "model": MODEL, "prompt": "Count: 1 2 3"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert until(lambda: server.metric("vllm:num_requests_running") == 1)
+        assert server.metric("corepipe_kv_blocks_held") > 0
+    assert until(lambda: idle(server))
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert until(lambda: 'finished_reason="abort",model_name="smollm2' in _sorted(server))
+
+
+def _sorted(server: Served) -> str:
+    """The lines of aborted requests that were counted, their labels in the order of the alphabet."""
+    rows = (r for r in server.get("/metrics").text.splitlines() if r.startswith("vllm:request_success_total"))
+    aborted = (r for r in rows if 'finished_reason="abort"' in r and not r.endswith(" 0.0"))
+    return "".join(",".join(sorted(r.partition("{")[2].split(","))) for r in aborted).replace("},", ",")
+
+
+def test_placement_and_metrics(server: Served) -> None:
+    placement = server.get("/v1/placement").json()
+    assert (placement["emulated"], placement["instance"], placement["format"]) == (True, "inf2.xlarge", "int8")
+    assert [core["layers"][-1] for core in placement["cores"]] == [29]
+    text = server.get("/metrics").text
+    for name in ("num_requests_waiting", "time_to_first_token_seconds_bucket", "generation_tokens_total"):
+        assert f"\nvllm:{name}" in text
+    assert 'emulated="true"' in text
+
+
+def test_device_metrics_are_labelled_as_emulated(server: Served) -> None:
+    body = {"model": MODEL, "prompt": "one", "max_tokens": 4, "device_metrics": True}
+    device = server.post("/v1/completions", json=body).json()["corepipe"]
+    assert device["emulated"] is True
+    assert device["device"] == "inf2.xlarge"
+    assert device["time_to_first_token_ms"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_0_and_without_children(number: signal.Signals) -> None:
+    with served(TINY) as server:
+        engine = server.engine()
+        assert server.end(number) == 0
+        assert not psutil.pid_exists(engine.pid)
+        assert "Traceback" not in "".join(server.stderr)
+
+
+def test_a_signal_during_an_answer_ends_it_too() -> None:
+    with served(default_model()) as server:
+        engine = server.engine()
+        name = server.get("/v1/models").json()["data"][0]["id"]
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "model": name}) as answer:
+            assert next(answer.iter_lines()).startswith("data: ")
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.HTTPError):  # or the end, if the server closes in order
+                for _ in answer.iter_lines():
+                    pass
+                raise httpx.ReadError("the answer was ended")
+        assert server.process.wait(30) == 0
+        assert not psutil.pid_exists(engine.pid)
+
+
+def test_a_killed_engine_ends_its_requests_and_shows_in_health() -> None:
+    with served(default_model()) as server:
+        name = server.get("/v1/models").json()["data"][0]["id"]
+        assert server.get("/health").status_code == 200
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "model": name}, timeout=60
+        ) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.engine().kill()
+            last = [line for line in lines if line][-1]
+        assert "error" in json.loads(last.removeprefix("data: "))
+        assert server.get("/health").status_code == 503
+        assert server.get("/health/live").status_code == 503
+        answer = server.post("/v1/completions", json={"model": name, "prompt": "a"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "server_error"
+        assert server.end() == 0
+
+
+def test_a_second_server_on_the_port_is_told_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        second = run("serve", TINY, "--port", port)
+    assert second.returncode == 2
+    assert second.stdout == ""
+    (line,) = second.stderr.splitlines()
+    assert "--port" in line
+    assert str(port) in line
+
+
+def test_an_api_key_is_asked_for() -> None:
+    with served(TINY, "--api-key", "secret", "--served-model-name", "tiny") as server:
+        assert server.get("/health").status_code == 200
+        assert server.get("/v1/models").status_code == 401
+        assert server.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
+            assert [model.id for model in client.models.list()] == ["tiny"]
+        assert run("ls", "--url", server.url).returncode == 2
+        shown = run("ls", "--url", server.url, "--api-key", "secret", "--json")
+        assert json.loads(shown.stdout)["placement"]["model"] == "llama3"
+
+
+def test_beyond_loopback_wants_a_key_or_insecure() -> None:
+    refused = run("serve", TINY, "--host", "0.0.0.0", "--port", 0)  # noqa: S104
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert "--api-key" in line
+    assert "--insecure" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "degrees", "cores"),
+    [
+        (("--pipeline", 2), "pipeline 2, tensor 1, data 1", 2),
+        (("--data", 2), "pipeline 1, tensor 1, data 2", 1),
+        (("--tensor", 3, "--instance", "inf1.6xlarge"), "pipeline 1, tensor 3, data 1", 3),
+    ],
+)
+def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees: str, cores: int) -> None:
+    with served(default_model(), *flags, "--served-model-name", MODEL) as server:
+        body = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: server.post("/v1/completions", json=body).json(), range(4)))
+        texts = {answer["choices"][0]["text"] for answer in answers}
+        assert len(texts) == 1
+        assert "Paris" in texts.pop()
+        shown = run("ls", "--url", server.url)
+        assert shown.returncode == 0
+        assert degrees in shown.stdout
+        placement = json.loads(run("ls", "--url", server.url, "--json").stdout)["placement"]
+        assert len(placement["cores"]) == cores
+        replicas = int(degrees[-1])
+        assert server.metric("corepipe_core_busy_seconds_total") > 0
+        assert server.get("/metrics").text.count("\ncorepipe_kv_blocks{") == replicas
+
+
+def test_the_device_clock_holds_tokens_back() -> None:
+    """inf1 needs more time for these few weights than any host: each step waits for the device."""
+    with served(TINY, "--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32") as server:
+        name = server.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": name, "prompt": "a", "max_tokens": 64, "ignore_eos": True, "device_metrics": True}
+        start = time.perf_counter()
+        device = server.post("/v1/completions", json=body).json()["corepipe"]
+        took = (time.perf_counter() - start) * 1e3
+        predicted = device["time_to_first_token_ms"] + 63 * device["time_per_output_token_ms"]
+        assert took >= 0.99 * predicted, "tokens left before the device had them"
+        assert server.metric("corepipe_late_steps_total") <= server.metric("corepipe_steps_total")
