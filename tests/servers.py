@@ -44,12 +44,13 @@ class Served:
     def post(self, path: str, **more: object) -> httpx.Response:
         return httpx.post(self.url + path, timeout=120, **more)
 
-    def metric(self, name: str) -> float:
-        """Sum of a metric over its series."""
+    def metric(self, name: str, label: str = "") -> float:
+        """Sum of a metric over its series, or over those with a label such as `reason="abort"`."""
         text = self.get("/metrics").text
-        values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, re.MULTILINE)
+        values = [float(value) for labels, value in series if label in labels]
         assert values, f"{name} is not in /metrics"
-        return sum(map(float, values))
+        return sum(values)
 
     def engine(self) -> psutil.Process:
         (child,) = psutil.Process(self.process.pid).children()
@@ -76,7 +77,7 @@ def command(*arguments: object) -> list[str]:
 
 def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
     """A command to its end; the limit is there for one that hangs."""
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=60, check=False, **more
     )
 
@@ -84,7 +85,7 @@ def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def served(*arguments: object) -> Iterator[Served]:
     """`corepipe serve` on a free port."""
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         command("serve", "--port", 0, *arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedTensor, PackedWeights, packed_weights
+from corepipe.serving.driver import Driver
+from corepipe.serving.messages import Submit, TokenLogprobs
 
 F32 = npt.NDArray[np.float32]
 BLOCK_SIZE = 32
@@ -130,6 +132,7 @@ class IsolatedCores:
         programs = bound.programs(placement)
         self.copies = [OwnCopies(bound.weights) for _ in programs]
         tensor = placement.tensor
+        self.programs = programs
         self.cores = [
             NativeCore(p, own, BLOCKS, BLOCK_SIZE, MAX_ROWS, range(p.core - p.rank, p.core - p.rank + tensor))
             for p, own in zip(programs, self.copies, strict=True)
@@ -142,9 +145,7 @@ class IsolatedCores:
     def submit(self, inputs: StepInputs, _sampling: None) -> int:
         i = inputs
         return int(
-            self.native.submit(
-                i.tokens, i.positions, i.sequence_starts, i.block_tables, i.logit_rows, None
-            )
+            self.native.submit(i.tokens, i.positions, i.sequence_starts, i.block_tables, i.logit_rows, None)
         )
 
     def wait(self, ticket: int) -> Any:
@@ -154,3 +155,31 @@ class IsolatedCores:
 @dataclass(frozen=True)
 class _Logits:
     logits: F32
+
+
+@dataclass
+class Answer:
+    """All news of one request, put together."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    cached: int = 0
+    preemptions: int = 0
+
+
+def answers(driver: Driver, submits: Sequence[Submit]) -> dict[str, Answer]:
+    """Hands all requests to the driver and runs it until the last has ended."""
+    found = {submit.id: Answer() for submit in submits}
+    for submit in submits:
+        driver.handle(submit)
+    while driver.busy:
+        for output in driver.turn():
+            answer = found[output.id]
+            assert answer.finish_reason is None, f"{output.id} ended twice"
+            answer.tokens += output.tokens
+            answer.logprobs += output.logprobs
+            answer.finish_reason = output.finish_reason
+            answer.cached = max(answer.cached, output.cached)
+            answer.preemptions = max(answer.preemptions, output.preemptions)
+    return found

@@ -1,8 +1,9 @@
-"""The whole server as a user runs it: a real process, real sockets, the default model, openai's own client."""
+"""The whole server as a user runs it: a real process, real sockets, the default model, openai's client."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import signal
 import socket
@@ -14,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from tests.servers import TINY, Served, default_model, run, served, until
+from tests.servers import END_SECONDS, TINY, Served, default_model, run, served, until
 
 MODEL = "smollm2-135m-instruct"
 PARIS = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -78,7 +79,17 @@ def test_64_at_once_are_all_answered_and_alike(server: Served, client: openai.Op
     assert until(lambda: idle(server))
 
 
+def test_a_cached_prefix_changes_no_answer(server: Served) -> None:
+    words = " ".join(f"word {i}," for i in range(60))
+    body = {"model": MODEL, "prompt": words, "temperature": 0, "max_tokens": 12, "logprobs": 3}
+    cold, warm = (server.post("/v1/completions", json=body).json() for _ in range(2))
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+    assert not (cold["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+    assert warm["choices"] == cold["choices"]
+
+
 def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
+    aborted = server.metric("vllm:request_success_total", 'finished_reason="abort"')
     body = {**LONG, "model": MODEL, "prompt": "Count: 1 2 3"}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
@@ -87,19 +98,13 @@ def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
         assert server.metric("corepipe_kv_blocks_held") > 0
     assert until(lambda: idle(server))
     assert server.metric("vllm:kv_cache_usage_perc") == 0
-    assert until(lambda: 'finished_reason="abort",model_name="smollm2' in _sorted(server))
-
-
-def _sorted(server: Served) -> str:
-    """The lines of aborted requests that were counted, their labels in the order of the alphabet."""
-    rows = (r for r in server.get("/metrics").text.splitlines() if r.startswith("vllm:request_success_total"))
-    aborted = (r for r in rows if 'finished_reason="abort"' in r and not r.endswith(" 0.0"))
-    return "".join(",".join(sorted(r.partition("{")[2].split(","))) for r in aborted).replace("},", ",")
+    assert server.metric("vllm:request_success_total", 'finished_reason="abort"') == aborted + 1
 
 
 def test_placement_and_metrics(server: Served) -> None:
     placement = server.get("/v1/placement").json()
-    assert (placement["emulated"], placement["instance"], placement["format"]) == (True, "inf2.xlarge", "int8")
+    assert placement["emulated"] is True
+    assert (placement["instance"], placement["format"]) == ("inf2.xlarge", "int8")
     assert [core["layers"][-1] for core in placement["cores"]] == [29]
     text = server.get("/metrics").text
     for name in ("num_requests_waiting", "time_to_first_token_seconds_bucket", "generation_tokens_total"):
@@ -121,22 +126,29 @@ def test_a_signal_ends_it_with_0_and_without_children(number: signal.Signals) ->
         engine = server.engine()
         assert server.end(number) == 0
         assert not psutil.pid_exists(engine.pid)
-        assert "Traceback" not in "".join(server.stderr)
 
 
 def test_a_signal_during_an_answer_ends_it_too() -> None:
     with served(default_model()) as server:
         engine = server.engine()
         name = server.get("/v1/models").json()["data"][0]["id"]
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "model": name}) as answer:
-            assert next(answer.iter_lines()).startswith("data: ")
+        body = {**LONG, "model": name}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
             server.process.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.HTTPError):  # or the end, if the server closes in order
-                for _ in answer.iter_lines():
-                    pass
-                raise httpx.ReadError("the answer was ended")
-        assert server.process.wait(30) == 0
+            rest = _rest(lines)
+        assert "[DONE]" not in "".join(rest)
+        assert server.process.wait(END_SECONDS) == 0
         assert not psutil.pid_exists(engine.pid)
+
+
+def _rest(lines: Iterator[str]) -> list[str]:
+    """What still comes; the connection may end at any place."""
+    rest = []
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        rest.extend(lines)  # keeps what came before the end
+    return rest
 
 
 def test_a_killed_engine_ends_its_requests_and_shows_in_health() -> None:
@@ -183,11 +195,28 @@ def test_an_api_key_is_asked_for() -> None:
 
 
 def test_beyond_loopback_wants_a_key_or_insecure() -> None:
-    refused = run("serve", TINY, "--host", "0.0.0.0", "--port", 0)  # noqa: S104
+    refused = run("serve", TINY, "--host", "0.0.0.0", "--port", 0)
     assert (refused.returncode, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
     assert "--api-key" in line
     assert "--insecure" in line
+
+
+def test_preemption_changes_no_answer() -> None:
+    """The cache holds one full sequence: eight at once must give way to each other."""
+    with served(TINY, "--num-blocks", 8, "--served-model-name", "tiny") as server:
+
+        def ask(number: int) -> object:
+            body = {"prompt": [5 + number] * 40, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+            return server.post("/v1/completions", json={"model": "tiny", **body}).json()["choices"]
+
+        alone = [ask(number) for number in range(8)]
+        assert server.metric("vllm:num_preemptions_total") == 0
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(ask, range(8)))
+        assert server.metric("vllm:num_preemptions_total") > 0
+        assert together == alone
+        assert until(lambda: idle(server))
 
 
 @pytest.mark.parametrize(
@@ -199,8 +228,9 @@ def test_beyond_loopback_wants_a_key_or_insecure() -> None:
     ],
 )
 def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees: str, cores: int) -> None:
-    with served(default_model(), *flags, "--served-model-name", MODEL) as server:
-        body = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
+    with served(default_model(), *flags) as server:
+        name = server.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": name, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: server.post("/v1/completions", json=body).json(), range(4)))
         texts = {answer["choices"][0]["text"] for answer in answers}
@@ -209,8 +239,7 @@ def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees:
         shown = run("ls", "--url", server.url)
         assert shown.returncode == 0
         assert degrees in shown.stdout
-        placement = json.loads(run("ls", "--url", server.url, "--json").stdout)["placement"]
-        assert len(placement["cores"]) == cores
+        assert len(server.get("/v1/placement").json()["cores"]) == cores
         replicas = int(degrees[-1])
         assert server.metric("corepipe_core_busy_seconds_total") > 0
         assert server.get("/metrics").text.count("\ncorepipe_kv_blocks{") == replicas

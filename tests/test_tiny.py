@@ -21,8 +21,8 @@ from tests.support import chunk_inputs, logits
 
 MODELS = sorted(path.parent for path in (Path(__file__).parent / "data" / "tiny").glob("*/golden.json"))
 AGREEMENT = {"fp32": 1e-5, "bf16": 4 * 2.0**-7, "int8-weights": 4 * 2.0**-7, "int8": 8 / 127}
-"""Largest difference between kernels and twin, relative to the row's largest logit; tests/neuron/test_executor.py
-says where it comes from."""
+"""Largest difference between kernels and twin, relative to the row's largest logit; where it comes from is
+said in tests/neuron/test_executor.py."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_every_format_answers_text_with_text(path: Path, fmt: str) -> None:
     assert (len(first.token_ids), first.finish_reason) == (8, "length")
     assert isinstance(second.text, str)
     assert (again.token_ids, again.logprobs) == (second.token_ids, second.logprobs)
-    assert all(l.logprob == l.top[0][1] and len(l.top) == 2 for l in first.logprobs)
+    assert all(said.logprob == said.top[0][1] and len(said.top) == 2 for said in first.logprobs)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -26,7 +26,7 @@ def print_json(result: object) -> None:
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yields `report(what, done)`, `done` from 0 to 1: a bar for each `what`, or a line where none can be drawn."""
+    """Yields `report(what, done)`, `done` from 0 to 1: a bar for each `what`; in a log, a line."""
     if not console.is_terminal:
         yield _lines(console)
         return

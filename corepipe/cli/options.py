@@ -134,5 +134,6 @@ MaxQueuedTokens = Annotated[
     int, _option("--max-num-queued-tokens", help="Prompt tokens that may wait.", panel=BATCHING, min=1)
 ]
 Threads = Annotated[
-    int | None, _option("--threads", help="Host threads to compute on; default: all.", panel=BATCHING, min=1)
+    int | None,
+    _option("--threads", help="Host threads to compute on; default: all.", panel=BATCHING, min=1, max=1024),
 ]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import uvloop
 from pydantic import BaseModel, ValidationError
 
-from corepipe import __version__
 from corepipe.cli import options
-from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.ls import print_placement
 from corepipe.errors import UserError
-from corepipe.models import hub, registry
-from corepipe.serving.app import create_app, listen
-from corepipe.serving.app import serve as serve_app
-from corepipe.serving.client import ProcessClient
+from corepipe.models import hub
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.limits import check_bind
-from corepipe.serving.messages import Progress, Ready
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -57,18 +46,19 @@ def serve(
 
     Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (93 MB).
     """
+    chosen = hub.DEFAULT_MODEL if model is None else model
     server = _validated(
         ServerConfig,
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
         insecure=insecure,
-        served_model_names=tuple(served_model_name or (model or hub.DEFAULT_MODEL,)),
+        served_model_names=tuple(served_model_name or (chosen,)),
         chat_template=_text(chat_template),
     )
     engine = _validated(
         EngineConfig,
-        model=model or hub.DEFAULT_MODEL,
+        model=chosen,
         format=dtype.value,
         max_model_len=max_model_len,
         seed=seed,
@@ -88,7 +78,9 @@ def serve(
         max_queued_tokens=max_num_queued_tokens,
         threads=threads,
     )
-    _run(engine, server)
+    from corepipe.cli.launch import launch  # noqa: PLC0415 -- heavy: other commands do without the server
+
+    launch(engine, server)
 
 
 def _validated(config: type[Config], **fields: object) -> Config:
@@ -108,45 +100,3 @@ def _text(path: Path | None) -> str | None:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--chat-template {path}: {error}", "chat_template") from error
-
-
-def _run(engine: EngineConfig, server: ServerConfig) -> None:
-    """Listens first, so that a port in use is known at once; the engine loads behind the open port."""
-    check_bind(server.host, server.api_keys, insecure=server.insecure)
-    listener = listen(server.host, server.port)
-    with progress_bar(errors()) as report:
-        path = hub.resolve(engine.model, report)
-    model = registry.load(path)
-    client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
-    app = create_app(client, model.tokenizer(), engine, server, __version__)
-    uvloop.run(serve_app(app, server, listener))
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _AnnouncedClient(ProcessClient):
-    """Shows on stderr how far loading is, then what is served where."""
-
-    def __init__(self, config: EngineConfig, url: str) -> None:
-        super().__init__(config)
-        self._url = url
-
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        console = errors()
-        with progress_bar(console) as report:
-
-            def show(event: Progress) -> None:
-                report(event.what, event.done)
-                if progress is not None:
-                    progress(event)
-
-            ready = await super().start(show)
-        print_placement(console, ready.placement)
-        console.print(
-            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._url}/v1 "
-            f"(up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
-        )
-        return ready

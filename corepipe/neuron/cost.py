@@ -297,16 +297,23 @@ DECODE = StepShape.decode(sequences=1, context=256)
 """The step that stages are balanced for, unless another is given."""
 
 
-def stage_weights(graph: Graph, instance: Instance, shape: StepShape = DECODE) -> tuple[float, ...]:
+def stage_weights(
+    graph: Graph, instance: Instance, stages: int = 1, shape: StepShape = DECODE
+) -> tuple[float, ...]:
     """Predicted seconds of a step on one core for each part of the graph, to balance a pipeline by.
 
-    As `placement.cut_layers` takes them: what precedes the layers, each layer, what follows them.
+    As `placement.cut_layers` takes them: what precedes the layers, each layer, what follows them.  A layer
+    shares its core with the others of an even part of the layers; what follows them has its own.
     """
     parts: dict[int, list[Op]] = {layer: [] for layer in range(-1, graph.num_layers + 1)}
     for op in graph.ops:
         parts[op.layer].append(op)
     known: dict[frozenset[tuple[OpCost | AttentionCost, int]], float] = {}
-    return tuple(_part_seconds(ops, graph, instance, shape, known) for ops in parts.values())
+    sharing = -(-graph.num_layers // stages)
+    return tuple(
+        _part_seconds(ops, graph, instance, shape, known, sharing if 0 <= layer < graph.num_layers else 1)
+        for layer, ops in parts.items()
+    )
 
 
 def _part_seconds(
@@ -315,11 +322,12 @@ def _part_seconds(
     instance: Instance,
     shape: StepShape,
     known: dict[frozenset[tuple[OpCost | AttentionCost, int]], float],
+    sharing: int,
 ) -> float:
-    """Seconds of consecutive Ops on a core that holds nothing else; layers that are alike are timed once."""
+    """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
     matrices = [op.weight.shape for op in ops if isinstance(op, Linear)]
     held = sum(weight_bytes(matrix, WeightRole.MATRIX, graph.format) for matrix in matrices)
-    reads = not keeps_weights(instance, held)
+    reads = not keeps_weights(instance, sharing * held)
     rates = core_rates(instance, graph.format, (0,), sharing=1, reads_weights=reads)
     costs = Counter(op_cost(op, graph.format, rates) for op in ops)
     key = frozenset(costs.items())

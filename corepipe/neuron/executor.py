@@ -177,18 +177,21 @@ class NativeCore:
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
-        """The core's part of a packed matrix: a view where panels allow it, else a packed copy."""
-        tensor = self._weights[spec.name]
-        n_axis, k_axis = self._program.shards[spec.name].axes
-        n, k = tensor.shape
-        if _aligned(n_axis, n, PANEL) and _aligned(k_axis, k, INT8_GROUP):
-            matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
-            whole = (n_axis.width, k_axis.width) == (n, k)
-            return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
-        dense = packing.unpack(tensor.kind, tensor.data, n, k)
-        part = packing.pack(tensor.kind, cut(dense, (n_axis, k_axis)))
-        scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
-        return native().Matrix(tensor.kind, part, scale, n_axis.width, k_axis.width)
+        return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
+
+
+def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _native.Matrix:
+    """A core's part of a packed matrix [n, k]: a view where panels allow it, else a packed copy."""
+    n, k = tensor.shape
+    if _aligned(n_axis, n, PANEL) and _aligned(k_axis, k, INT8_GROUP):
+        matrix: _native.Matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
+        whole = (n_axis.width, k_axis.width) == (n, k)
+        return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
+    dense = packing.unpack(tensor.kind, tensor.data, n, k)
+    data = packing.pack(tensor.kind, cut(dense, (n_axis, k_axis)))
+    scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
+    part: _native.Matrix = native().Matrix(tensor.kind, data, scale, n_axis.width, k_axis.width)
+    return part
 
 
 def _aligned(axis: AxisShard, size: int, step: int) -> bool:

@@ -12,9 +12,9 @@ nothing fits, the plain placement is returned for `memory.plan_memory` to refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -107,6 +107,15 @@ def _fewest_cores_near(fastest: Estimate, replicas: list[Estimate]) -> Estimate:
     return min(near, key=lambda e: (e.placement.cores, e.seconds_per_token))
 
 
+def compiler(graph: Graph, instance: Instance) -> Callable[[Placement], tuple[Program, ...]]:
+    """Compiles the graph for a placement, with stages balanced by predicted time on the instance."""
+
+    def compile_for(placement: Placement) -> tuple[Program, ...]:
+        return compile_graph(graph, placement, stage_weights(graph, instance, placement.pipeline))
+
+    return compile_for
+
+
 class _Chooser:
     """The placements worth trying for one model on one instance, and what they would give."""
 
@@ -119,8 +128,7 @@ class _Chooser:
         self._profile = profile
         self._given = given
         self._weights = sum(weight_bytes(w.shape, w.role, graph.format) for w in graph.weights())
-        weights = stage_weights(graph, instance)
-        self._compile = cache(partial(compile_graph, graph, weights_of_layers=weights))
+        self._compile = cache(compiler(graph, instance))
 
     def plain(self) -> Placement:
         """The given degrees, and 1 for the others."""

@@ -32,6 +32,8 @@ LAYOUT_VERSION = 1
 ALIGNMENT = 2 * 1024 * 1024
 """Offset of the first tensor: one huge page.  Tensors after it start at multiples of `TENSOR_ALIGNMENT`."""
 TENSOR_ALIGNMENT = 4096
+SHARED_MODE = 0o644
+"""Other users' processes map the same file; temporary files are their maker's alone."""
 MADV_COLLAPSE = 25
 """Linux 6.1: back a mapping with huge pages now (include/uapi/asm-generic/mman-common.h)."""
 
@@ -63,15 +65,21 @@ class PackedTensor:
 
 
 class PackedWeights:
-    """The tensors of one packed file, mapped read-only and shared."""
+    """The tensors of one packed file, mapped read-only and shared.
+
+    Raises UserError for a file that cannot be read, or is not what was written.
+    """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._index = _read_index(self._map)
+        except OSError as error:
+            raise UserError(f"cannot read packed weights: {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}); delete it, it will be made anew") from error
         _use_huge_pages(self._map)
-        start = len(MAGIC) + 8
-        length = int.from_bytes(self._map[len(MAGIC) : start], "little")
-        self._index: dict[str, dict[str, Any]] = json.loads(self._map[start : start + length])
         self.path = path
 
     def __getitem__(self, name: str) -> PackedTensor:
@@ -88,6 +96,19 @@ class PackedWeights:
         return np.frombuffer(self._map, np.uint8, nbytes, offset)
 
 
+def _read_index(mapping: mmap.mmap) -> dict[str, dict[str, Any]]:
+    """Raises ValueError for what is no packed file, or not all of it."""
+    start = len(MAGIC) + 8
+    if mapping[: len(MAGIC)] != MAGIC:
+        raise ValueError("no packed weights")
+    length = int.from_bytes(mapping[len(MAGIC) : start], "little")
+    index: dict[str, dict[str, Any]] = json.loads(mapping[start : start + length])
+    parts = [part for e in index.values() for part in ((e["offset"], e["nbytes"]), e.get("scale", (0, 0)))]
+    if max(offset + nbytes for offset, nbytes in parts) > len(mapping):
+        raise ValueError("its end is missing")
+    return index
+
+
 def _use_huge_pages(mapping: mmap.mmap) -> None:
     """Asks for huge pages, which read weights a fifth faster; a kernel without them maps small ones."""
     for advice in (getattr(mmap, "MADV_HUGEPAGE", None), MADV_COLLAPSE):
@@ -101,7 +122,7 @@ def packed_weights(
 ) -> PackedWeights:
     """The packed weights of `graph`, from the cache, or packed into it now.
 
-    Raises UserError where the cache cannot be written.
+    Raises UserError where the cache cannot be written or read, or holds a damaged file.
     """
     path = cache / f"{_key(graph, checkpoint)}.packed"
     if not path.exists():
@@ -126,6 +147,8 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
         try:
             _write_tensors(graph, checkpoint, file, progress)
             file.flush()
+            os.fsync(file.fileno())  # the name must not reach the disk before the content
+            os.fchmod(file.fileno(), SHARED_MODE)
             Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from corepipe.errors import UserError
 from corepipe.kernels import native
@@ -13,8 +12,8 @@ from corepipe.models import hub, registry
 from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.compiler import compile_graph, describe
-from corepipe.neuron.cost import CostModel, stage_weights
+from corepipe.neuron.compiler import describe
+from corepipe.neuron.cost import CostModel
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.hardware import Instance
@@ -49,12 +48,13 @@ def assemble(config: EngineConfig, progress: Progress) -> Deployment:
     limits = _limits(config, graph)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, degrees)
-    cut = partial(compile_graph, graph, weights_of_layers=stage_weights(graph, instance))
+    cut = modes.compiler(graph, instance)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)  # before the weights are asked for
     model.check(graph)
-    weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed", progress)
     blocks = _host_blocks(config, placement, memory, limits)
+    cache = config.cache_dir or hub.cache_dir()
+    weights = packed_weights(graph, model.checkpoint, cache / "packed", progress)
     pool = native().Pool(config.threads or len(os.sched_getaffinity(0)))
     rows = config.max_num_batched_tokens
     replicas = tuple(
@@ -63,7 +63,6 @@ def assemble(config: EngineConfig, progress: Progress) -> Deployment:
             timeline=Timeline(CostModel(programs, instance, placement.data, number)),
             scheduler=_scheduler_config(config, graph, blocks, placement),
             policy=policy(config.policy),
-            stages=placement.pipeline,
         )
         for number in range(placement.data)
     )
@@ -91,8 +90,7 @@ def _host_blocks(config: EngineConfig, placement: Placement, memory: MemoryPlan,
     """KV blocks of a replica: what the device holds, as far as the host spends memory on it."""
     budget = (config.kv_cache_bytes or DEFAULT_KV_BYTES) // (memory.block_bytes * placement.data)
     wanted = config.num_blocks or max(budget, limits.blocks_per_sequence)
-    if wanted > memory.num_blocks:
-        wanted = memory.num_blocks
+    wanted = min(wanted, memory.num_blocks)
     if wanted < limits.blocks_per_sequence:
         raise UserError(
             f"--num-blocks {wanted} holds less than one sequence of --max-model-len {limits.max_model_len}; "
@@ -114,8 +112,16 @@ def _scheduler_config(
         prefix_cache=config.prefix_cache,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
-        micro_batches=placement.pipeline,
+        micro_batches=_micro_batches(config, placement),
     )
+
+
+def _micro_batches(config: EngineConfig, placement: Placement) -> int:
+    """Batches in flight: two a stage keep emulated cores full while one is handed over; the host, which
+    computes the stages one after the other, does better with fewer and larger batches."""
+    if placement.pipeline == 1 or config.clock == "host":
+        return placement.pipeline
+    return 2 * placement.pipeline
 
 
 def _clock(config: EngineConfig) -> Clock:

@@ -21,14 +21,13 @@ from corepipe.serving.messages import Ready
 class Replica:
     """One data-parallel copy of the model: what computes it, what times it, and its scheduler's rules.
 
-    `stages` of the core pipeline bound the batches in flight.
+    The scheduler's `micro_batches` is also how many batches are in flight at most.
     """
 
     executor: Executor
     timeline: Timeline
     scheduler: SchedulerConfig
     policy: Policy
-    stages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Lane:
     """
 
     engine: Engine
-    stages: int
+    most_flights: int
     flights: deque[tuple[float, Flight]] = field(default_factory=deque)
     accepts_at: float = 0.0
     stirred: bool = False
@@ -44,7 +44,7 @@ class Lane:
     @property
     def may_submit(self) -> bool:
         """Whether another batch can be tried once the first core accepts it."""
-        return self.stirred and len(self.flights) < self.stages
+        return self.stirred and len(self.flights) < self.most_flights
 
     def next_event(self) -> float:
         """When a batch is due or another can be submitted; infinity: not before a command comes."""
@@ -66,7 +66,7 @@ class Driver:
         self._time_scale = 0.0 if isinstance(self._clock, VirtualClock) else deployment.time_scale
         self._max_model_len = first.max_model_len
         self._margin = max(2, first.max_num_seqs // 4)
-        self._lanes = [Lane(Engine(replica), replica.stages) for replica in deployment.replicas]
+        self._lanes = [Lane(Engine(replica), replica.scheduler.micro_batches) for replica in deployment.replicas]
         self._accepted = 0
         self._landed: deque[tuple[Lane, Landing, float]] = deque()
         self._outputs: list[Output] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -30,9 +31,9 @@ def value(program: _native.Program, index: int) -> np.ndarray:
     return program.memory()[index].view(np.float32)
 
 
-def run_isolated(test_file: str, isa: str) -> None:
-    """Runs the tests of `test_file` on another ISA, which a process chooses once."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-W", "error", "-p", "no:cacheprovider", test_file]
+def run_isolated(test_file: str, isa: str, select: str) -> None:
+    """Runs the tests of `test_file` that `select` (pytest's -k) picks on another ISA: a process has one."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", select, test_file]
     env = {**os.environ, "COREPIPE_ISA": isa}
     done = subprocess.run(
         command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
@@ -108,12 +109,18 @@ class AttentionRig:
         )
         self.executor.wait(ticket)
         out = views[3].copy()
-        return [out[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        return [out[a:b] for a, b in itertools.pairwise(starts)]
 
-    def run(self, seq: Sequence_, chunk: int) -> np.ndarray:
-        """The outputs of the whole sequence, `chunk` tokens at a time."""
-        total = len(seq.q)
-        return np.concatenate([self.step((seq, t, min(t + chunk, total)))[0] for t in range(0, total, chunk)])
+    def run(self, seq: Sequence_, *chunks: int) -> np.ndarray:
+        """The outputs of the whole sequence in chunks of these sizes, over and over."""
+        outputs, begin = [], 0
+        for size in itertools.cycle(chunks):
+            end = min(begin + size, len(seq.q))
+            outputs += self.step((seq, begin, end))
+            begin = end
+            if end == len(seq.q):
+                return np.concatenate(outputs)
+        raise ValueError("no chunks")
 
     def expected(self, seq: Sequence_) -> tuple[np.ndarray, np.ndarray]:
         """The result in double precision, and the same with |v|, which bounds the effect of rounding."""

@@ -14,7 +14,7 @@ VOCAB = 5003
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa)
+    run_isolated(__file__, isa, "definition or bias or ties or infinity")
 
 
 @pytest.fixture
@@ -66,7 +66,15 @@ def test_bias_and_penalties(logits: np.ndarray) -> None:
     bias = [{int(i): float(rng.choice([-np.inf, 2.5, -7])) for i in row[:50]} for row in ids]
     penalties = {"repetition": 1.3, "presence": 0.4, "frequency": 0.2}
     for temperature in (0.0, 0.8):
-        check(logits, temperature=temperature, bias=bias, seen=seen, top_logprobs=5, position=np.arange(rows), **penalties)
+        check(
+            logits,
+            temperature=temperature,
+            bias=bias,
+            seen=seen,
+            top_logprobs=5,
+            position=np.arange(rows),
+            **penalties,
+        )
     check(logits, bias=[{int(np.argmax(x)): -np.inf} for x in logits])
 
 
@@ -88,7 +96,9 @@ def test_nan_and_infinity(logits: np.ndarray) -> None:
     logits[3, [5, 4000]] = np.inf
     logits[4, 10:] = -np.inf
     logits[5, 1:] = np.nan
-    batch = sampling(len(logits), temperature=[0.0, 1.0] * 24, top_p=[1.0, 1.0, 0.9, 0.9] * 12, top_logprobs=3)
+    batch = sampling(
+        len(logits), temperature=[0.0, 1.0] * 24, top_p=[1.0, 1.0, 0.9, 0.9] * 12, top_logprobs=3
+    )
     got = _native.sample(logits, batch)
     with np.errstate(invalid="ignore"):
         expected = sample_reference(logits, batch)

@@ -21,11 +21,12 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import AxisShard, StepInputs
+from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor
 from corepipe.neuron.weights import InMemoryWeights
 
 MAX_ROWS = 64
+ONE_CORE = Placement()
 PROMPTS = [Chunk(0, 0, 9), Chunk(3, 0, 4), Chunk(1, 0, 1)]
 GOES_ON = [Chunk(1, 1, 7), Chunk(0, 9, 1), Chunk(3, 4, 30)]
 
@@ -50,8 +51,8 @@ def pool() -> Iterator[Any]:
     pool.close()
 
 
-def kernels(graph: Graph, placement: Placement, pool: Any) -> NativeExecutor:
-    weights = InMemoryWeights(graph, read_weights(graph))
+def kernels(graph: Graph, placement: Placement, pool: Any, seed: int = 0) -> NativeExecutor:
+    weights = InMemoryWeights(graph, read_weights(graph, seed))
     return NativeExecutor(compile_graph(graph, placement), weights, BLOCKS, BLOCK_SIZE, MAX_ROWS, pool)
 
 
@@ -76,18 +77,19 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
         assert error.max() <= BOUND[graph.format.name]
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_the_bound_would_notice_another_format(pool, fmt):
-    """A format's own rounding moves the logits by more than the bound lets the kernels differ from it."""
-    graph = build(Features(layers=4, hidden=96, heads=HeadLayout(4, 2, 32), ffn=128), fmt)
-    inputs = step_inputs(graph, PROMPTS)
-    got = run(kernels(graph, Placement(), pool), inputs)
-    finer = {"int8": "bf16", "int8-weights": "bf16"}.get(fmt, "fp32")
-    other = ReferenceExecutor(
-        compile_graph(build(Features(layers=4, hidden=96, heads=HeadLayout(4, 2, 32), ffn=128), finer), Placement()),
-        read_weights(graph), BLOCKS, BLOCK_SIZE,
-    ).logits(inputs)
-    print(fmt, (np.abs(got - other).max(1) / np.abs(other).max(1)).max())
+@pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "fp32"])
+def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
+    """The bound covers single roundings that fall the other way; on the whole the numbers are the twin's."""
+    features = Features(layers=4, hidden=96, heads=HeadLayout(4, 2, 32), ffn=128)
+    graph, exact = build(features, fmt), build(features, "fp32")
+    to_twin, to_fp32 = [], []
+    for seed in range(5):
+        inputs, weights = step_inputs(graph, PROMPTS, seed), read_weights(graph, seed)
+        got = run(kernels(graph, ONE_CORE, pool, seed), inputs)
+        for like, found in ((graph, to_twin), (exact, to_fp32)):
+            twin = ReferenceExecutor(compile_graph(like, ONE_CORE), weights, BLOCKS, BLOCK_SIZE)
+            found.append(np.abs(got - twin.logits(inputs)).mean())
+    assert np.mean(to_twin) < np.mean(to_fp32) / 3
 
 
 @given(graphs(), st.data())
@@ -95,7 +97,7 @@ def test_the_bound_would_notice_another_format(pool, fmt):
 def test_a_pipeline_and_chunks_give_the_same_bits(pool, graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
     cut = data.draw(st.integers(1, 29))
-    whole, piped = kernels(graph, Placement(), pool), kernels(graph, Placement(pipeline=stages), pool)
+    whole, piped = kernels(graph, ONE_CORE, pool), kernels(graph, Placement(pipeline=stages), pool)
     expected = run(whole, step_inputs(graph, [Chunk(2, 0, 30), Chunk(0, 0, 5)]))[:30]
     first = run(piped, step_inputs(graph, [Chunk(5, 0, 3), Chunk(2, 0, cut)]))[3:]
     rest = run(piped, step_inputs(graph, [Chunk(2, cut, 30 - cut)]))
@@ -107,7 +109,7 @@ def test_odd_shards_are_packed_anew_with_the_same_numbers(pool, fmt):
     """Heads of 16 cut by 3: ranges that are no whole panels, and padding for the head that lacks."""
     graph = build(Features(heads=HeadLayout(4, 2, 16), ffn=40, vocab=33, qkv_bias=True), fmt)
     programs = compile_graph(graph, Placement(tensor=3))
-    assert not all(isinstance(a, AxisShard) and a.contiguous for p in programs for a in p.axes.values())
+    assert not all(part.contiguous for p in programs for part in p.axes.values())
     assert {p.axes[Axis.Q_HEADS].width for p in programs} == {32}
     inputs = step_inputs(graph, PROMPTS)
     got = run(kernels(graph, Placement(tensor=3), pool), inputs)

@@ -68,7 +68,7 @@ def deployment(
     config = scheduler_config(micro_batches=stages, **limits)
     cost = cost or FlatCost(stages)
     parts = tuple(
-        Replica(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed, stages)  # type: ignore[arg-type]
+        Replica(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed)  # type: ignore[arg-type]
         for _ in range(replicas)
     )
     ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)

@@ -9,7 +9,7 @@ namespace {
 constexpr int kRowsOfItem = 48;       // tokens times heads: their sums stay in the second-level cache
 constexpr int kWriteTokens = 64;
 constexpr int kPartsPerThread = 3;    // what costs more than its share of this is split along the keys
-constexpr double kWorthThreads = 64;  // below this, waking other threads takes longer than the work
+constexpr double kWorthThreads = 32;  // below this, waking other threads takes longer than the work
 
 int tokens_of_item(const AttentionCall& call) {
   return std::max(1, kRowsOfItem * 64 / (std::max(64, call.cache.width) * call.group));

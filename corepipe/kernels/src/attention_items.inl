@@ -178,15 +178,17 @@ struct Item {
     return (end + kKeyBlock - 1) / kKeyBlock;
   }
 
-  // Groups to fetch ahead: four pointers, some of them equal where there are fewer groups.
-  void locate(int block, const char** ahead) const {
+  Ahead ahead_of(int block) const {
+    Ahead ahead;
     const Span span = groups(block);
-    for (int g = 0; g < kKeyBlock / kKeyGroup; ++g) {
-      ahead[g] = group_at(call, item.sequence, item.head, smaller(span.begin + g, span.end - 1));
+    for (int g = span.end - 1; g >= span.begin; --g) {
+      ahead.groups[ahead.count++] = group_at(call, item.sequence, item.head, g);
     }
+    ahead.group_bytes = call.cache.group_bytes;
+    return ahead;
   }
 
-  void meet_block(int index, float* state, Ahead ahead) {
+  void meet_block(int index, float* state, Ahead& ahead) {
     KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
     const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
     const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
@@ -202,15 +204,14 @@ struct Item {
         const size_t row = (size_t)t * call.group;
         meet_edge<Cache>(shape, q + row * shape.width, state + row * shape.stride, call.group, block, span, ahead);
       }
-      ahead = nullptr;
     }
   }
 
-  void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead ahead) {
+  void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead& ahead) {
     const size_t row = (size_t)begin * call.group;
-    for_tiles((end - begin) * call.group, [&](int first, int n, bool is_first) {
+    for_tiles((end - begin) * call.group, [&](int first, int n) {
       meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block,
-                        Span{0, kKeyBlock}, is_first ? ahead : nullptr);
+                        Span{0, kKeyBlock}, ahead);
     });
   }
 
@@ -221,13 +222,13 @@ struct Item {
     const int last = end_block() - 1;
     const int begin = larger(first_block(), segment * kBlocks), end = smaller(last + 1, (segment + 1) * kBlocks);
     for (int b = begin; b < end; ++b) {
-      const char* ahead[kKeyBlock / kKeyGroup];
+      Ahead ahead;
       if (b < last) {
-        locate(b + 1, ahead);
+        ahead = ahead_of(b + 1);
       } else if (next != nullptr) {
-        next->locate(next->first_block(), ahead);
+        ahead = next->ahead_of(next->first_block());
       }
-      meet_block(b, state, b < last || next != nullptr ? ahead : nullptr);
+      meet_block(b, state, ahead);
     }
   }
 
@@ -262,6 +263,12 @@ static size_t scratch_bytes(const AttentionCall& call, int rows) {
   return aligned(n * width * sizeof(float)) + 2 * aligned(n * state_floats(width) * sizeof(float));
 }
 
+// The keys of a position lie in as many lines as a head has pairs of elements: storing them cold takes long.
+CP_INLINE void fetch_for_write(const AttentionCall& call, const AttentionItem& item, int position) {
+  const char* group = group_at(call, item.sequence, item.head, position / kKeyGroup);
+  for (size_t at = 0; at < call.cache.group_bytes; at += 64) __builtin_prefetch(group + at, 1, 2);
+}
+
 template <class Cache>
 static void attend_as(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
                       void* scratch) {
@@ -272,6 +279,7 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
   const size_t floats = work.rows() * work.shape.stride;
   float* state = (float*)rest;
   float* total = (float*)(rest + aligned(floats * sizeof(float)));
+  if (next != nullptr && next->writes) fetch_for_write(call, *next, following.last_position);
   work.prepare_queries();
   const bool alone = item.segment_end - item.segment == 1;
   for (int s = item.segment; s < item.segment_end; ++s) {

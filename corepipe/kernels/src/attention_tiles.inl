@@ -161,13 +161,30 @@ CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, 
 
 // ---- products
 
-// Groups to come; may be null.  Their bytes are fetched while others are multiplied.
-typedef const char* const* Ahead;
+// The groups of the block that comes next, fetched to the second-level cache while others are multiplied:
+// 256 bytes a step, in the order of their addresses, which the hardware's own prefetchers then join.
+struct Ahead {
+  const char* groups[kKeyBlock / kKeyGroup];
+  int count = 0;  // groups not begun
+  size_t group_bytes = 0;
+  const char* at = nullptr;
+  const char* end = nullptr;
+};
+
+CP_INLINE void fetch(Ahead& ahead) {
+  if (ahead.at == ahead.end) {
+    if (ahead.count == 0) return;
+    ahead.at = ahead.groups[--ahead.count];
+    ahead.end = ahead.at + ahead.group_bytes;
+  }
+  for (int i = 0; i < 256; i += 64) __builtin_prefetch(ahead.at + i, 0, 2);
+  ahead.at += 256;
+}
 
 // out [kRows][64] = q . keys, for kVecs groups of keys.
 template <class Cache, int kRows, int kVecs>
 __attribute__((noinline)) static void score_tile(const typename Cache::Element* q, int width,
-                                                 const char* const* keys, float* out, Ahead ahead) {
+                                                 const char* const* keys, float* out, Ahead& ahead) {
   f32x16 sum[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -176,13 +193,7 @@ __attribute__((noinline)) static void score_tile(const typename Cache::Element* 
   }
   const int steps = width / Cache::kDepth;
   for (int s = 0; s < steps; ++s) {
-    if (ahead != nullptr) {
-#pragma GCC unroll 8
-      for (int g = 0; g < kKeyBlock / kKeyGroup; ++g) {
-        __builtin_prefetch(ahead[g] + s * 128);
-        __builtin_prefetch(ahead[g] + s * 128 + 64);
-      }
-    }
+    fetch(ahead);
     typename Cache::Lanes lanes[kVecs];
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::load_lanes(keys[v] + (size_t)s * 64);
@@ -204,7 +215,7 @@ __attribute__((noinline)) static void score_tile(const typename Cache::Element* 
 template <class Cache, int kRows, int kVecs>
 __attribute__((noinline)) static void value_tile(const typename Cache::Element* p, const char* const* values,
                                                  size_t offset, int first, int last, const float* decay,
-                                                 float* sums, size_t stride) {
+                                                 float* sums, size_t stride, Ahead& ahead) {
   f32x16 sum[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -213,6 +224,7 @@ __attribute__((noinline)) static void value_tile(const typename Cache::Element* 
     for (int v = 0; v < kVecs; ++v) sum[r][v] = load(sums + r * stride + v * kLanes) * factor;
   }
   for (int s = first; s < last; ++s) {
+    fetch(ahead);
     const char* row = values[s] + offset;
     typename Cache::Lanes lanes[kVecs];
 #pragma GCC unroll 8
@@ -233,7 +245,7 @@ __attribute__((noinline)) static void value_tile(const typename Cache::Element* 
 
 // The tile for `rows` and `vecs`, known only at run time.
 template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
-CP_INLINE void score(int rows, int vecs, Args... args) {
+CP_INLINE void score(int rows, int vecs, Args&&... args) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return score<Cache, kRows - 1, kVecs>(rows, vecs, args...);
   }
@@ -244,7 +256,7 @@ CP_INLINE void score(int rows, int vecs, Args... args) {
 }
 
 template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
-CP_INLINE void weigh_values(int rows, int vecs, Args... args) {
+CP_INLINE void weigh_values(int rows, int vecs, Args&&... args) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return weigh_values<Cache, kRows - 1, kVecs>(rows, vecs, args...);
   }
@@ -309,7 +321,7 @@ struct Shape {
 // One block of keys for up to kTileRows rows.
 template <class Cache, bool kWhole>
 CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
-                    const KeyBlock& block, Span span, Ahead ahead) {
+                    const KeyBlock& block, Span span, Ahead& ahead) {
   alignas(64) float scores[kTileRows * kKeyBlock];
   alignas(64) typename Cache::Element p[kTileRows * kKeyBlock];
   alignas(64) float decay[kLanes] = {};
@@ -317,7 +329,7 @@ CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float*
   const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
   for (int g = begin; g < end; g += kTileVecs) {
     const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
-    score<Cache>(rows, vecs, q, shape.width, block.keys + g, scores + g * kLanes, g == begin ? ahead : nullptr);
+    score<Cache>(rows, vecs, q, shape.width, block.keys + g, scores + g * kLanes, ahead);
   }
   softmax<Cache, kWhole>(scores, rows, span, shape.scale, state, shape.stride, p, decay);
   const int first = span.begin / Cache::kDepth, last = (span.end + Cache::kDepth - 1) / Cache::kDepth;
@@ -325,17 +337,17 @@ CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float*
   for (int v = 0; v < columns; v += kTileVecs) {
     const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
     weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay,
-                        state + 2 * kLanes + v * kLanes, shape.stride);
+                        state + 2 * kLanes + v * kLanes, shape.stride, ahead);
   }
 }
 
-// Splits n rows into tiles of nearly equal height and calls body(first, rows, is_first).
+// Splits n rows into tiles of nearly equal height and calls body(first, rows).
 template <class Body>
 CP_INLINE void for_tiles(int n, Body&& body) {
   const int tiles = (n + kTileRows - 1) / kTileRows;
   for (int t = 0; t < tiles; ++t) {
     const int first = n * t / tiles;
-    body(first, n * (t + 1) / tiles - first, t == 0);
+    body(first, n * (t + 1) / tiles - first);
   }
 }
 
@@ -358,15 +370,14 @@ struct MaskedPair {
 // The rows of one token at a block of which it sees a part.
 template <class Cache>
 static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
-                      Span span, Ahead ahead) {
+                      Span span, Ahead& ahead) {
   MaskedPair first, last;
   const bool odd_begin = Cache::kDepth == 2 && span.begin % 2 != 0;
   const bool odd_end = Cache::kDepth == 2 && span.end % 2 != 0;
   if (odd_begin) MaskedPair::hide(block.values, span.begin / 2, 0xffff0000u, shape.width, &first);
   if (odd_end) MaskedPair::hide(block.values, span.end / 2, 0x0000ffffu, shape.width, &last);
-  for_tiles(rows, [&](int from, int n, bool is_first) {
-    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, span,
-                       is_first ? ahead : nullptr);
+  for_tiles(rows, [&](int from, int n) {
+    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, span, ahead);
   });
   if (odd_begin) first.restore();
   if (odd_end) last.restore();

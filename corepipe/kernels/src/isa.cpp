@@ -1,7 +1,12 @@
 #include "isa.h"
 
 #include <cstdlib>
+#include <initializer_list>
 #include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace corepipe {
 
@@ -12,14 +17,37 @@ extern const KernelTable kAvx512Kernels, kAvx2Kernels;
 
 namespace {
 
-// libgcc and compiler-rt ask cpuid, and xgetbv for what the operating system saves.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// cpuid leaf 7 (or 1) and the registers that the operating system saves (XCR0); __builtin_cpu_supports does
+// the same, but not with every compiler's run-time library.
+struct Cpu {
+  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_1_eax = 0, saved = 0;
 
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16");
+  Cpu() {
+    uint32_t a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d)) leaf1_ecx = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) leaf7_ebx = b, leaf7_ecx = c;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf7_1_eax = a;
+    constexpr uint32_t kOsXsave = 1u << 27;
+    if (leaf1_ecx & kOsXsave) asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+  }
+};
+
+bool all(uint32_t word, std::initializer_list<int> bits) {
+  for (int bit : bits) {
+    if ((word >> bit & 1) == 0) return false;
+  }
+  return true;
+}
+
+bool has_avx2(const Cpu& cpu) {
+  constexpr int kFma = 12, kAvx2 = 5;
+  return all(cpu.saved, {1, 2}) && all(cpu.leaf1_ecx, {kFma}) && all(cpu.leaf7_ebx, {kAvx2});
+}
+
+bool has_avx512(const Cpu& cpu) {
+  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31, kVbmi = 1, kVnni = 11, kBf16 = 5;
+  return has_avx2(cpu) && all(cpu.saved, {5, 6, 7}) && all(cpu.leaf7_ebx, {kF, kDq, kBw, kVl}) &&
+         all(cpu.leaf7_ecx, {kVbmi, kVnni}) && all(cpu.leaf7_1_eax, {kBf16});
 }
 
 }  // namespace
@@ -28,8 +56,9 @@ bool has_avx512() {
 std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
-  if (has_avx512()) tables.push_back(&kAvx512Kernels);
-  if (has_avx2()) tables.push_back(&kAvx2Kernels);
+  const Cpu cpu;
+  if (has_avx512(cpu)) tables.push_back(&kAvx512Kernels);
+  if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
 #endif
   tables.push_back(&kPortableKernels);
   return tables;

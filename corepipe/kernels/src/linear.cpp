@@ -31,8 +31,9 @@ uint8_t* Buffer::reserve(size_t bytes) {
 
 namespace {
 
-// Up to here each thread prepares all rows for itself, which costs less than waiting for another.
-constexpr int kOwnCopyRows = 2;
+// Measured on Zen 4.
+constexpr int kRowsOfHardwarePrefetch = 4;
+constexpr int kBytesAhead = 7168;
 
 void check(const Linear& op) {
   const auto require = [](bool holds, const char* what) {
@@ -48,8 +49,8 @@ void check(const Linear& op) {
   require(!op.glu || (op.segment_count == 2 && op.segments[1].matrix->n == first.n), "glu takes two equal matrices");
 }
 
-// One Linear on its way through the pool.  Items are first the preparation of each block of rows (unless
-// each thread prepares its own), then ranges of panels, which wait for the former.
+// One Linear on its way through the pool, in one region.  Items are first the preparation of each block of
+// rows, then ranges of panels, which wait for the former.
 class LinearRun {
  public:
   LinearRun(const LinearTable& table, Scratch& scratch, const Linear& op)
@@ -63,19 +64,17 @@ class LinearRun {
         blocks_((op.rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
   void execute(Pool& pool) {
-    own_copies_ = pool.size() == 1 || op_.rows <= kOwnCopyRows;
     split_panels(pool.size());
-    reserve();
-    preparations_ = own_copies_ ? 0 : blocks_;
+    prepared_ = scratch_.activations.reserve(row_bytes() * op_.rows);
+    for (Buffer& row : scratch_.rows) row.reserve(sizeof(float) * op_.k);
     const int ranges = static_cast<int>(scratch_.starts.size()) - 1;
-    pool.parallel(preparations_ + ranges, [this](int item, int thread) {
-      if (item < preparations_) {
-        prepare_block(item, scratch_.threads[thread], shared_);
+    pool.parallel(blocks_ + ranges, [this](int item, int thread) {
+      if (item < blocks_) {
+        prepare_block(item, scratch_.rows[thread]);
         ready_.fetch_add(1, std::memory_order_release);
       } else {
-        const uint8_t* rows = prepared_rows(scratch_.threads[thread]);
-        const int range = item - preparations_;
-        multiply_panels(scratch_.starts[range], scratch_.starts[range + 1], rows);
+        spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
+        multiply_panels(scratch_.starts[item - blocks_], scratch_.starts[item - blocks_ + 1]);
       }
     });
   }
@@ -104,84 +103,67 @@ class LinearRun {
     }
   }
 
-  void reserve() {
-    const size_t activations = row_bytes() * op_.rows;
-    if (!own_copies_) shared_ = scratch_.shared.reserve(activations);
-    for (Scratch::Thread& t : scratch_.threads) {
-      if (own_copies_) t.activations.reserve(activations);
-      if (op_.norm_gain != nullptr) t.row.reserve(sizeof(float) * op_.k);
-      t.prepared = false;
-    }
-  }
-
-  void prepare_block(int block, Scratch::Thread& thread, uint8_t* rows) {
+  void prepare_block(int block, Buffer& row) {
     const int start = block_start(block), count = block_start(block + 1) - start;
-    uint8_t* to = rows + start * row_bytes();
     for (int r = 0; r < count; ++r) {
       const float* x = op_.x + (start + r) * op_.x_stride;
       if (op_.norm_gain != nullptr) {
-        float* normed = reinterpret_cast<float*>(thread.row.reserve(sizeof(float) * op_.k));
+        float* normed = reinterpret_cast<float*>(row.data());
         table_.rms_norm_row(x, op_.norm_gain, op_.norm_eps, op_.k, op_.round_bf16, normed);
         x = normed;
       }
-      kernel_.prepare(x, op_.k, r, count, to);
+      kernel_.prepare(x, op_.k, r, count, prepared_ + start * row_bytes());
     }
-  }
-
-  const uint8_t* prepared_rows(Scratch::Thread& thread) {
-    if (!own_copies_) {
-      spin_until([this] { return ready_.load(std::memory_order_acquire) == preparations_; });
-      return shared_;
-    }
-    uint8_t* rows = thread.activations.reserve(0);
-    if (!thread.prepared) {
-      for (int b = 0; b < blocks_; ++b) prepare_block(b, thread, rows);
-      thread.prepared = true;
-    }
-    return rows;
   }
 
   // Segments that are walked through one after the other; under glu the second goes along with the first.
   int walked() const { return op_.glu ? 1 : op_.segment_count; }
 
   // Panels [begin, end), counted over all segments.
-  void multiply_panels(int begin, int end, const uint8_t* rows) {
+  void multiply_panels(int begin, int end) {
     int first = 0;  // number of the segment's first panel
     for (int s = 0; s < walked(); ++s) {
       const int panels = op_.segments[s].matrix->panels();
       const int stop = std::min(end - first, panels);
       for (int p = std::max(begin - first, 0); p < stop; ++p) {
-        multiply_panel(op_.segments[s], p, p + 1 == stop ? p : p + 1, rows);
+        multiply_panel(op_.segments[s], p, p + 1 == stop ? p : p + 1);
       }
       first += panels;
     }
   }
 
   // One panel, and with glu the same of the other matrix, times all rows; `next` comes after it.
-  void multiply_panel(const Segment& segment, int panel, int next, const uint8_t* rows) {
+  void multiply_panel(const Segment& segment, int panel, int next) {
     alignas(64) float sums[2][kMaxBlockRows * kPanel];
     const Segment* up = op_.glu ? &op_.segments[1] : nullptr;
     for (int b = 0; b < blocks_; ++b) {
       const int start = block_start(b), count = block_start(b + 1) - start;
-      const uint8_t* x = rows + start * row_bytes();
+      const uint8_t* x = prepared_ + start * row_bytes();
       Finish f = finish_of(segment, panel, start, count);
       fetch_output(f);
       f.sums = sums[0];
       kernel_.multiply(count, segment.matrix->panel(panel), x, groups_, sums[0],
-                       part_of(segment.matrix->panel(next), b));
+                       ahead(*segment.matrix, panel, next, b));
       if (up != nullptr) {
         const Finish g = finish_of(*up, panel, start, count);
         f.up_sums = sums[1];
         f.up_scale = g.scale;
         f.up_bias = g.bias;
-        kernel_.multiply(count, up->matrix->panel(panel), x, groups_, sums[1], part_of(up->matrix->panel(next), b));
+        kernel_.multiply(count, up->matrix->panel(panel), x, groups_, sums[1], ahead(*up->matrix, panel, next, b));
       }
       table_.finish(f);
     }
   }
 
-  // Each block brings in its part of a panel, so that memory is never idle.
-  Fetch part_of(const uint8_t* panel, int block) const { return {panel + panel_bytes_ * block / blocks_, blocks_}; }
+  // Memory should never be idle.  One block of few rows is through before a prefetch would help, and the
+  // hardware keeps up; with more rows it does not look far enough ahead; of several blocks each brings in
+  // its part of the next panel.
+  Fetch ahead(const Matrix& matrix, int panel, int next, int block) const {
+    const uint8_t* here = matrix.panel(panel);
+    if (blocks_ > 1) return {matrix.panel(next) + panel_bytes_ * block / blocks_, blocks_};
+    if (op_.rows <= kRowsOfHardwarePrefetch) return {here, 0};
+    return {matrix.panel_stride == panel_bytes_ ? here + kBytesAhead : matrix.panel(next), 1};
+  }
 
   // What finish is going to write, and read: rows lie far apart, where the hardware expects nothing.
   static void fetch_output(const Finish& f) {
@@ -216,9 +198,7 @@ class LinearRun {
   const int groups_;
   const int64_t panel_bytes_;
   const int blocks_;
-  bool own_copies_ = false;
-  int preparations_ = 0;
-  uint8_t* shared_ = nullptr;
+  uint8_t* prepared_ = nullptr;
   alignas(64) std::atomic<int> ready_{0};
 };
 
@@ -240,11 +220,12 @@ void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, co
       int8_t q[kGroup] = {};
       std::copy_n(x + static_cast<int64_t>(r) * matrix.k + g * kGroup, group.k, q);
       table.prepare_int8_values(q, block.data());
-      for (int column = 0; column < matrix.n; ++column) {
+      for (int p = 0; p < group.panels(); ++p) {
         float sums[kPanel];
-        const uint8_t* panel = group.panel(column / kPanel);
-        if (column % kPanel == 0) kernel.multiply(1, panel, block.data(), 1, sums, {panel, 1});
-        *out++ = static_cast<int32_t>(sums[column % kPanel]);  // exact: below 2^24, scale 1
+        kernel.multiply(1, group.panel(p), block.data(), 1, sums, {group.panel(p), 0});
+        const int columns = std::min(kPanel, matrix.n - p * kPanel);
+        // Exact: with scale 1 they are whole numbers below 2^24.
+        out = std::transform(sums, sums + columns, out, [](float sum) { return static_cast<int32_t>(sum); });
       }
     }
   }

@@ -21,6 +21,7 @@ class Buffer {
 
   // At least `bytes`, aligned to 64; what was in it is lost when it grows.  Throws std::bad_alloc.
   uint8_t* reserve(size_t bytes);
+  uint8_t* data() const { return data_; }
 
  private:
   uint8_t* data_ = nullptr;
@@ -29,17 +30,11 @@ class Buffer {
 
 // Working memory of the Linears of one pool, used by one of them at a time.
 struct Scratch {
-  explicit Scratch(int threads) : threads(threads) {}
+  explicit Scratch(int threads) : rows(threads) {}
 
-  struct alignas(128) Thread {
-    Buffer activations;  // this thread's copy of the prepared rows, where each has its own
-    Buffer row;          // one normalised row
-    bool prepared;
-  };
-
-  Buffer shared;           // the prepared rows, where all threads share them
-  std::vector<int> starts;  // first panel of each item, and the end
-  std::vector<Thread> threads;
+  Buffer activations;        // all rows, prepared
+  std::vector<Buffer> rows;  // one normalised row for each thread
+  std::vector<int> starts;   // first panel of each item, and the end
 };
 
 // One matrix that x is multiplied by.

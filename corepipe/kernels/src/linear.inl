@@ -10,7 +10,7 @@ namespace COREPIPE_SIMD {
 
 CP_INLINE i32x16 max(i32x16 a, i32x16 b) {
   i32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p];
+  CP_PARTS(r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p]);
   return r;
 }
 

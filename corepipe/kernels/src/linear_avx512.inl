@@ -25,23 +25,6 @@ CP_INLINE __m512i broadcast_word(const void* x) {
   return _mm512_set1_epi32(word);
 }
 
-// body(Index<0>), ..., body(Index<N - 1>), unrolled before GCC decides what lives in registers: `#pragma GCC
-// unroll` comes too late for that.
-template <int I>
-struct Index {
-  static constexpr int value = I;
-};
-
-template <int N, int I = 0, class Body>
-CP_INLINE void unrolled(Body&& body) {
-  if constexpr (I < N) {
-    body(Index<I>{});
-    unrolled<N, I + 1>(body);
-  }
-}
-
-#define CP_LAMBDA __attribute__((always_inline))
-
 CP_INLINE void load_pair(const float* x, __m512 v[2]) {
   v[0] = _mm512_loadu_ps(x);
   v[1] = _mm512_loadu_ps(x + 16);
@@ -52,10 +35,18 @@ CP_INLINE void store_pair(float* x, const __m512 v[2]) {
   _mm512_storeu_ps(x + 16, v[1]);
 }
 
-// Brings in the next of `bytes` / parts bytes, where `bytes` are what a step takes of the panel.
+// Brings in 1 / parts of the `bytes` that a step takes of the panel.
 CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
-  for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)ahead.from + i, _MM_HINT_T0);
+  constexpr int kIntoL2 = 2;
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i, 0, kIntoL2);
   ahead.from += step;
+}
+
+// bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
+CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
+  if (ahead.parts == 0) return 0;
+  for (int parts = ahead.parts; parts > 1; parts /= 2) bytes /= 2;
+  return bytes;
 }
 
 // ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, q [R][64] s8.
@@ -65,7 +56,7 @@ constexpr int kInt8RowGroup = 4 + 4 + kGroup;
 template <int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kStepBytes = 128;
-  const int step = kStepBytes / ahead.parts;
+  const int step = fetch_step(ahead, kStepBytes);
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
@@ -186,7 +177,7 @@ struct ConvertedInt8Weights {
 
 template <class Weights, int R>
 static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  const int step = Weights::kStepBytes / ahead.parts;
+  const int step = fetch_step(ahead, Weights::kStepBytes);
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
@@ -226,7 +217,7 @@ constexpr int kFp32RowGroup = 4 * kGroup;
 template <int R>
 static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kStepBytes = 128;
-  const int step = kStepBytes / ahead.parts;
+  const int step = fetch_step(ahead, kStepBytes);
   __m512 sums[R][2];
   unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {

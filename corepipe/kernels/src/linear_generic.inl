@@ -13,10 +13,18 @@ constexpr int kBlockRows = 3;  // 12 of 16 (24 of 32) registers are accumulators
 constexpr int kBlockRows = 1;
 #endif
 
-// Brings in the next of `bytes` / parts bytes, where `bytes` are what a step takes of the panel.
+// Brings in 1 / parts of the `bytes` that a step takes of the panel.
 CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i);
+  constexpr int kIntoL2 = 2;
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i, 0, kIntoL2);
   ahead.from += step;
+}
+
+// bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
+CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
+  if (ahead.parts == 0) return 0;
+  for (int parts = ahead.parts; parts > 1; parts /= 2) bytes /= 2;
+  return bytes;
 }
 
 // ---- int8.  s16 products of pairs, added in s32, so that nothing saturates: of the four k in a 32-bit
@@ -28,31 +36,29 @@ constexpr int kInt8RowGroup = 4 + 4 + 2 * kGroup;
 // Per 32-bit lane: the product of the low s16 plus that of the high s16.
 CP_INLINE i32x16 multiply_add_pairs(i32x16 a, i32x16 b) {
   i32x16 r;
-  for (int p = 0; p < kParts; ++p) {
 #if defined(__AVX2__)
-    r.v[p] = (NativeI)_mm256_madd_epi16((__m256i)a.v[p], (__m256i)b.v[p]);
+  CP_PARTS(r.v[p] = (NativeI)_mm256_madd_epi16((__m256i)a.v[p], (__m256i)b.v[p]));
 #elif defined(__SSE2__)
-    r.v[p] = (NativeI)_mm_madd_epi16((__m128i)a.v[p], (__m128i)b.v[p]);
+  CP_PARTS(r.v[p] = (NativeI)_mm_madd_epi16((__m128i)a.v[p], (__m128i)b.v[p]));
 #elif defined(__aarch64__)
-    const int16x8_t x = (int16x8_t)a.v[p], y = (int16x8_t)b.v[p];
-    r.v[p] = (NativeI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+  CP_PARTS(const int16x8_t x = (int16x8_t)a.v[p]; const int16x8_t y = (int16x8_t)b.v[p];
+           r.v[p] = (NativeI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 #else
-    r.v[p] = ((a.v[p] << 16) >> 16) * ((b.v[p] << 16) >> 16) + (a.v[p] >> 16) * (b.v[p] >> 16);
+  CP_PARTS(r.v[p] = ((a.v[p] << 16) >> 16) * ((b.v[p] << 16) >> 16) + (a.v[p] >> 16) * (b.v[p] >> 16));
 #endif
-  }
   return r;
 }
 
 // The upper byte of each 16-bit lane.
 CP_INLINE i32x16 odd_bytes(i32x16 a) {
   i32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = (a.v[p] >> 8) & 0x00ff00ff;
+  CP_PARTS(r.v[p] = (a.v[p] >> 8) & 0x00ff00ff);
   return r;
 }
 
 CP_INLINE f32x16 to_f32(i32x16 a) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = __builtin_convertvector(a.v[p], NativeF);
+  CP_PARTS(r.v[p] = __builtin_convertvector(a.v[p], NativeF));
   return r;
 }
 
@@ -81,34 +87,33 @@ static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint
 template <int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kStepBytes = 128;
-  const int step = kStepBytes / ahead.parts;
+  const int step = fetch_step(ahead, kStepBytes);
   for (int r = 0; r < 2 * R; ++r) store(out + kLanes * r, zero());
   for (int g = 0; g < groups; ++g) {
     i32x16 acc[R][2];
-    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = broadcast_word(x + 4 * r);
+    unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
     const uint8_t* q = x + 8 * R;
     for (int i = 0; i < kGroup / 4; ++i) {
       fetch(ahead, step, kStepBytes);
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        const i32x16 bytes = load((const int32_t*)(w + 64 * c));
+      unrolled<2>([&](auto c) CP_LAMBDA {
+        const i32x16 bytes = load((const int32_t*)(w + 64 * c.value));
         const i32x16 even = bytes & broadcast_i32(0x00ff00ff), odd = odd_bytes(bytes);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          acc[r][c] = acc[r][c] + multiply_add_pairs(even, broadcast_word(q + 2 * kGroup * r));
-          acc[r][c] = acc[r][c] + multiply_add_pairs(odd, broadcast_word(q + 2 * kGroup * r + 4));
-        }
-      }
-      w += 128;
+        unrolled<R>([&](auto r) CP_LAMBDA {
+          const uint8_t* v = q + 2 * kGroup * r.value;
+          i32x16& sum = acc[r.value][c.value];
+          sum = sum + multiply_add_pairs(even, broadcast_word(v));
+          sum = sum + multiply_add_pairs(odd, broadcast_word(v + 4));
+        });
+      });
+      w += kStepBytes;
       q += 8;
     }
-    for (int r = 0; r < R; ++r) {
+    unrolled<2 * R>([&](auto i) CP_LAMBDA {
+      constexpr int r = i.value / 2, c = i.value % 2;
       const f32x16 scale = as_f32(broadcast_word(x + 4 * (R + r)));
-      for (int c = 0; c < 2; ++c) {
-        float* sum = out + kPanel * r + kLanes * c;
-        store(sum, fma(to_f32(acc[r][c]), scale, load(sum)));
-      }
-    }
+      float* sum = out + kPanel * r + kLanes * c;
+      store(sum, fma(to_f32(acc[r][c]), scale, load(sum)));
+    });
     x += R * kInt8RowGroup;
   }
 }
@@ -122,62 +127,58 @@ struct Pair {
 };
 
 struct Fp32Weights {
-  static constexpr int kStep = 256;  // bytes of 32 columns x 2 k
+  static constexpr int kStepBytes = 256;  // bytes of 32 columns x 2 k
   CP_INLINE Pair half(const uint8_t* w, int c) {
     return {load((const float*)(w + 64 * c)), load((const float*)(w + 128 + 64 * c))};
   }
 };
 
 struct Bf16Weights {
-  static constexpr int kStep = 128;
+  static constexpr int kStepBytes = 128;
   CP_INLINE Pair half(const uint8_t* w, int c) {
     const i32x16 words = load((const int32_t*)(w + 64 * c));
     i32x16 even;
-    for (int p = 0; p < kParts; ++p) even.v[p] = words.v[p] << 16;
+    CP_PARTS(even.v[p] = words.v[p] << 16);
     return {as_f32(even), as_f32(words & broadcast_i32((int32_t)0xffff0000u))};
   }
 };
 
 struct Int8Weights {
-  static constexpr int kStep = 64;
+  static constexpr int kStepBytes = 64;
   CP_INLINE Pair half(const uint8_t* w, int c) {
     const f32x16 words = load_bf16((const uint16_t*)(w + 32 * c));  // byte 2: even k, byte 3: odd k
     i32x16 even, odd;
-    for (int p = 0; p < kParts; ++p) {
-      even.v[p] = ((NativeI)words.v[p] << 8) >> 24;
-      odd.v[p] = (NativeI)words.v[p] >> 24;
-    }
+    CP_PARTS(even.v[p] = ((NativeI)words.v[p] << 8) >> 24; odd.v[p] = (NativeI)words.v[p] >> 24);
     return {to_f32(even), to_f32(odd)};
   }
 };
 
 template <class Weights, int R>
 static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  const int step = Weights::kStep / ahead.parts;
+  const int step = fetch_step(ahead, Weights::kStepBytes);
   f32x16 sums[R][2];
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
+  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = zero(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; i += 2) {
-      fetch(ahead, step, Weights::kStep);
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        const Pair pair = Weights::half(w, c);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const uint8_t* v = x + kFloatRowGroup * r;
-          sums[r][c] = fma(pair.even, as_f32(broadcast_word(v)), sums[r][c]);
-          sums[r][c] = fma(pair.odd, as_f32(broadcast_word(v + 4)), sums[r][c]);
-        }
-      }
-      w += Weights::kStep;
+      fetch(ahead, step, Weights::kStepBytes);
+      unrolled<2>([&](auto c) CP_LAMBDA {
+        const Pair pair = Weights::half(w, c.value);
+        unrolled<R>([&](auto r) CP_LAMBDA {
+          const uint8_t* v = x + kFloatRowGroup * r.value;
+          f32x16& sum = sums[r.value][c.value];
+          sum = fma(pair.even, as_f32(broadcast_word(v)), sum);
+          sum = fma(pair.odd, as_f32(broadcast_word(v + 4)), sum);
+        });
+      });
+      w += Weights::kStepBytes;
       x += 8;
     }
     x += (R - 1) * kFloatRowGroup;
   }
-  for (int r = 0; r < R; ++r) {
-    store(out + kPanel * r, sums[r][0]);
-    store(out + kPanel * r + kLanes, sums[r][1]);
-  }
+  unrolled<R>([&](auto r) CP_LAMBDA {
+    store(out + kPanel * r.value, sums[r.value][0]);
+    store(out + kPanel * r.value + kLanes, sums[r.value][1]);
+  });
 }
 
 template <bool kRound>

@@ -12,7 +12,8 @@ constexpr int kMaxBlockRows = 14;
 enum class Kind { int8, int8w, bf16, fp32 };
 constexpr int kKinds = 4;
 
-// What to bring into the cache during a product: one of `parts` equal parts of a panel, at `from`.
+// What to bring into the L2 cache during a product: one of `parts` equal parts of a panel, at `from`;
+// nothing for 0 parts.
 struct Fetch {
   const uint8_t* from;
   int parts;

@@ -80,17 +80,14 @@ __attribute__((target("avx512f"))) void bf16_rounds() {
 }
 #undef CP_CHAINS
 
-bool has_vnni() { return __builtin_cpu_supports("avx512vnni"); }
-bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
-
 #else
 
 void vnni_rounds() {}
 void bf16_rounds() {}
-bool has_vnni() { return false; }
-bool has_bf16() { return false; }
-
 #endif
+
+// The AVX-512 kernels are there only where the CPU has both instructions.
+bool has_instructions() { return std::string(available_kernels().front()->name) == "avx512"; }
 
 double probe_rate(void (*rounds)(), int products, int threads, double seconds) {
   Pool pool(threads);
@@ -100,11 +97,11 @@ double probe_rate(void (*rounds)(), int products, int threads, double seconds) {
 }
 
 double probe_vnni(int threads, double seconds) {
-  return has_vnni() ? probe_rate(vnni_rounds, 64, threads, seconds) : 0.0;
+  return has_instructions() ? probe_rate(vnni_rounds, 64, threads, seconds) : 0.0;
 }
 
 double probe_bf16(int threads, double seconds) {
-  return has_bf16() ? probe_rate(bf16_rounds, 32, threads, seconds) : 0.0;
+  return has_instructions() ? probe_rate(bf16_rounds, 32, threads, seconds) : 0.0;
 }
 
 }  // namespace

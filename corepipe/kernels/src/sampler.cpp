@@ -59,7 +59,7 @@ struct alignas(128) Sampler::Thread {
   void keep_top_k(const float* x, int k);
   void keep_nucleus_of_few(double p);
   void keep_nucleus(const float* x, float top, double p);
-  const Candidate* last_of_nucleus(float top, float bottom, double target);
+  Candidate last_of_nucleus(const float* x, int found, float top, float bottom, double target);
   double log_sum(const float* raw);
   void report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs);
 };
@@ -75,7 +75,7 @@ void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   sums.resize((v + kSampleBlock - 1) / kSampleBlock);
   chunks.reserve(v / kChunk + 1);
   candidates.reserve(v);
-  members.reserve(v);
+  members.resize(v + 1);
 }
 
 void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& drawn) {
@@ -229,37 +229,38 @@ void Sampler::Thread::keep_nucleus(const float* x, float top, double p) {
   for (double sum : sums) total += sum;
   const double share = (1 - std::max(p, 0.0)) * total / vocab;
   const float bottom = static_cast<float>(top + std::log(share) - 1e-3);
-  collect(x, table->at_least(x, vocab, bottom, ids.data()));
-  const Candidate* last = last_of_nucleus(top, bottom, p * total);
-  if (last == nullptr) return;
-  const Candidate cut = *last;
-  const auto beyond = [&](const Candidate& c) { return before(cut, c); };
+  const int found = table->at_least(x, vocab, bottom, ids.data());
+  const Candidate last = last_of_nucleus(x, found, top, bottom, p * total);
+  collect(x, table->at_least(x, vocab, last.x, ids.data()));
+  const auto beyond = [&](const Candidate& c) { return c.x == last.x && c.id > last.id; };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), beyond), candidates.end());
 }
 
-// The candidate with which the weights, likeliest first, reach `target`; null if they never do.  Bins of
-// equal width over x find the neighbourhood; only its members are sorted.
-const Candidate* Sampler::Thread::last_of_nucleus(float top, float bottom, double target) {
+// The token with which the weights, likeliest first, reach `target`.  Bins of equal width over x find the
+// neighbourhood; only its members are sorted.
+Candidate Sampler::Thread::last_of_nucleus(const float* x, int found, float top, float bottom, double target) {
   const float scale = kBins / std::max(top - bottom, 1e-6f);
-  const auto bin_of = [&](const Candidate& c) { return std::min(kBins - 1, static_cast<int>((top - c.x) * scale)); };
+  const auto bin_of = [&](int i) { return std::min(kBins - 1, static_cast<int>((top - x[ids[i]]) * scale)); };
   double bins[kBins] = {};
-  for (const Candidate& c : candidates) bins[bin_of(c)] += c.weight;
+  for (int i = 0; i < found; ++i) bins[bin_of(i)] += weights[ids[i]];
   double sum = 0;
   for (int b = 0; b < kBins; ++b) {
     if (sum + bins[b] < target || bins[b] == 0) {
       sum += bins[b];
       continue;
     }
-    members.clear();
-    std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(members),
-                 [&](const Candidate& c) { return bin_of(c) == b; });
-    std::sort(members.begin(), members.end(), before);
-    for (const Candidate& c : members) {
-      sum += c.weight;
-      if (sum >= target) return &c;
+    int n = 0;
+    for (int i = 0; i < found; ++i) {  // without a branch that can't be foreseen
+      members[n] = {x[ids[i]], weights[ids[i]], ids[i]};
+      n += bin_of(i) == b;
+    }
+    std::sort(members.begin(), members.begin() + n, before);
+    for (int i = 0; i < n; ++i) {
+      sum += members[i].weight;
+      if (sum >= target) return members[i];
     }
   }
-  return nullptr;
+  return {bottom, 0, vocab};  // rounding has kept the sum below the target: all are in
 }
 
 double Sampler::Thread::log_sum(const float* raw) {
@@ -273,10 +274,9 @@ double Sampler::Thread::log_sum(const float* raw) {
 void Sampler::Thread::report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs) {
   count = std::min(count, vocab);
   const int found = table->at_least(raw, vocab, floor_of_top(raw, count), ids.data());
-  members.resize(found);
   for (int i = 0; i < found; ++i) members[i] = {raw[ids[i]], 0, ids[i]};
   const int n = std::min(count, found);
-  std::partial_sort(members.begin(), members.begin() + n, members.end(), before);
+  std::partial_sort(members.begin(), members.begin() + n, members.begin() + found, before);
   for (int i = 0; i < n; ++i) {
     top_ids[i] = members[i].id;
     logprobs[i] = static_cast<float>(members[i].x - log_sum);

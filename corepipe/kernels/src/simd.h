@@ -49,17 +49,48 @@ struct i32x16 {
   NativeI v[kParts];
 };
 
+// body(Index<0>), ..., body(Index<N - 1>), unrolled before GCC decides what lives in registers: `#pragma GCC
+// unroll` comes too late for that.
+template <int I>
+struct Index {
+  static constexpr int value = I;
+};
+
+template <int N, int I = 0, class Body>
+CP_INLINE void unrolled(Body&& body) {
+  if constexpr (I < N) {
+    body(Index<I>{});
+    unrolled<N, I + 1>(body);
+  }
+}
+
+#define CP_LAMBDA __attribute__((always_inline))
+
+// `statement` for each part p; written out, as GCC unrolls short loops too late to keep `v` in registers.
+#define CP_PARTS(...)                   \
+  do {                                  \
+    CP_PART(0, __VA_ARGS__)             \
+    CP_PART(1, __VA_ARGS__)             \
+    CP_PART(2, __VA_ARGS__)             \
+    CP_PART(3, __VA_ARGS__)             \
+  } while (false)
+#define CP_PART(part, ...)              \
+  if constexpr (part < kParts) {        \
+    constexpr int p = part;             \
+    __VA_ARGS__;                        \
+  }
+
 // ---- bits
 
 CP_INLINE f32x16 as_f32(i32x16 a) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = (NativeF)a.v[p];
+  CP_PARTS(r.v[p] = (NativeF)a.v[p]);
   return r;
 }
 
 CP_INLINE i32x16 as_i32(f32x16 a) {
   i32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = (NativeI)a.v[p];
+  CP_PARTS(r.v[p] = (NativeI)a.v[p]);
   return r;
 }
 
@@ -67,18 +98,18 @@ CP_INLINE i32x16 as_i32(f32x16 a) {
 
 CP_INLINE f32x16 load(const float* x) {
   f32x16 r;
-  memcpy(&r, x, sizeof r);
+  CP_PARTS(memcpy(&r.v[p], x + p * kNativeLanes, kNativeBytes));
   return r;
 }
 
 CP_INLINE i32x16 load(const int32_t* x) {
   i32x16 r;
-  memcpy(&r, x, sizeof r);
+  CP_PARTS(memcpy(&r.v[p], x + p * kNativeLanes, kNativeBytes));
   return r;
 }
 
-CP_INLINE void store(float* x, f32x16 a) { memcpy(x, &a, sizeof a); }
-CP_INLINE void store(int32_t* x, i32x16 a) { memcpy(x, &a, sizeof a); }
+CP_INLINE void store(float* x, f32x16 a) { CP_PARTS(memcpy(x + p * kNativeLanes, &a.v[p], kNativeBytes)); }
+CP_INLINE void store(int32_t* x, i32x16 a) { CP_PARTS(memcpy(x + p * kNativeLanes, &a.v[p], kNativeBytes)); }
 
 // The first n (0 .. 16) elements; the other lanes are 0.  Touches no memory beyond them.
 CP_INLINE f32x16 load_n(const float* x, int n) {
@@ -105,19 +136,19 @@ CP_INLINE void store_n(float* x, f32x16 a, int n) {
 
 CP_INLINE f32x16 broadcast(float s) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = s - NativeF{};
+  CP_PARTS(r.v[p] = s - NativeF{});
   return r;
 }
 
 CP_INLINE i32x16 broadcast_i32(int32_t s) {
   i32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = s - NativeI{};
+  CP_PARTS(r.v[p] = s - NativeI{});
   return r;
 }
 
 CP_INLINE f32x16 zero() {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = NativeF{};
+  CP_PARTS(r.v[p] = NativeF{});
   return r;
 }
 
@@ -131,7 +162,7 @@ CP_INLINE i32x16 lane_index() {
 #define CP_BINARY(type, op)                                  \
   CP_INLINE type operator op(type a, type b) {               \
     type r;                                                  \
-    for (int p = 0; p < kParts; ++p) r.v[p] = a.v[p] op b.v[p]; \
+    CP_PARTS(r.v[p] = a.v[p] op b.v[p]); \
     return r;                                                \
   }
 CP_BINARY(f32x16, +)
@@ -147,7 +178,7 @@ CP_BINARY(i32x16, |)
 #define CP_COMPARE(type, op)                                            \
   CP_INLINE i32x16 operator op(type a, type b) {                        \
     i32x16 r;                                                           \
-    for (int p = 0; p < kParts; ++p) r.v[p] = (NativeI)(a.v[p] op b.v[p]); \
+    CP_PARTS(r.v[p] = (NativeI)(a.v[p] op b.v[p])); \
     return r;                                                           \
   }
 CP_COMPARE(f32x16, <)
@@ -161,7 +192,7 @@ CP_COMPARE(i32x16, ==)
 
 CP_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) r.v[p] = mask.v[p] ? yes.v[p] : no.v[p];
+  CP_PARTS(r.v[p] = mask.v[p] ? yes.v[p] : no.v[p]);
   return r;
 }
 
@@ -170,16 +201,12 @@ CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   f32x16 r;
 #if defined(__AVX512F__)
   r.v[0] = (NativeF)_mm512_fmadd_ps((__m512)a.v[0], (__m512)b.v[0], (__m512)c.v[0]);
-#else
-  for (int p = 0; p < kParts; ++p) {
-#if defined(__FMA__)
-    r.v[p] = (NativeF)_mm256_fmadd_ps((__m256)a.v[p], (__m256)b.v[p], (__m256)c.v[p]);
+#elif defined(__FMA__)
+  CP_PARTS(r.v[p] = (NativeF)_mm256_fmadd_ps((__m256)a.v[p], (__m256)b.v[p], (__m256)c.v[p]));
 #elif defined(__aarch64__)
-    r.v[p] = (NativeF)vfmaq_f32((float32x4_t)c.v[p], (float32x4_t)a.v[p], (float32x4_t)b.v[p]);
+  CP_PARTS(r.v[p] = (NativeF)vfmaq_f32((float32x4_t)c.v[p], (float32x4_t)a.v[p], (float32x4_t)b.v[p]));
 #else
-    r.v[p] = a.v[p] * b.v[p] + c.v[p];
-#endif
-  }
+  CP_PARTS(r.v[p] = a.v[p] * b.v[p] + c.v[p]);
 #endif
   return r;
 }
@@ -187,30 +214,26 @@ CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 // The second operand where either is NaN, as maxps.
 CP_INLINE f32x16 max(f32x16 a, f32x16 b) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) {
 #if defined(__AVX512F__)
-    r.v[p] = (NativeF)_mm512_max_ps((__m512)a.v[p], (__m512)b.v[p]);
+  r.v[0] = (NativeF)_mm512_max_ps((__m512)a.v[0], (__m512)b.v[0]);
 #elif defined(__AVX2__)
-    r.v[p] = (NativeF)_mm256_max_ps((__m256)a.v[p], (__m256)b.v[p]);
+  CP_PARTS(r.v[p] = (NativeF)_mm256_max_ps((__m256)a.v[p], (__m256)b.v[p]));
 #else
-    r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p];
+  CP_PARTS(r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p]);
 #endif
-  }
   return r;
 }
 
 // The second operand where either is NaN, as minps.
 CP_INLINE f32x16 min(f32x16 a, f32x16 b) {
   f32x16 r;
-  for (int p = 0; p < kParts; ++p) {
 #if defined(__AVX512F__)
-    r.v[p] = (NativeF)_mm512_min_ps((__m512)a.v[p], (__m512)b.v[p]);
+  r.v[0] = (NativeF)_mm512_min_ps((__m512)a.v[0], (__m512)b.v[0]);
 #elif defined(__AVX2__)
-    r.v[p] = (NativeF)_mm256_min_ps((__m256)a.v[p], (__m256)b.v[p]);
+  CP_PARTS(r.v[p] = (NativeF)_mm256_min_ps((__m256)a.v[p], (__m256)b.v[p]));
 #else
-    r.v[p] = a.v[p] < b.v[p] ? a.v[p] : b.v[p];
+  CP_PARTS(r.v[p] = a.v[p] < b.v[p] ? a.v[p] : b.v[p]);
 #endif
-  }
   return r;
 }
 
@@ -279,12 +302,10 @@ CP_INLINE f32x16 round_bf16(f32x16 a) {
   y = _mm512_mask_or_epi32(y, nan, bits, _mm512_set1_epi32(0x400000));
   r.v[0] = (NativeF)_mm512_and_epi32(y, _mm512_set1_epi32((int)0xffff0000u));
 #else
-  for (int p = 0; p < kParts; ++p) {
-    const NativeU bits = (NativeU)a.v[p];
-    const NativeU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    const NativeU quiet = (bits | 0x00400000u) & 0xffff0000u;
-    r.v[p] = (NativeF)(a.v[p] == a.v[p] ? rounded : quiet);
-  }
+  CP_PARTS(const NativeU bits = (NativeU)a.v[p];
+           const NativeU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+           const NativeU quiet = (bits | 0x00400000u) & 0xffff0000u;
+           r.v[p] = (NativeF)(a.v[p] == a.v[p] ? rounded : quiet));
 #endif
   return r;
 }
@@ -303,10 +324,10 @@ CP_INLINE f32x16 load_bf16(const uint16_t* x) {
   }
   return r;
 #else
-  uint32_t bits[kLanes];
-  for (int i = 0; i < kLanes; ++i) bits[i] = (uint32_t)x[i] << 16;
+  typedef uint16_t Half __attribute__((vector_size(kNativeBytes / 2)));
   f32x16 r;
-  memcpy(&r, bits, sizeof r);
+  CP_PARTS(Half half; memcpy(&half, x + p * kNativeLanes, sizeof half);
+           r.v[p] = (NativeF)(__builtin_convertvector(half, NativeU) << 16));
   return r;
 #endif
 }
@@ -322,9 +343,9 @@ CP_INLINE void store_bf16(uint16_t* x, f32x16 a) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
   _mm256_storeu_si256((__m256i*)x, packed);
 #else
-  uint32_t bits[kLanes];
-  memcpy(bits, &a, sizeof bits);
-  for (int i = 0; i < kLanes; ++i) x[i] = (uint16_t)(bits[i] >> 16);
+  typedef uint16_t Half __attribute__((vector_size(kNativeBytes / 2)));
+  CP_PARTS(const Half half = __builtin_convertvector((NativeU)a.v[p] >> 16, Half);
+           memcpy(x + p * kNativeLanes, &half, sizeof half));
 #endif
 }
 
@@ -336,11 +357,11 @@ CP_INLINE f32x16 times_power_of_2(f32x16 x, f32x16 n) {
 #if defined(__AVX512F__)
   r.v[0] = (NativeF)_mm512_scalef_ps((__m512)x.v[0], (__m512)n.v[0]);
 #else
-  for (int p = 0; p < kParts; ++p) {  // in two exact halves, as 2^n itself may be out of range
-    const NativeI whole = __builtin_convertvector(n.v[p], NativeI);
-    const NativeI half = whole >> 1, rest = whole - half;
-    r.v[p] = x.v[p] * (NativeF)((half + 127) << 23) * (NativeF)((rest + 127) << 23);
-  }
+  // In two exact halves, as 2^n itself may be out of range.
+  CP_PARTS(const NativeI whole = __builtin_convertvector(n.v[p], NativeI);
+           const NativeI half = whole >> 1;
+           const NativeI rest = whole - half;
+           r.v[p] = x.v[p] * (NativeF)((half + 127) << 23) * (NativeF)((rest + 127) << 23));
 #endif
   return r;
 }

@@ -1,0 +1,159 @@
+"""The Linears of SmolLM2-135M as shares of what the machine can do.
+
+First the limits, measured: reading memory in huge pages, int8 and bf16 products on registers.  Then each
+Linear, cold (its weights come from memory, as in a decode step), as a share of the time that the nearer
+limit allows: 100 % is perfect.  Limits and Linears are measured in turns, as a shared machine drifts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from corepipe.kernels import native, packing
+
+MIB = 1 << 20
+COLD_BYTES = 256 * MIB  # of weights, more than any cache holds
+LARGE_M = 64  # from here on the products take longer than reading their weights
+BYTES = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Linear [sum(n), k] in segments, with what is fused around it."""
+
+    name: str
+    k: int
+    n: tuple[int, ...]
+    norm: bool = False
+    residual: bool = False
+    glu: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.k * sum(self.n)
+
+
+LAYER = (
+    Shape("qkv", 576, (576, 192, 192), norm=True),
+    Shape("o", 576, (576,), residual=True),
+    Shape("gate+up", 576, (1536, 1536), norm=True, glu=True),
+    Shape("down", 1536, (576,), residual=True),
+)
+HEAD = Shape("head", 576, (49152,), norm=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """GB/s and G operations/s; 0 where the ISA's product has no probe, and only one row has a share."""
+
+    read: float
+    product: float
+
+    def seconds(self, shape: Shape, kind: str, m: int) -> float:
+        memory = shape.weights * BYTES[kind] / self.read
+        compute = 2 * m * shape.weights / self.product if self.product else 0.0
+        return max(memory, compute) / 1e9 if self.product or m == 1 else math.nan
+
+
+def measure_limits(kind: str, threads: int) -> Limits:
+    probe = {"int8": native().probe_vnni, "int8w": native().probe_bf16, "bf16": native().probe_bf16}.get(kind)
+    product = probe(threads, 0.1) if probe and native().isa() == "avx512" else 0.0
+    return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
+
+
+def random_matrix(kind: packing.Kind, n: int, k: int, copies: int) -> list[Any]:
+    """Matrices of equal values at different addresses."""
+    rng = np.random.default_rng(0)
+    quantized = kind in {"int8", "int8w"}
+    values = (
+        rng.integers(-127, 128, (n, k), dtype=np.int8) if quantized else rng.random((n, k), dtype=np.float32)
+    )
+    packed = packing.pack(kind, values)
+    arena = np.tile(packed, copies).reshape(copies, -1)
+    scale = np.full(n, 0.01, np.float32) if quantized else None
+    return [native().Matrix(kind, arena[i], scale, n, k) for i in range(copies)]
+
+
+class Bench:
+    """One Linear many times over, each time with other weights."""
+
+    def __init__(self, shape: Shape, kind: packing.Kind, m: int, pool: Any) -> None:  # noqa: ANN401
+        cold = COLD_BYTES // (shape.weights * BYTES[kind])
+        self.copies = max(1, min(cold, 8 if m >= LARGE_M else 64))
+        self.m = m
+        matrices = [random_matrix(kind, n, shape.k, self.copies) for n in shape.n]
+        program = native().Program([shape.k, *shape.n, shape.n[0]], m, kind != "fp32")
+        rng = np.random.default_rng(1)
+        program.embed(0, rng.standard_normal((m, shape.k), dtype=np.float32))
+        last = len(shape.n) + 1
+        program.embed(last, np.zeros((m, shape.n[0]), np.float32))
+        norm = (np.ones(shape.k, np.float32), 1e-5) if shape.norm else None
+        for i in range(self.copies):
+            segments = [(matrix[i], None, s + 1) for s, matrix in enumerate(matrices)]
+            program.linear(0, segments, norm, (last, 1) if shape.residual else None, shape.glu)
+        self.executor = native().Executor(pool, [program], 0, shape.k)
+
+    def seconds(self) -> float:
+        rows = np.arange(self.m, dtype=np.int32)
+        starts = np.array([0, self.m], np.int32)
+        ticket = self.executor.submit(rows, rows, starts, np.zeros((1, 1), np.int32), rows[:1], None)
+        return float(self.executor.wait(ticket)["seconds"]) / self.copies
+
+
+def report(kind: packing.Kind, rows: list[int], threads: int, repeats: int) -> None:
+    pool = native().Pool(threads)
+    print(f"\n{kind}: us, and the share of the nearer limit")
+    print("     M" + "".join(f"{s.name:>15}" for s in (*LAYER, HEAD)) + "   layer: us  GB/s  GOP/s  share")
+    for m in rows:
+        shapes = LAYER if m >= LARGE_M else (*LAYER, HEAD)
+        limits, times = measure_row(kind, m, shapes, pool, repeats)
+        ideal = {s: limits.seconds(s, kind, m) for s in shapes}
+        cells = "".join(f"{times[s] * 1e6:9.1f} {ideal[s] / times[s]:4.0%} " for s in shapes)
+        layer, weights = sum(times[s] for s in LAYER), sum(s.weights for s in LAYER)
+        gigabytes, operations = weights * BYTES[kind] / layer / 1e9, 2 * m * weights / layer / 1e9
+        share = sum(ideal[s] for s in LAYER) / layer
+        pad = " " * 15 * (len(LAYER) + 1 - len(shapes))
+        print(f"{m:6d}{cells}{pad}{layer * 1e6:12.0f} {gigabytes:5.1f} {operations:6.0f} {share:6.0%}")
+    pool.close()
+
+
+def measure_row(
+    kind: packing.Kind,
+    m: int,
+    shapes: tuple[Shape, ...],
+    pool: Any,  # noqa: ANN401
+    repeats: int,
+) -> tuple[Limits, dict[Shape, float]]:
+    """The best of several turns, of the limits as of the Linears."""
+    benches = {shape: Bench(shape, kind, m, pool) for shape in shapes}
+    turns = [
+        (measure_limits(kind, pool.threads), {s: b.seconds() for s, b in benches.items()})
+        for _ in range(repeats)
+    ]
+    limits = Limits(max(t[0].read for t in turns), max(t[0].product for t in turns))
+    return limits, {s: min(t[1][s] for t in turns) for s in shapes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--kinds", nargs="+", default=["int8", "int8w", "bf16", "fp32"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16, 32, 512])
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    print(f"{native().isa()}, {args.threads} threads")
+    print(f"memory   {native().probe_read(512 * MIB, args.threads, 1.0):7.1f} GB/s read")
+    print(f"vpdpbusd {native().probe_vnni(args.threads, 0.3):7.0f} GOP/s (int8)")
+    print(f"vdpbf16ps{native().probe_bf16(args.threads, 0.3):7.0f} GFLOP/s (bf16)")
+    for kind in args.kinds:
+        report(kind, args.rows, args.threads, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""From checked settings to a running server, and what stderr says on the way."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import typer
+import uvloop
+
+from corepipe import __version__
+from corepipe.cli.common import errors, progress_bar
+from corepipe.cli.ls import print_placement
+from corepipe.models import hub, registry
+from corepipe.serving.app import create_app, listen, serve
+from corepipe.serving.client import EngineError, ProcessClient
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.limits import check_bind
+from corepipe.serving.messages import Progress, Ready
+
+
+def launch(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serves until a signal.  Raises UserError for what cannot be served, Exit where the engine dies loading.
+
+    Listens first, so that a port in use is known at once; the engine loads behind the open port.
+    """
+    check_bind(server.host, server.api_keys, insecure=server.insecure)
+    listener = listen(server.host, server.port)
+    with progress_bar(errors()) as report:
+        path = hub.resolve(engine.model, report)
+    model = registry.load(path)
+    client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
+    app = create_app(client, model.tokenizer(), engine, server, __version__)
+    try:
+        uvloop.run(serve(app, server, listener))
+    except EngineError as error:  # the engine's own words are on stderr already
+        errors().print(f"corepipe: {error}")
+        raise typer.Exit(1) from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _AnnouncedClient(ProcessClient):
+    """Shows on stderr how far loading is, then what is served where."""
+
+    def __init__(self, config: EngineConfig, url: str) -> None:
+        super().__init__(config)
+        self._url = url
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        console = errors()
+        with progress_bar(console) as report:
+
+            def show(event: Progress) -> None:
+                report(event.what, event.done)
+                if progress is not None:
+                    progress(event)
+
+            ready = await super().start(show)
+        print_placement(console, ready.placement)
+        console.print(
+            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._url}/v1 "
+            f"(up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
+        )
+        return ready

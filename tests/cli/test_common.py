@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from corepipe.cli.common import progress_bar
+
+
+def test_logs_get_a_line_for_each_thing_that_is_done() -> None:
+    log = io.StringIO()
+    with progress_bar(Console(file=log)) as report:
+        for done in (0.0, 0.5, 1.0):
+            report("packing weights", done)
+        report("binding", 0.0)
+    assert log.getvalue() == "packing weights\nbinding\n"
+
+
+def test_a_terminal_gets_a_bar_that_goes_away() -> None:
+    screen = io.StringIO()
+    with progress_bar(Console(file=screen, force_terminal=True, width=100)) as report:
+        report("packing weights", 0.5)
+    assert "packing weights" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")

@@ -1,0 +1,181 @@
+"""What `corepipe serve` refuses: exit code 2, one line that says what to do, nothing on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.servers import TINY, run
+
+Refusal = subprocess.CompletedProcess[str]
+
+LARGE = {
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+"""The sizes of a model with 70 billion weights."""
+
+WITHOUT_KERNELS = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name == "corepipe.kernels._native":
+            raise ImportError("no compiler was there")
+sys.meta_path.insert(0, Blocker())
+"""
+"""As a sitecustomize module it reaches the engine's process too."""
+
+
+DIES_AT_LOADING = """
+import os, sys
+if "corepipe.serving.process" in sys.orig_argv:
+    os._exit(3)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint of one's own, to break."""
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def configure(model: Path, **changed: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changed))
+
+
+def refused(*arguments: object, cache: Path) -> str:
+    """The message of a refusal; its first line says what to do."""
+    env = {**os.environ, "COREPIPE_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    ended = run("serve", "--port", 0, *arguments, env=env)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("corepipe: ")
+    return ended.stderr
+
+
+def one_line(text: str) -> str:
+    (line,) = text.splitlines()
+    return line
+
+
+def test_an_unknown_model(tmp_path: Path) -> None:
+    line = one_line(refused("no-such-model", cache=tmp_path))
+    assert "no such file or directory" in line
+    assert "smollm2-135m-instruct" in line
+
+
+def test_a_truncated_file(model: Path, tmp_path: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    line = one_line(refused(model, cache=tmp_path))
+    assert str(weights) in line
+    assert "truncated" in line or "ends" in line
+
+
+def test_a_pickle(model: Path, tmp_path: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    line = one_line(refused(model, cache=tmp_path))
+    assert "pytorch_model.bin" in line
+    assert "use safetensors or GGUF" in line
+    line = one_line(refused(model / "pytorch_model.bin", cache=tmp_path))
+    assert "use safetensors or GGUF" in line
+
+
+def test_an_unknown_architecture(model: Path, tmp_path: Path) -> None:
+    configure(model, model_type="gpt_neox")
+    line = one_line(refused(model, cache=tmp_path))
+    assert "gpt_neox" in line
+    assert "llama" in line
+
+
+def test_a_missing_tensor(model: Path, tmp_path: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"layers.1.mlp.up_proj", b"layers.1.mlp.other__"))
+    assert "model.layers.1.mlp.up_proj.weight is missing" in one_line(refused(model, cache=tmp_path))
+
+
+def test_a_directory_that_holds_no_model(tmp_path: Path) -> None:
+    assert "config.json" in one_line(refused(tmp_path, cache=tmp_path))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_needed(
+    model: Path, tmp_path: Path
+) -> None:
+    configure(model, **LARGE)
+    (model / "model.safetensors").unlink()
+    line, empty, head, *cores = refused(model, "--instance", "inf2.xlarge", cache=tmp_path).splitlines()
+    assert "does not fit the memory of inf2.xlarge; use --instance " in line
+    assert empty == ""
+    assert head.split()[:2] == ["core", "weights"]
+    assert cores
+    assert all("GiB" in row for row in cores)
+
+
+def test_the_instance_that_is_suggested_holds_it(model: Path, tmp_path: Path) -> None:
+    configure(model, **LARGE)
+    (model / "model.safetensors").unlink()
+    line = refused(model, "--instance", "inf1.xlarge", cache=tmp_path).splitlines()[0]
+    flags = line.partition("; use ")[2].partition(", or")[0].split()
+    assert "safetensors" in one_line(refused(model, *flags, cache=tmp_path)), "only the weights were missing"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--tensor", "3"), "--instance"),
+        (("--pipeline", "3", "--instance", "inf1.xlarge"), "--pipeline"),
+        (("--max-model-len", "1000"), "256"),
+        (("--num-blocks", "1"), "--num-blocks"),
+        (("--instance", "inf3.xlarge"), "inf2.xlarge"),
+    ],
+)
+def test_a_deployment_that_cannot_be(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    assert named in refused(TINY, *flags, cache=tmp_path).splitlines()[0]
+
+
+def test_an_empty_name_is_not_the_default_model(tmp_path: Path) -> None:
+    assert "no such file" in one_line(refused("", cache=tmp_path))
+
+
+def test_an_engine_that_dies_while_it_loads_is_one_line_and_1(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES_AT_LOADING)
+    ended = run("serve", TINY, "--port", 0, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert one_line(ended.stderr) == "corepipe: the engine ended while it was loading"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_text("a file where a directory should be")
+    assert "COREPIPE_CACHE" in refused(TINY, cache=tmp_path).splitlines()[-1]
+
+
+def without_kernels(site: Path, *arguments: object) -> Refusal:
+    """The command where the native module was not built."""
+    (site / "sitecustomize.py").write_text(WITHOUT_KERNELS)
+    return run(*arguments, env={**os.environ, "PYTHONPATH": str(site)})
+
+
+def test_without_native_kernels_serve_says_what_is_missing(tmp_path: Path) -> None:
+    ended = without_kernels(tmp_path, "serve", TINY, "--port", 0)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    line = one_line(ended.stderr)
+    assert "native kernels are not built" in line
+    assert "C++17 compiler" in line
+
+
+def test_without_native_kernels_ls_works(tmp_path: Path) -> None:
+    shown = without_kernels(tmp_path, "ls", "--instance", "trn1.2xlarge")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "trn1.2xlarge (emulated)" in shown.stdout

@@ -1,0 +1,248 @@
+"""What the host fuses, what it must not, and whose memory a value takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import Features, build, graphs
+
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.graph import (
+    Add,
+    AllReduce,
+    Attention,
+    Axis,
+    Embed,
+    GatedActivation,
+    HeadLayout,
+    Linear,
+    Op,
+    RMSNorm,
+    Rope,
+    RopeSpec,
+    SelectRows,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
+from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Program
+
+some = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+def one_program(features: Features) -> Program:
+    return compile_graph(build(features), Placement())[0]
+
+
+def kinds(steps: list[Step]) -> list[type]:
+    return [type(s.op) if isinstance(s, Plain) else type(s) for s in steps]
+
+
+def parts(step: Step, program: Program) -> list[Op]:
+    """The ops that a step computes."""
+    if isinstance(step, Plain):
+        return [step.op]
+    if isinstance(step, FusedLinear):
+        ends = [op for op in program.ops if isinstance(op, (Add, GatedActivation)) and op.out == step.out]
+        return [*step.linears, *ends, *([step.norm] if step.norm else [])]
+    attention = step.op
+    turns = [op for op in program.ops if isinstance(op, Rope) and op.out in attention.inputs]
+    return [attention, *(turns if step.rope else []), *(n for n in (step.q_norm, step.k_norm) if n)]
+
+
+@pytest.mark.parametrize("head_norm", [False, True])
+def test_a_llama_layer_is_five_steps(head_norm):
+    steps = lower(one_program(Features(layers=3, head_norm=head_norm)).ops)
+    assert kinds(steps) == [
+        Embed,
+        *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 3,
+        SelectRows,
+        FusedLinear,
+    ]
+    qkv, attention, out, gate_up, down = steps[1:6]
+    assert [len(s.linears) for s in (qkv, out, gate_up, down)] == [3, 1, 2, 1]
+    assert [s.norm is not None for s in (qkv, out, gate_up, down)] == [True, False, True, False]
+    assert [s.gated for s in (qkv, out, gate_up, down)] == [False, False, True, False]
+    assert [s.residual is not None for s in (qkv, out, gate_up, down)] == [False, True, False, True]
+    assert [attention.rope is not None, attention.q_norm is not None] == [True, head_norm]
+    assert steps[-1].norm is not None
+
+
+def test_a_reduced_sum_is_not_added_early():
+    """Under tensor parallelism the residual is added after the AllReduce, not to each rank's part."""
+    program = compile_graph(build(Features(layers=1)), Placement(tensor=2))[0]
+    steps = lower(program.ops)
+    assert kinds(steps)[1:-3] == [
+        *[FusedLinear, FusedAttention, FusedLinear, AllReduce, Add],
+        *[FusedLinear, FusedLinear, AllReduce, Add],
+    ]
+    assert all(s.residual is None for s in steps if isinstance(s, FusedLinear))
+
+
+HIDDEN = 8
+
+
+def value(i: int, width: int = HIDDEN) -> Value:
+    return Value(i, Axis.HIDDEN, width)
+
+
+def linear(i: int, x: Value) -> Linear:
+    weight = WeightSpec(f"w{i}", (HIDDEN, x.width), (Axis.HIDDEN, Axis.HIDDEN), WeightRole.MATRIX)
+    return Linear(0, value(i), x, weight)
+
+
+def norm(i: int, x: Value, width: int = HIDDEN) -> RMSNorm:
+    return RMSNorm(0, value(i), x, WeightSpec(f"g{i}", (width,), (Axis.HIDDEN,), WeightRole.VECTOR), 1e-5)
+
+
+X = value(0)
+TABLE = WeightSpec("table", (4, HIDDEN), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+START = Embed(0, X, TABLE)
+LAST = SelectRows(0, value(99), value(9))
+ROPE = RopeSpec((1.0,))
+HALF_ROPE = RopeSpec((0.5,))
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        pytest.param(
+            [norm(1, X), linear(2, value(1)), GatedActivation(0, value(9), value(1), value(2))],
+            [RMSNorm, FusedLinear, GatedActivation],
+            id="a norm that others read too",
+        ),
+        pytest.param([norm(1, X, 4), linear(9, value(1))], [RMSNorm, FusedLinear], id="a norm of heads"),
+        pytest.param(
+            [linear(1, X), Add(0, value(2), value(1), X), Add(0, value(9), value(1), value(2))],
+            [FusedLinear, Add, Add],
+            id="a product that others read too",
+        ),
+        pytest.param(
+            [linear(1, X), Add(0, value(9), value(1), value(1))],
+            [FusedLinear, Add],
+            id="a product added to itself",
+        ),
+        pytest.param(
+            [linear(1, X), norm(2, X, 4), Add(0, value(9), value(1), value(2))],
+            [FusedLinear, RMSNorm, Add],
+            id="a residual that is made later",
+        ),
+        pytest.param(
+            [linear(1, X), GatedActivation(0, value(9), value(1), value(1))],
+            [FusedLinear, GatedActivation],
+            id="a value that gates itself",
+        ),
+        pytest.param(
+            [linear(1, X), linear(2, X), GatedActivation(0, value(9), value(1), X)],
+            [FusedLinear, GatedActivation],
+            id="a gate beside a product that nobody reads",
+        ),
+        pytest.param(
+            [linear(1, X), linear(2, X), GatedActivation(0, value(3), value(1), value(2)),
+             Add(0, value(9), value(1), value(3))],
+            [FusedLinear, GatedActivation, Add],
+            id="a gate that others read too",
+        ),
+        pytest.param(
+            [linear(1, X), linear(2, value(1)), GatedActivation(0, value(9), value(1), value(2))],
+            [FusedLinear, FusedLinear, GatedActivation],
+            id="a gate that makes its own partner",
+        ),
+        pytest.param(
+            [linear(1, X), linear(2, X), linear(3, X), GatedActivation(0, value(4), value(1), value(2)),
+             Add(0, value(9), value(3), value(4))],
+            [FusedLinear, GatedActivation, Add],
+            id="a gate with a third sibling",
+        ),
+    ],
+)  # fmt: skip
+def test_what_must_not_be_fused(ops, expected):
+    steps = lower((START, *ops, LAST))
+    assert kinds(steps) == [Embed, *expected, SelectRows]
+    linears = [s for s in steps if isinstance(s, FusedLinear)]
+    assert all(s.norm is None and s.residual is None and not s.gated for s in linears)
+
+
+def attention_ops(**changes: object) -> list[Op]:
+    """q, k, v from x; q and k rotated; attention."""
+    heads = HeadLayout(2, 2, 4)
+    q, k, v = (linear(i, X) for i in (1, 2, 3))
+    turned_q, turned_k = (Rope(0, value(i), op.out, 4, ROPE) for i, op in ((4, q), (5, k)))
+    attention = Attention(0, value(9), turned_q.out, turned_k.out, v.out, heads, 0.5)
+    named = {"q": turned_q, "k": turned_k, "attention": attention} | changes
+    return [q, k, v, named["q"], named["k"], named["attention"]]  # type: ignore[list-item]
+
+
+def test_rotations_go_into_the_attention():
+    assert kinds(lower((START, *attention_ops(), LAST))) == [Embed, FusedLinear, FusedAttention, SelectRows]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"k": Rope(0, value(5), value(2), 4, HALF_ROPE)}, id="another rotation"),
+        pytest.param({"k": Rope(0, value(5), value(2), 8, ROPE)}, id="another head size"),
+        pytest.param({"k": Rope(0, value(5), value(4), 4, ROPE)}, id="a query that others read too"),
+        pytest.param({"k": norm(5, value(2), 4)}, id="keys without a rotation"),
+    ],
+)
+def test_rotations_that_must_stay(changes):
+    steps = lower((START, *attention_ops(**changes), LAST))
+    stay = RMSNorm if isinstance(changes["k"], RMSNorm) else Rope
+    assert kinds(steps) == [Embed, FusedLinear, Rope, stay, FusedAttention, SelectRows]
+    assert steps[-2].rope is None
+
+
+def test_an_attention_that_reads_one_value_twice():
+    ops = attention_ops()
+    same = replace(ops[-1], k=ops[3].out)
+    assert Rope in kinds(lower((START, *ops[:4], same, LAST)))
+
+
+def programs_of(graph, data) -> tuple[Program, ...]:
+    tensor = data.draw(st.integers(1, min(graph.heads.heads, 4)))
+    return compile_graph(graph, Placement(data.draw(st.integers(1, graph.num_layers)), tensor))
+
+
+@given(graphs(), st.data())
+@some
+def test_every_op_is_computed_and_nothing_is_read_before_it_is_made(graph, data):
+    for program in programs_of(graph, data):
+        steps = lower(program.ops)
+        done = [op for step in steps for op in parts(step, program)]
+        assert {id(op) for op in done} == {id(op) for op in program.ops}
+        again = [op for op in done if not isinstance(op, RMSNorm)]
+        assert len({id(op) for op in again}) == len(again)
+        made: set[int] = set()
+        for step in steps:
+            assert {v.id for v in step.reads} <= made
+            made |= {v.id for v in step.writes}
+
+
+@given(graphs(), st.data())
+@some
+def test_buffers_never_alias_a_live_value(graph, data):
+    for program in programs_of(graph, data):
+        steps = lower(program.ops)
+        widths, buffers = assign_buffers(steps)
+        holds: dict[int, int] = {}
+        for step in steps:
+            read = {buffers[v.id] for v in step.reads}
+            written = [buffers[v.id] for v in step.writes]
+            assert all(holds[buffers[v.id]] == v.id for v in step.reads)
+            assert len(set(written)) == len(written)
+            assert not read & set(written)
+            assert all(widths[buffers[v.id]] == v.width for v in (*step.reads, *step.writes))
+            holds |= {buffers[v.id]: v.id for v in step.writes}
+        end = program.ops[-1].out
+        assert end.id not in buffers or holds[buffers[end.id]] == end.id
+
+
+def test_memory_does_not_grow_with_the_layers():
+    few, many = (assign_buffers(lower(one_program(Features(layers=n)).ops))[0] for n in (2, 20))
+    assert few == many

@@ -1,0 +1,229 @@
+"""Packed weights: what is written is what is read, once, and never half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights, step_inputs
+
+from corepipe.errors import UserError
+from corepipe.kernels import native, packing
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor, bind_matrix
+from corepipe.neuron.graph import FORMATS, Axis, HeadLayout, WeightRole, WeightSpec
+from corepipe.neuron.numerics import Matrix, cut, linear, round_to
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import PAD, AxisShard
+from corepipe.neuron.weights import (
+    ALIGNMENT,
+    TENSOR_ALIGNMENT,
+    InMemoryWeights,
+    PackedTensor,
+    PackedWeights,
+    pack,
+    packed_weights,
+)
+
+FEATURES = Features(layers=1, hidden=64, heads=HeadLayout(4, 2, 64), ffn=128, vocab=160, qkv_bias=True)
+
+
+@dataclass
+class Tensors:
+    """A checkpoint in memory that counts how often it is read."""
+
+    source: Callable[[str], np.ndarray]
+    fingerprint: str = "first"
+    reads: int = 0
+    fails_after: int | None = None
+
+    def read(self, name: str) -> np.ndarray:
+        if self.reads == self.fails_after:
+            raise RuntimeError("the disk is gone")
+        self.reads += 1
+        return self.source(name)
+
+
+def equal(a: PackedTensor, b: PackedTensor) -> bool:
+    scales = a.scale is b.scale is None or np.array_equal(a.scale, b.scale)
+    return (a.kind, a.shape) == (b.kind, b.shape) and np.array_equal(a.data, b.data) and scales
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_written_is_what_is_read(tmp_path, fmt, tied):
+    graph = build(Features(**{**vars(FEATURES), "tied": tied}), fmt)
+    source = read_weights(graph)
+    weights, memory = packed_weights(graph, Tensors(source), tmp_path), InMemoryWeights(graph, source)
+    base = np.frombuffer(weights._map, np.uint8).ctypes.data
+    for spec in graph.weights():
+        found = weights[spec.name]
+        assert equal(found, memory[spec.name])
+        assert not found.data.flags.writeable
+        offset = found.data.ctypes.data - base
+        assert offset >= ALIGNMENT
+        assert offset % TENSOR_ALIGNMENT == 0
+        if spec.role is WeightRole.VECTOR:
+            np.testing.assert_array_equal(found.rows(), source(spec.name))
+
+
+def test_the_second_start_reads_nothing(tmp_path):
+    graph = build(FEATURES)
+    checkpoint = Tensors(read_weights(graph))
+    told: list[float] = []
+    first = packed_weights(graph, checkpoint, tmp_path, lambda _what, done: told.append(done))
+    reads = checkpoint.reads
+    second = packed_weights(graph, checkpoint, tmp_path)
+    assert (second.path, checkpoint.reads) == (first.path, reads)
+    assert reads == len(list(graph.weights())) == len(told)
+    assert told == sorted(told)
+    assert list(tmp_path.iterdir()) == [first.path]
+
+
+def test_other_content_or_format_is_another_file(tmp_path):
+    graph = build(FEATURES)
+    first, other = read_weights(graph), read_weights(graph, seed=1)
+    formats = [build(FEATURES, fmt) for fmt in ("fp32", "int8", "int8-weights")]
+    packed = [
+        packed_weights(graph, Tensors(first), tmp_path),
+        packed_weights(graph, Tensors(other, "second"), tmp_path),
+        *(packed_weights(like, Tensors(first), tmp_path) for like in formats),
+    ]
+    assert len({p.path for p in packed}) == len(packed)
+    expected = InMemoryWeights(graph, other)
+    assert equal(packed[1]["head.weight"], expected["head.weight"])
+    assert not equal(packed[0]["head.weight"], expected["head.weight"])
+
+
+def test_one_file_serves_every_placement(tmp_path):
+    graph = build(FEATURES, "int8")
+    weights = packed_weights(graph, Tensors(read_weights(graph)), tmp_path)
+    pool = native().Pool(1)
+    inputs = step_inputs(graph, [Chunk(0, 0, 9)])
+    for placement in (Placement(), Placement(tensor=2), Placement(tensor=4)):
+        programs = compile_graph(graph, placement)
+        mapped, memory = (
+            NativeExecutor(programs, w, BLOCKS, BLOCK_SIZE, 16, pool)
+            for w in (weights, InMemoryWeights(graph, read_weights(graph)))
+        )
+        got, expected = (e.wait(e.submit(inputs, None)).logits for e in (mapped, memory))
+        np.testing.assert_array_equal(got, expected)
+    pool.close()
+
+
+def test_a_half_written_file_never_appears(tmp_path):
+    graph = build(FEATURES)
+    broken = Tensors(read_weights(graph), fails_after=3)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        packed_weights(graph, broken, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    broken.fails_after = None
+    assert isinstance(packed_weights(graph, broken, tmp_path), PackedWeights)
+
+
+def test_nothing_has_its_name_before_it_is_whole(tmp_path):
+    graph = build(FEATURES)
+    source = read_weights(graph)
+
+    def read(name: str) -> np.ndarray:
+        assert not list(tmp_path.glob("*.packed"))
+        return source(name)
+
+    assert packed_weights(graph, Tensors(read), tmp_path).path.suffix == ".packed"
+
+
+def test_two_that_pack_at_once_do_not_harm_each_other(tmp_path):
+    """The other one finishes while this one reads its first tensor."""
+    graph = build(FEATURES)
+    source = read_weights(graph)
+    others: list[PackedWeights] = []
+
+    def read(name: str) -> np.ndarray:
+        if not others:
+            others.append(packed_weights(graph, Tensors(source), tmp_path))
+        return source(name)
+
+    mine = packed_weights(graph, Tensors(read), tmp_path)
+    for spec in graph.weights():
+        assert equal(mine[spec.name], others[0][spec.name])
+    assert list(tmp_path.iterdir()) == [mine.path]
+
+
+def test_a_cache_that_cannot_be_written_is_the_users_to_mend(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    graph = build(FEATURES)
+    with pytest.raises(UserError, match=r"cannot write packed weights to .*set COREPIPE_CACHE"):
+        packed_weights(graph, Tensors(read_weights(graph)), blocked / "packed")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        pytest.param(lambda data: b"", "empty", id="nothing"),
+        pytest.param(lambda data: bytes(len(data)), "no packed weights", id="zeros"),
+        pytest.param(lambda data: data[:-5000], "its end is missing", id="cut off"),
+        pytest.param(lambda data: data[:24] + b"?" + data[25:], "Expecting value", id="index"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, damage, says):
+    graph = build(FEATURES)
+    path = packed_weights(graph, Tensors(read_weights(graph)), tmp_path).path
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=rf"is damaged \(.*{says}.*delete it"):
+        packed_weights(graph, Tensors(read_weights(graph)), tmp_path)
+
+
+def test_other_users_may_read_it(tmp_path):
+    graph = build(FEATURES)
+    path = packed_weights(graph, Tensors(read_weights(graph)), tmp_path).path
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+SHARDS = [
+    pytest.param(((32, 64),), ((64, 64),), id="whole panels: a view"),
+    pytest.param(((64, 96),), ((0, 200),), id="rows to the end"),
+    pytest.param(((0, 160),), ((128, 72),), id="columns to the end"),
+    pytest.param(((16, 64),), ((64, 64),), id="rows within a panel"),
+    pytest.param(((32, 64),), ((40, 64),), id="columns within a group"),
+    pytest.param(((96, 32), (0, 32)), ((0, 200),), id="two ranges"),
+    pytest.param(((32, 32), (PAD, 32)), ((128, 64), (PAD, 64)), id="padding"),
+]
+
+
+@pytest.mark.parametrize(("n_ranges", "k_ranges"), SHARDS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_shard_is_the_same_as_a_view_or_packed_anew(fmt, n_ranges, k_ranges):
+    """A core's part of a [160, 200] matrix is the same as that part cut from the weights and packed."""
+    spec = WeightSpec("w", (160, 200), (Axis.VOCAB, Axis.HIDDEN), WeightRole.MATRIX)
+    weight = np.random.default_rng(1).standard_normal(spec.shape).astype(np.float32)
+    n_axis, k_axis = AxisShard(n_ranges), AxisShard(k_ranges)
+    tensor = pack(spec, FORMATS[fmt], weight)
+    stored = packing.unpack(tensor.kind, tensor.data, *spec.shape)
+    part = np.asarray(cut(stored, (n_axis, k_axis)))
+    scale = None if tensor.scale is None else np.asarray(cut(tensor.scale, (n_axis,)))
+    own = native().Matrix(tensor.kind, packing.pack(tensor.kind, part), scale, *part.shape)
+    noise = np.random.default_rng(2).standard_normal((5, k_axis.width))
+    x = round_to(noise.astype(np.float32), FORMATS[fmt].compute)
+    got = product(bind_matrix(tensor, n_axis, k_axis), x, fmt)
+    np.testing.assert_array_equal(got, product(own, x, fmt))
+    twin = linear(x, Matrix(part.astype(np.float32), scale), None, FORMATS[fmt])
+    np.testing.assert_allclose(got, twin, rtol=2.0**-7, atol=1e-5 * np.abs(twin).max())
+
+
+def product(matrix: Any, x: np.ndarray, fmt: str) -> np.ndarray:
+    """x times a native matrix: [len(x), n]."""
+    program = native().Program([matrix.k, matrix.n, matrix.n], len(x), fmt != "fp32")
+    program.embed(0, x)
+    program.linear(0, [(matrix, None, 1)])
+    program.select_rows(1, 2)
+    rows = np.arange(len(x), dtype=np.int32)
+    pool = native().Pool(1)
+    executor = native().Executor(pool, [program], 2, matrix.n)
+    starts, table = np.array([0, len(x)], np.int32), np.zeros((1, 1), np.int32)
+    found: np.ndarray = executor.wait(executor.submit(rows, rows, starts, table, rows, None))["logits"]
+    pool.close()
+    return found

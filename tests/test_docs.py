@@ -1,0 +1,264 @@
+"""The documents say what is there, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import corepipe
+from corepipe.cli import app as commands
+from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import SPLIT_UNITS
+from corepipe.serving.app import PATHS
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from corepipe.serving.messages import Ready
+from corepipe.serving.metrics import Metrics
+from corepipe.serving.routes.traffic import HttpMetrics
+from tests.servers import default_model, served
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SOURCES = {".py", ".cpp", ".h", ".inl"}
+OURS = re.compile(r"(?:vllm:|corepipe_)\w+")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every table row, heads and rules left out."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    kept = [line for line, after in zip(lines, [*lines[1:], ""], strict=True) if "---" not in line + after]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in kept]
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading, up to the next of the same depth or above."""
+    depth = title.index(" ")
+    body = text.split(f"{title}\n", 1)[1]
+    return re.split(rf"^#{{1,{depth}}} ", body, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def code(page: Path) -> str:
+    """The page's first Python example."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+
+
+def test_the_newest_version_of_the_changelog_is_this_one() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert newest[1] == corepipe.__version__ == project["version"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    paths = [
+        path for path in quoted(text) if re.fullmatch(r"(corepipe|tests|docs|benchmarks)/[\w./-]+", path)
+    ]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_source_file_is_in_the_architecture_and_nothing_else() -> None:
+    package = ROOT / "corepipe"
+    files = {
+        str(path.relative_to(package))
+        for path in package.rglob("*")
+        if path.suffix in SOURCES and path.read_text().strip()
+    }
+    tables = rows(section((DOCS / "architecture.md").read_text(), "## Every file"))
+    listed = [name for row in tables for name in quoted(row[0])]
+    assert sorted(listed) == sorted(files)
+
+
+def test_what_the_life_of_a_request_names_exists() -> None:
+    text = section((DOCS / "architecture.md").read_text(), "## The life of a request")
+    sources = "\n".join(path.read_text() for path in (ROOT / "corepipe").rglob("*.py"))
+    defined = set(re.findall(r"(?:class|def) (\w+)", sources))
+    named = [re.split(r"[./]", name) for name in quoted(text)]
+    assert len(named) > 20
+    assert [parts for parts in named if parts[-1] not in defined] == []
+
+
+def test_the_direction_of_imports_is_the_one_that_is_checked() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [layer.replace("corepipe.", "").replace(" | ", ", ") for layer in contract["layers"]]
+    assert f"`{' -> '.join(layers)}`" in (DOCS / "architecture.md").read_text()
+
+
+def invariants() -> Iterator[tuple[str, str]]:
+    return iter(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "invariants.md").read_text()))
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(set(invariants())))
+def test_the_test_of_an_invariant_exists(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    assert name in defined
+
+
+def test_invariants_are_numbered_and_each_has_a_test() -> None:
+    parts = re.split(r"^(\d+)\. ", (DOCS / "invariants.md").read_text(), flags=re.MULTILINE)[1:]
+    numbers, texts = parts[::2], parts[1::2]
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert all("`tests/" in text for text in texts)
+
+
+def flags(name: str) -> dict[str, tuple[str, str]]:
+    """Names of a command's parameters -> default and help, as the page shows them."""
+    shown = {}
+    for parameter in typer.main.get_command(commands).commands[name].params:  # type: ignore[attr-defined]
+        names = [*parameter.opts, *parameter.secondary_opts]
+        default = getattr(parameter.default, "value", parameter.default)
+        text = "" if default is None or isinstance(default, bool) else f"`{default}`"
+        shown[", ".join(f"`{n if n[0] == '-' else n.upper()}`" for n in names)] = (text, parameter.help)
+    return shown
+
+
+COMMANDS = sorted(typer.main.get_command(commands).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_of_a_command_is_documented_as_it_is(name: str) -> None:
+    table = rows(section((DOCS / "cli.md").read_text(), f"## corepipe {name}"))
+    assert {flag: (default, what) for flag, default, what in table} == flags(name)
+
+
+def test_no_other_command_is_documented() -> None:
+    documented = re.findall(r"^## corepipe (\S+)", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    assert sorted(documented) == COMMANDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_flags_in_the_text_exist(page: Path) -> None:
+    known = {flag for name in COMMANDS for names in flags(name) for flag in quoted(names)}
+    benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
+    known |= set(re.findall(r'"(--[a-z-]+)"', benchmarks))
+    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text())
+    assert [flag for flag in named if flag not in known] == []
+
+
+def test_environment_variables_are_those_that_are_read() -> None:
+    sources = [path for path in (ROOT / "corepipe").rglob("*") if path.suffix in SOURCES]
+    read = {name for path in sources for name in re.findall(r'"(COREPIPE_[A-Z_]+)"', path.read_text())}
+    documented = {row[0].strip("`") for row in rows((DOCS / "cli.md").read_text()) if "COREPIPE_" in row[0]}
+    assert documented == read
+
+
+class NoEngine:
+    stats = ()
+
+
+def families() -> dict[str, tuple[str, str]]:
+    metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
+    HttpMetrics(metrics.registry, PATHS)
+    metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0))
+    return {f.name: (f.type, f.documentation) for f in metrics.registry.collect()}
+
+
+def test_every_metric_is_documented_as_it_is() -> None:
+    table = rows((DOCS / "metrics.md").read_text())
+    assert {name.strip("`"): (kind, what) for name, kind, what in table} == families()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_metrics_in_the_text_exist(page: Path) -> None:
+    named = [name for text in quoted(page.read_text()) for name in OURS.findall(text)]
+    known = families()
+    assert [name for name in named if name not in known and name.removesuffix("_total") not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_routes_in_the_text_exist(page: Path) -> None:
+    named = re.findall(r"(?:GET|POST) (/[\w/{}]+)", page.read_text())
+    assert [path for path in named if path not in PATHS] == []
+
+
+def test_which_chip_has_which_format() -> None:
+    text = (DOCS / "formats.md").read_text()
+    chips = {i.chip.name: i for i in INSTANCES}
+    expected = [
+        [
+            chip,
+            ", ".join(sorted({i.family for i in INSTANCES if i.chip.name == chip})),
+            *(instance.support(fmt).value for fmt in FORMATS.values()),
+        ]
+        for chip, instance in chips.items()
+    ]
+    assert rows(section(text, "## Which chip has which")) == expected
+
+
+def test_what_a_format_is_made_of() -> None:
+    table = rows((DOCS / "formats.md").read_text().split("## ")[0])
+    expected = [
+        [f"`{f.name}`", f.weights.value, f.activations.value, f.compute.value, f.compute.value]
+        for f in FORMATS.values()
+    ]
+    assert table == expected
+
+
+def test_units_of_splits() -> None:
+    text = " ".join((DOCS / "placement.md").read_text().split())
+    ffn, vocabulary = SPLIT_UNITS.values()
+    assert (
+        f"Feed-forward columns are cut in units of {ffn} and the vocabulary in units of {vocabulary}" in text
+    )
+
+
+def default_of(value: object) -> str:
+    return "" if value is ... else f"`{value}`"
+
+
+def test_every_option_of_the_python_interface_is_documented() -> None:
+    text = (DOCS / "python.md").read_text()
+    options = {name: field.get_default() for name, field in EngineConfig.model_fields.items()}
+    shown = {name: "" if name == "model" else default_of(value) for name, value in options.items()}
+    table = rows(section(text, "## LLM(model, **options)").split("Options are")[1])
+    assert {name.strip("`"): default for name, default, _ in table} == shown
+
+    defaults = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
+    table = rows(section(text, "## SamplingParams"))
+    assert {name.strip("`"): default for name, default, _ in table} == {
+        name: default_of(value) for name, value in defaults.items()
+    }
+    table = rows(section(text, "## RequestOutput"))
+    assert [name.strip("`") for name, _ in table] == list(RequestOutput.__dataclass_fields__)
+
+
+def test_every_method_of_llm_is_documented() -> None:
+    table = rows(
+        section((DOCS / "python.md").read_text(), "## LLM(model, **options)").split("Options are")[0]
+    )
+    public = {name for name in vars(LLM) if not name.startswith("_")} - {"of"}
+    assert {call.strip("`").partition("(")[0] for call, _ in table} == public
+
+
+def test_the_example_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    default_model()
+    exec(compile(code(DOCS / "python.md"), "docs/python.md", "exec"), {})
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    default_model()
+    example = code(ROOT / "README.md")
+    with served() as server:
+        exec(compile(example.replace("http://127.0.0.1:8000", server.url), "README.md", "exec"), {})
+    assert "Paris" in capsys.readouterr().out
