@@ -138,6 +138,7 @@ def test_a_signal_during_an_answer_ends_it_too() -> None:
             assert next(lines).startswith("data: ")
             server.process.send_signal(signal.SIGTERM)
             rest = _rest(lines)
+        assert any("error" in line for line in rest)
         assert "[DONE]" not in "".join(rest)
         assert server.process.wait(END_SECONDS) == 0
         assert not psutil.pid_exists(engine.pid)

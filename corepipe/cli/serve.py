@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+import typer
+from pydantic import BaseModel
 
 from corepipe.cli import options
 from corepipe.errors import UserError
 from corepipe.models import hub
-from corepipe.serving.config import EngineConfig, ServerConfig
-
-Config = TypeVar("Config", bound=BaseModel)
+from corepipe.serving.config import EngineConfig, ServerConfig, validated
 
 
 def serve(
+    ctx: typer.Context,
     model: options.Model = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
@@ -47,50 +47,36 @@ def serve(
     Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (93 MB).
     """
     chosen = hub.DEFAULT_MODEL if model is None else model
-    server = _validated(
-        ServerConfig,
-        host=host,
-        port=port,
-        api_keys=tuple(api_key or ()),
-        insecure=insecure,
-        served_model_names=tuple(served_model_name or (chosen,)),
-        chat_template=_text(chat_template),
-    )
-    engine = _validated(
-        EngineConfig,
-        model=chosen,
-        format=dtype.value,
-        max_model_len=max_model_len,
-        seed=seed,
-        instance=instance,
-        mode=mode.value,
-        pipeline=pipeline,
-        tensor=tensor,
-        data=data,
-        clock=clock.value,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        policy=policy.value,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        prefix_cache=enable_prefix_caching,
-        max_queued_requests=max_num_queued_reqs,
-        max_queued_tokens=max_num_queued_tokens,
-        threads=threads,
-    )
+    given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
+    given |= {"chat_template": _text(chat_template), "api_key": api_key or []}
+    server = validated(ServerConfig, _fields(ServerConfig, given), _flag)
+    engine = validated(EngineConfig, _fields(EngineConfig, given), _flag)
     from corepipe.cli.launch import launch  # noqa: PLC0415 -- heavy: other commands do without the server
 
     launch(engine, server)
 
 
-def _validated(config: type[Config], **fields: object) -> Config:
-    """Raises UserError that names the flag at fault."""
-    try:
-        return config(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UserError(f"{flag}: {first['msg']}", str(first["loc"][0])) from error
+SETTINGS = {
+    "dtype": "format",
+    "enable_prefix_caching": "prefix_cache",
+    "max_num_queued_reqs": "max_queued_requests",
+    "max_num_queued_tokens": "max_queued_tokens",
+    "api_key": "api_keys",
+    "served_model_name": "served_model_names",
+}
+"""Flags whose setting has another name."""
+
+
+def _fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[str, object]:
+    """Those of the flags that are settings of `config`; a repeatable flag is a tuple there."""
+    settings = {SETTINGS.get(flag, flag): value for flag, value in given.items()}
+    known = {name: value for name, value in settings.items() if name in config.model_fields}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+
+
+def _flag(setting: str) -> str:
+    flags = {name: flag for flag, name in SETTINGS.items()}
+    return "--" + flags.get(setting, setting).replace("_", "-")
 
 
 def _text(path: Path | None) -> str | None:

@@ -95,10 +95,10 @@ class GraphBuilder:
 
     def gated(self, gate: Value, up: Value) -> Value:
         """silu(gate) * up."""
-        return self._append(GatedActivation(self.layer, self._value(gate.axis, gate.width), gate, up))
+        return self._append(GatedActivation(self.layer, self._value(gate.axis, gate.width, gate.rows), gate, up))
 
     def add(self, a: Value, b: Value) -> Value:
-        return self._append(Add(self.layer, self._value(a.axis, a.width), a, b))
+        return self._append(Add(self.layer, self._value(a.axis, a.width, a.rows), a, b))
 
     def select_rows(self, x: Value) -> Value:
         return self._append(SelectRows(self.layer, self._value(x.axis, x.width, Rows.LOGITS), x))

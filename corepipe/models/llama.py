@@ -21,10 +21,13 @@ def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Gr
     x = b.embed()
     for layer in range(config.num_layers):
         b.layer = layer
-        x = b.add(x, _attention(b, b.norm(x, f"model.layers.{layer}.input_layernorm")))
+        attended = _attention(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
+        if layer + 1 == config.num_layers:  # from here on only the rows whose logits are wanted matter
+            attended, x = b.select_rows(attended), b.select_rows(x)
+        x = b.add(x, _output(b, attended))
         x = b.add(x, _mlp(b, b.norm(x, f"model.layers.{layer}.post_attention_layernorm")))
     b.layer = config.num_layers
-    x = b.norm(b.select_rows(x), "model.norm")
+    x = b.norm(x, "model.norm")
     b.linear(x, "lm_head", Axis.VOCAB, config.vocab_size)
     return b.finish(name, fmt, max_positions)
 
@@ -37,8 +40,12 @@ def _attention(b: GraphBuilder, x: Value) -> Value:
     v = b.linear(x, f"{prefix}.v_proj", Axis.KV_HEADS, heads.kv_heads * heads.head_dim, config.qkv_bias)
     if config.head_norms:
         q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
-    attended = b.attention(b.rope(q), b.rope(k), v, config.windows[b.layer])
-    return b.linear(attended, f"{prefix}.o_proj", Axis.HIDDEN, config.hidden_size, config.out_bias)
+    return b.attention(b.rope(q), b.rope(k), v, config.windows[b.layer])
+
+
+def _output(b: GraphBuilder, attended: Value) -> Value:
+    name = f"model.layers.{b.layer}.self_attn.o_proj"
+    return b.linear(attended, name, Axis.HIDDEN, b.config.hidden_size, b.config.out_bias)
 
 
 def _mlp(b: GraphBuilder, x: Value) -> Value:

@@ -215,5 +215,5 @@ class Instance(Sourced):
         """The same instance with another logical NeuronCore configuration.  Raises UserError."""
         if lnc not in {1, self.chip.default_lnc}:
             allowed = " or ".join(map(str, sorted({1, self.chip.default_lnc})))
-            raise UserError(f"--lnc: {self.name} takes {allowed}, not {lnc}", "lnc")
+            raise UserError(f"{self.name} has {allowed} physical cores in a logical one, not {lnc}", "lnc")
         return replace(self, lnc=lnc)

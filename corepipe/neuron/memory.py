@@ -149,7 +149,7 @@ def _advice(
             cores = measured(candidate)
             if cores and blocks_that_fit(cores, candidate.data, instance) >= limits.blocks_per_sequence:
                 return f"use {flags(instance, candidate)}"
-    return "no instance of the catalogue holds it so: use fewer bytes a weight (--format) or more cores"
+    return "no instance of the catalogue holds it so: use fewer bytes a weight (--dtype) or more cores"
 
 
 def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:

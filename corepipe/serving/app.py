@@ -8,7 +8,7 @@ import gc
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -33,6 +33,9 @@ from corepipe.serving.routes.traffic import HttpMetrics, Traffic
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.client import EngineClient
+
+LAST_WORDS_SECONDS = 2
+"""Left to answers that are given up at a shutdown, to tell their clients so."""
 
 PATHS = frozenset(
     {
@@ -104,6 +107,7 @@ async def serve(app: FastAPI, server: ServerConfig, listener: socket.socket) -> 
     """As `run_server`, in a running loop, on a socket from `listen`."""
     service: Service = app.state.service
     running = make_server(app, server)
+    running.on_late = service.client.abort_all
     service.on_failure = running.stop
     gc.collect()
     gc.freeze()  # what is loaded by now stays: let the collector not walk it in the middle of requests
@@ -123,9 +127,9 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(server.shutdown_timeout)),
+        timeout_graceful_shutdown=round(server.shutdown_timeout) + LAST_WORDS_SECONDS,
     )
-    return Server(config)
+    return Server(config, server.shutdown_timeout)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -142,7 +146,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown."""
+    """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
+
+    Answers that are still under way `drain_seconds` after the signal are late: `on_late` is to end them.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
+        super().__init__(config)
+        self.on_late: Callable[[], None] = _nothing
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.on_late)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def stop(self) -> None:
         """End as at a signal."""
@@ -162,6 +181,10 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _nothing() -> None:
+    """What ends late answers where nobody runs the server through `serve`."""
 
 
 @asynccontextmanager

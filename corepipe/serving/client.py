@@ -60,6 +60,9 @@ class EngineClient(Protocol):
     def abort(self, ids: Sequence[str]) -> None:
         """Gives requests up; each open stream ends with finish_reason "abort"."""
 
+    def abort_all(self) -> None:
+        """Gives up all requests that are open."""
+
     @property
     def stats(self) -> Sequence[Stats]:
         """The latest of each replica, by replica."""
@@ -100,6 +103,9 @@ class _Client(ABC):
     def abort(self, ids: Sequence[str]) -> None:
         if self._alive:
             self._command(Abort(list(ids)))
+
+    def abort_all(self) -> None:
+        self.abort(self._streams.ids)
 
     @abstractmethod
     def _command(self, command: Command) -> None:
@@ -148,7 +154,7 @@ class ProcessClient(_Client):
     async def close(self) -> None:
         if self._connection is not None:
             self._connection.send(Shutdown())
-            if self._process is not None and not self._connection.ready.done():
+            if self._process is not None and not self._alive:
                 self._process.terminate()  # while it loads it does not listen
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._connection.lost.wait(), CLOSE_SECONDS)

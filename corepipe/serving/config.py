@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from corepipe.errors import UserError
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
@@ -56,3 +59,18 @@ class ServerConfig(_Config):
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     shutdown_timeout: float = Field(default=5.0, ge=0)
     chat_template: str | None = None
+
+
+Config = TypeVar("Config", bound=_Config)
+
+
+def validated(
+    config: type[Config], fields: Mapping[str, object], spell: Callable[[str], str] = str
+) -> Config:
+    """A config from its fields.  Raises UserError for the first that is wrong, `spell`ed as the user knows it."""
+    try:
+        return config.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        raise UserError(f"{spell(field)}: {first['msg']}", field) from error

@@ -12,7 +12,7 @@ from corepipe.models import hub, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.assembly import assemble
-from corepipe.serving.config import EngineConfig
+from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.deployment import Deployment
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.driver import Driver
@@ -101,7 +101,7 @@ class LLM:
     """
 
     def __init__(self, model: str = hub.DEFAULT_MODEL, **options: object) -> None:
-        config = EngineConfig.model_validate({"model": model, **options})
+        config = validated(EngineConfig, {"model": model, **options})
         tokenizer = registry.load(hub.resolve(model)).tokenizer()
         self._open(assemble(config, lambda _what, _done: None), tokenizer)
 

@@ -87,6 +87,11 @@ class Streams:
         stream = self._open[request_id] = OutputStream(request_id, abort)
         return stream
 
+    @property
+    def ids(self) -> list[str]:
+        """The requests whose streams are open."""
+        return list(self._open)
+
     def push(self, outputs: Iterable[Output]) -> None:
         """Hands each Output to its stream; a stream leaves with its last."""
         streams = self._open

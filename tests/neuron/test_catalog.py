@@ -99,7 +99,7 @@ def test_logical_cores():
     assert two.bank_bytes == 24 * GIB == one.bank_bytes
     assert (two.cores_per_bank, one.cores_per_bank) == (1, 2)
     assert two.peak(DType.BF16) == 2 * one.peak(DType.BF16)
-    with pytest.raises(UserError, match="--lnc"):
+    with pytest.raises(UserError, match="physical cores"):
         instance("inf2.xlarge").with_lnc(2)
 
 

@@ -145,6 +145,9 @@ class FakeEngine:
         task.add_done_callback(self._tasks.discard)
         return stream
 
+    def abort_all(self) -> None:
+        self.abort([submit.id for submit in self.submitted])
+
     def abort(self, ids: Sequence[str]) -> None:
         self.aborted += ids
 

@@ -81,7 +81,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
 | 405 | `method_not_allowed` | |
-| 408, 413 | `timeout`, `request_too_large` | the body is late, or big |
+| 408, 413 | `request_timeout`, `request_too_large` | the body is late, or big |
 | 415 | `unsupported_media_type` | the body is no JSON, or compressed |
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | the queue is full; `Retry-After` says when to try again |
