@@ -154,7 +154,7 @@ class ProcessClient(_Client):
     async def close(self) -> None:
         if self._connection is not None:
             self._connection.send(Shutdown())
-            if self._process is not None and not self._alive:
+            if self._process is not None and not (self._alive or self._connection.lost.is_set()):
                 self._process.terminate()  # while it loads it does not listen
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._connection.lost.wait(), CLOSE_SECONDS)

@@ -122,8 +122,11 @@ void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
     whole.item.writes = !all_beforehand && whole.parts == 1 && whole.item.rows == end - begin;
     if (whole.item.writes || whole.item.row != begin) continue;
     AttentionItem write = whole.item;
-    for (write.row = begin; write.row < end; write.row += kWriteTokens) {
-      write.rows = std::min(kWriteTokens, end - write.row);
+    // Cut at multiples of kWriteTokens: storing an even position clears the odd one after it, which must not
+    // be another thread's.
+    for (write.row = begin; write.row < end; write.row += write.rows) {
+      const int room = kWriteTokens - batch.positions[write.row] % kWriteTokens;
+      write.rows = std::min(room, end - write.row);
       writes_.push_back(write);
     }
   }
