@@ -95,7 +95,9 @@ class GraphBuilder:
 
     def gated(self, gate: Value, up: Value) -> Value:
         """silu(gate) * up."""
-        return self._append(GatedActivation(self.layer, self._value(gate.axis, gate.width, gate.rows), gate, up))
+        return self._append(
+            GatedActivation(self.layer, self._value(gate.axis, gate.width, gate.rows), gate, up)
+        )
 
     def add(self, a: Value, b: Value) -> Value:
         return self._append(Add(self.layer, self._value(a.axis, a.width, a.rows), a, b))

@@ -67,7 +67,7 @@ Config = TypeVar("Config", bound=_Config)
 def validated(
     config: type[Config], fields: Mapping[str, object], spell: Callable[[str], str] = str
 ) -> Config:
-    """A config from its fields.  Raises UserError for the first that is wrong, `spell`ed as the user knows it."""
+    """A config from its fields.  Raises UserError for the first that is wrong, named as `spell` says."""
     try:
         return config.model_validate(fields)
     except ValidationError as error:

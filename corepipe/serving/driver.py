@@ -66,7 +66,9 @@ class Driver:
         self._time_scale = 0.0 if isinstance(self._clock, VirtualClock) else deployment.time_scale
         self._max_model_len = first.max_model_len
         self._margin = max(2, first.max_num_seqs // 4)
-        self._lanes = [Lane(Engine(replica), replica.scheduler.micro_batches) for replica in deployment.replicas]
+        self._lanes = [
+            Lane(Engine(replica), replica.scheduler.micro_batches) for replica in deployment.replicas
+        ]
         self._accepted = 0
         self._landed: deque[tuple[Lane, Landing, float]] = deque()
         self._outputs: list[Output] = []
