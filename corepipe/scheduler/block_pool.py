@@ -10,11 +10,13 @@ class BlockPool:
     """Blocks 0 .. total - 1; each is free, cached or held, always.
 
     Held: its reference count is above 0.  Cached: nobody holds it, but it is still found by its key until
-    it is evicted, the least recently held first.  Free: neither.
+    it is evicted, the least recently held first.  Free: neither.  At most `max_cached` blocks are cached
+    (None: no limit); as the free block that was used last is taken first, it bounds the memory touched.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, max_cached: int | None = None) -> None:
         self.total = total
+        self._max_cached = total if max_cached is None else max_cached
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._cached: dict[int, None] = {}  # the least recently held first
@@ -90,6 +92,8 @@ class BlockPool:
     def _retire(self, block: int) -> None:
         if block in self._key_of:
             self._cached[block] = None
+            if len(self._cached) > self._max_cached:
+                self._evict()
         else:
             self._free.append(block)
 

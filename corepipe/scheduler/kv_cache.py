@@ -16,10 +16,15 @@ from corepipe.scheduler.request import Request
 
 
 class KVCache:
-    """`num_blocks` blocks of `block_size` tokens.  `prefix_cache`: whether full blocks are found again."""
+    """`num_blocks` blocks of `block_size` tokens.
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool) -> None:
-        self.pool = BlockPool(num_blocks)
+    `prefix_cache`: whether full blocks are found again; `max_cached`: how many that nobody holds are kept.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_cache: bool, max_cached: int | None = None
+    ) -> None:
+        self.pool = BlockPool(num_blocks, max_cached)
         self.block_size = block_size
         self._prefix_cache = prefix_cache
         self._ids = Struct(f"{block_size}q")

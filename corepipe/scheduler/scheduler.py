@@ -24,6 +24,7 @@ class SchedulerConfig:
 
     A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
     `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them.
+    `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
     Raises ValueError for a limit below 1.
     """
 
@@ -36,11 +37,13 @@ class SchedulerConfig:
     max_queued_requests: int
     max_queued_tokens: int
     micro_batches: int = 1
+    max_cached_blocks: int | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if limit.name != "prefix_cache" and getattr(self, limit.name) < 1:
-                raise ValueError(f"{limit.name} must be at least 1, not {getattr(self, limit.name)}")
+            value = getattr(self, limit.name)
+            if limit.name != "prefix_cache" and value is not None and value < 1:
+                raise ValueError(f"{limit.name} must be at least 1, not {value}")
 
 
 class Scheduler:
@@ -54,7 +57,12 @@ class Scheduler:
         self._config = config
         self._policy = policy
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
-        self._kv = KVCache(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self._kv = KVCache(
+            config.num_blocks,
+            config.block_size,
+            prefix_cache=config.prefix_cache,
+            max_cached=config.max_cached_blocks,
+        )
         self._requests: dict[str, Request] = {}
         self._ranks: dict[Request, Rank] = {}
         self._running: list[Request] = []  # by rank

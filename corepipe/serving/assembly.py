@@ -36,6 +36,10 @@ DEFAULT_MODEL_LEN = 8192
 DEFAULT_KV_BYTES = 1 << 30
 """Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
 
+IDLE_CACHE_SHARE = 8
+"""One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
+runs, and not filled with prompts that may never come again."""
+
 
 def assemble(config: EngineConfig, progress: Progress) -> Deployment:
     """Loads what `config` names.  Raises UserError for what does not exist, is broken, or does not fit."""
@@ -113,6 +117,7 @@ def _scheduler_config(
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         micro_batches=_micro_batches(config, placement),
+        max_cached_blocks=max(1, blocks // IDLE_CACHE_SHARE),
     )
 
 

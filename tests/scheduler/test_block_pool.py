@@ -97,3 +97,19 @@ def test_check_finds_harm(harm, message):
     harm(pool)
     with pytest.raises(RuntimeError, match=message):
         pool.check(tables)
+
+
+def test_a_limit_on_cached_blocks_bounds_the_blocks_that_are_ever_used():
+    pool = BlockPool(10, max_cached=2)
+    used = set()
+    for turn in range(6):
+        blocks = pool.allocate(3)
+        used.update(blocks)
+        for i, block in enumerate(blocks):
+            pool.publish(block, f"{turn}.{i}".encode())
+        pool.release(blocks)
+        assert counts(pool) == (8, 2, 0)
+        pool.check([])
+    assert pool.find(b"5.0") is not None
+    assert pool.find(b"4.0") is None
+    assert len(used) <= 3 + 2
