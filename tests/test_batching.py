@@ -54,7 +54,7 @@ def crowd(text: list[int], longest: int) -> list[Submit]:
         prompt = (shared[i % 4] + own[: length // 2 + 1]) if i % 4 < 2 else own
         hot = Sampling(temperature=1.2, top_p=0.95, top_k=200, seed=i, logprobs=5)
         sampling = hot if i % 2 else Sampling(temperature=0.0, logprobs=5)
-        tokens = int(rng.integers(20, 32) if i % 8 == 7 else rng.integers(2, 6))
+        tokens = int(rng.integers(48, 64) if i % 4 == 3 else rng.integers(2, 6))
         submits.append(Submit(f"r{i}", prompt, tokens, sampling))
     return submits
 

@@ -1,7 +1,7 @@
 """Weights packed once for the native kernels, cached on disk, mapped by every process that runs them.
 
 One file holds a whole model in one format, whatever the placement: a core's shard is a view of whole
-panels.  Layout: magic, 8-byte little-endian length of a JSON index, the index, then the tensors, each at
+panels.  Embedding tables stand last.  Layout: magic, 8-byte little-endian length of a JSON index, the index, then the tensors, each at
 a multiple of `ALIGNMENT` bytes.  The file appears under its name only when it is complete.
 """
 
@@ -28,7 +28,7 @@ from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
 from corepipe.neuron.numerics import quantize_weight
 
 MAGIC = b"corepipe-packed\n"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 ALIGNMENT = 2 * 1024 * 1024
 """Offset of the first tensor: one huge page.  Tensors after it start at multiples of `TENSOR_ALIGNMENT`."""
 TENSOR_ALIGNMENT = 4096
@@ -79,7 +79,8 @@ class PackedWeights:
             raise UserError(f"cannot read packed weights: {path}: {error.strerror}") from error
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); delete it, it will be made anew") from error
-        _use_huge_pages(self._map)
+        lookups = [entry["offset"] for entry in self._index.values() if entry["lookup"]]
+        _use_huge_pages(self._map, min(lookups, default=len(self._map)))
         self.path = path
 
     def __getitem__(self, name: str) -> PackedTensor:
@@ -109,12 +110,15 @@ def _read_index(mapping: mmap.mmap) -> dict[str, dict[str, Any]]:
     return index
 
 
-def _use_huge_pages(mapping: mmap.mmap) -> None:
-    """Asks for huge pages, which read weights a fifth faster; a kernel without them maps small ones."""
+def _use_huge_pages(mapping: mmap.mmap, nbytes: int) -> None:
+    """Asks for huge pages, which read weights a fifth faster; a kernel without them maps small ones.
+
+    Only for the first `nbytes`: of an embedding table behind them a few rows are looked up at a time.
+    """
     for advice in (getattr(mmap, "MADV_HUGEPAGE", None), MADV_COLLAPSE):
         if advice is not None and hasattr(mapping, "madvise"):
             with contextlib.suppress(OSError):
-                mapping.madvise(advice)
+                mapping.madvise(advice, 0, nbytes)
 
 
 def packed_weights(
@@ -156,7 +160,7 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
 
 
 def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress) -> None:
-    specs = list(graph.weights())
+    specs = sorted(graph.weights(), key=lambda spec: spec.role is WeightRole.EMBEDDING)
     index: dict[str, dict[str, Any]] = {}
     file.seek(ALIGNMENT)
     for i, spec in enumerate(specs):
@@ -164,6 +168,7 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
         tensor = pack(spec, graph.format, checkpoint.read(graph.tied.get(spec.name, spec.name)))
         entry: dict[str, Any] = {
             "kind": tensor.kind,
+            "lookup": spec.role is WeightRole.EMBEDDING,
             "shape": tensor.shape,
             "offset": _append(file, tensor.data),
         }

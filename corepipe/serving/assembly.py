@@ -36,7 +36,7 @@ DEFAULT_MODEL_LEN = 8192
 DEFAULT_KV_BYTES = 1 << 30
 """Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
 
-IDLE_CACHE_SHARE = 8
+IDLE_CACHE_SHARE = 12
 """One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
 runs, and not filled with prompts that may never come again."""
 

@@ -11,6 +11,10 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
+// Runs of a head below this get small pages: rounding up to huge ones would make a cache that is little used
+// resident several times over.
+constexpr size_t kLongRun = 8 * kHugePage;
+
 bool is_fp32(const std::string& dtype) {
   if (dtype != "bf16" && dtype != "fp32") {
     throw std::invalid_argument("a cache holds bf16 or fp32, not '" + dtype + "'");
@@ -20,13 +24,13 @@ bool is_fp32(const std::string& dtype) {
 
 }  // namespace
 
-Arena::Arena(size_t bytes) : mapped_(bytes + kHugePage), bytes_(bytes) {
+Arena::Arena(size_t bytes, bool huge_pages) : mapped_(bytes + kHugePage), bytes_(bytes) {
   mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::bad_alloc();
   const uintptr_t address = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<char*>((address + kHugePage - 1) / kHugePage * kHugePage);
 #if defined(MADV_HUGEPAGE)
-  madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: without it the pages are small
+  if (huge_pages) madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: without it the pages are small
 #endif
 }
 
@@ -40,7 +44,7 @@ KVCache::KVCache(int layer_count, int block_count, int size_of_block, int heads,
       kv_heads(heads),
       head_dim(elements),
       fp32(is_fp32(dtype)),
-      arena_(checked_bytes()) {}
+      arena_(checked_bytes(), head_bytes() >= kLongRun) {}
 
 size_t KVCache::checked_bytes() const {
   if (layers < 0 || blocks < 1 || kv_heads < 1) {

@@ -9,11 +9,11 @@
 
 namespace corepipe {
 
-// Anonymous memory in huge pages where the system has them; zero, and not resident before it is touched.
+// Anonymous memory, in huge pages if asked for and there are any; zero, and not resident before it is touched.
 class Arena {
  public:
   // Throws std::bad_alloc.
-  explicit Arena(size_t bytes);
+  Arena(size_t bytes, bool huge_pages);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

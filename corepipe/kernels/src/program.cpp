@@ -39,7 +39,7 @@ Program::Program(std::vector<int> widths, int rows, bool round)
     values_.push_back({nullptr, width, stride, Rows::tokens});
     floats += stride * rows;
   }
-  arena_ = std::make_unique<Arena>(floats * sizeof(float));
+  arena_ = std::make_unique<Arena>(floats * sizeof(float), true);
   float* next = reinterpret_cast<float*>(arena_->data());
   for (Value& value : values_) {
     value.data = next;
