@@ -1,8 +1,9 @@
 """Weights packed once for the native kernels, cached on disk, mapped by every process that runs them.
 
 One file holds a whole model in one format, whatever the placement: a core's shard is a view of whole
-panels.  Embedding tables stand last.  Layout: magic, 8-byte little-endian length of a JSON index, the index, then the tensors, each at
-a multiple of `ALIGNMENT` bytes.  The file appears under its name only when it is complete.
+panels.  Layout: magic, 8-byte little-endian length of a JSON index, the index, then the tensors, each at a
+multiple of `TENSOR_ALIGNMENT` bytes, embedding tables last.  The file appears under its name only when it
+is complete.
 """
 
 from __future__ import annotations
