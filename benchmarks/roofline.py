@@ -114,13 +114,18 @@ def report(kind: packing.Kind, rows: list[int], threads: int, repeats: int) -> N
         shapes = LAYER if m >= LARGE_M else (*LAYER, HEAD)
         limits, times = measure_row(kind, m, shapes, pool, repeats)
         ideal = {s: limits.seconds(s, kind, m) for s in shapes}
-        cells = "".join(f"{times[s] * 1e6:9.1f} {ideal[s] / times[s]:4.0%} " for s in shapes)
+        cells = "".join(f"{times[s] * 1e6:9.1f} {percent(ideal[s] / times[s]):>4} " for s in shapes)
         layer, weights = sum(times[s] for s in LAYER), sum(s.weights for s in LAYER)
         gigabytes, operations = weights * BYTES[kind] / layer / 1e9, 2 * m * weights / layer / 1e9
         share = sum(ideal[s] for s in LAYER) / layer
         pad = " " * 15 * (len(LAYER) + 1 - len(shapes))
-        print(f"{m:6d}{cells}{pad}{layer * 1e6:12.0f} {gigabytes:5.1f} {operations:6.0f} {share:6.0%}")
+        print(f"{m:6d}{cells}{pad}{layer * 1e6:12.0f} {gigabytes:5.1f} {operations:6.0f} {percent(share):>6}")
     pool.close()
+
+
+def percent(share: float) -> str:
+    """As a whole percentage; a dash where the limit is not known."""
+    return "-" if math.isnan(share) else f"{share:.0%}"
 
 
 def measure_row(
