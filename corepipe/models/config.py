@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from corepipe.errors import UserError
 from corepipe.models.rope import RopeConfig
 from corepipe.neuron.graph import HeadLayout
+from corepipe.neuron.ops import Function
 
 MAX_HIDDEN = 1 << 17
 MAX_LAYERS = 1 << 10
@@ -20,14 +25,40 @@ MAX_VOCAB = 1 << 22
 MAX_POSITIONS = 1 << 24
 MAX_JSON_BYTES = 64 * 1024 * 1024
 
+FUNCTIONS: Mapping[str, Function] = MappingProxyType(
+    {
+        "silu": Function.SILU,
+        "swish": Function.SILU,
+        "gelu": Function.GELU,
+        "gelu_python": Function.GELU,
+        "gelu_new": Function.GELU_TANH,
+        "gelu_fast": Function.GELU_TANH,
+        "gelu_pytorch_tanh": Function.GELU_TANH,
+        "relu": Function.RELU,
+    }
+)
+"""transformers' names of activation functions."""
+
+SILU = ("silu", "swish")
+
+
+class Norm(StrEnum):
+    """Kinds of norm over the residual stream."""
+
+    RMS = "rms"
+    LAYER = "layer"
+    LAYER_NO_BIAS = "layer without bias"
+    LAYER_PLAIN = "layer without gain and bias"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family.
+    """What transformers have in common, with the options of Llama's relatives; the families add their own.
 
     `windows` has one entry a layer: how many latest positions it attends to, None for all.
     `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` is Qwen3's
-    norm over each query and key head.  `eos_ids` are all ids that end an answer.
+    norm over each query and key head.  `function` is the feed-forward's; `rotary_dim` how many elements of
+    a head the rotary embedding turns (None: all).  `eos_ids` are all ids that end an answer.
     """
 
     model_type: str
@@ -45,8 +76,15 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    function: Function = Function.SILU
+    rotary_dim: int | None = None
+    norm: Norm = Norm.RMS
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+
+    def values(self) -> dict[str, Any]:
+        """All fields by name, to make the config of a family with more of them from."""
+        return {f.name: getattr(self, f.name) for f in dataclass_fields(self)}
 
 
 class Fields:
@@ -75,6 +113,20 @@ class Fields:
     def replace(self, key: str, value: object) -> Fields:
         """The same fields with `key` set."""
         return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix)
+
+    def without(self, *keys: str) -> Fields:
+        """The same fields, some of them absent."""
+        kept = {key: value for key, value in self.values.items() if key not in keys}
+        return Fields(self.path, kept, self._shown, self._prefix)
+
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """The fields under Llama's names: `names` has ours for theirs; complaints use the config's own."""
+        ours = {ours: self.values[theirs] for ours, theirs in names.items() if theirs in self.values}
+        return Fields(self.path, {**self.values, **ours}, {**self._shown, **names}, self._prefix)
+
+    def defaulting(self, key: str, value: object) -> Fields:
+        """The same fields with `key` set where it is absent."""
+        return self if self.has(key) else self.replace(key, value)
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -154,13 +206,12 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def common(fields: Fields) -> ModelConfig:
-    """The keys that mean the same in every family; the families replace what they read otherwise."""
-    fields.require("hidden_act", ("silu", "swish"), "silu")
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"
-        )
+def common(fields: Fields, functions: Collection[str] = SILU) -> ModelConfig:
+    """The keys that mean the same in every family; the families replace what they read otherwise.
+
+    `functions` are the names that `hidden_act` may have, the first where it is absent.
+    """
+    function = fields.require("hidden_act", tuple(functions), next(iter(functions)))
     hidden = fields.integer("hidden_size", MAX_HIDDEN)
     layers = fields.integer("num_hidden_layers", MAX_LAYERS)
     heads = _heads(fields, hidden)
@@ -177,9 +228,23 @@ def common(fields: Fields) -> ModelConfig:
         max_positions=_max_positions(fields, rope),
         windows=(None,) * layers,
         tied=fields.flag("tie_word_embeddings"),
+        function=FUNCTIONS[function],
         bos_id=next(iter(fields.ids("bos_token_id")), None),
         eos_ids=fields.ids("eos_token_id"),
     )
+
+
+def without_rope(fields: Fields) -> Fields:
+    """For families that are timed only: how their frequencies are scaled changes no time, and is not read."""
+    return fields.without("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
+
+
+def rotary_dim(fields: Fields, default: float, key: str = "partial_rotary_factor") -> int:
+    """How many elements of a head are rotated, from their share of the head."""
+    section = fields.section("rope_parameters")
+    source = section if section is not None and section.has(key) else fields
+    heads = _heads(fields, fields.integer("hidden_size", MAX_HIDDEN))
+    return max(2, int(source.number(key, 0.0, 1.0, default) * heads.head_dim) // 2 * 2)
 
 
 def _heads(fields: Fields, hidden: int) -> HeadLayout:

@@ -1,25 +1,26 @@
-"""The shared builders: each appends Ops to a Graph under construction and returns the Value they make."""
+"""The shared builder: its methods append Ops to a Graph and return the Values they make."""
 
 from __future__ import annotations
 
-from corepipe.models.config import ModelConfig
-from corepipe.neuron.graph import (
+from collections.abc import Iterator, Sequence
+
+from corepipe.models.config import ModelConfig, Norm
+from corepipe.neuron.graph import Axis, Format, Graph, Op, Rows, Value, WeightRole, WeightSpec
+from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     Attention,
-    Axis,
     Embed,
-    Format,
+    Function,
     GatedActivation,
-    Graph,
+    LayerNorm,
     Linear,
-    Op,
     RMSNorm,
     Rope,
-    Rows,
+    RowIndex,
+    Scale,
     SelectRows,
-    Value,
-    WeightRole,
-    WeightSpec,
 )
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -27,16 +28,30 @@ HEAD = "lm_head.weight"
 
 
 class GraphBuilder:
-    """Collects the Ops of one forward pass.  `layer` labels what is appended next."""
+    """Collects the Ops of one forward pass.
 
-    def __init__(self, config: ModelConfig) -> None:
+    `layer` labels what is appended next, `rows` says how many rows the embedded inputs have.  Weights have
+    the checkpoint's names; where a checkpoint keeps several matrices as one, the part's own name follows.
+    `every_row`: an encoder, whose rows are all wanted.
+    """
+
+    def __init__(self, config: ModelConfig, every_row: bool = False) -> None:
         self.config = config
-        self.rope_spec = config.rope.spec(config.heads.head_dim)
+        self._every_row = every_row
+        self.rope_spec = config.rope.spec(config.rotary_dim or config.heads.head_dim)
         self.layer = -1
+        self.rows = Rows.TOKENS
         self._ops: list[Op] = []
 
-    def finish(self, name: str, fmt: Format, max_positions: int) -> Graph:
-        """The Graph of all Ops so far; the last one makes the logits."""
+    def finish(
+        self,
+        name: str,
+        fmt: Format,
+        max_positions: int,
+        tied: tuple[str, str] = (HEAD, EMBEDDING),
+        causal: bool = True,
+    ) -> Graph:
+        """The Graph of all Ops so far; the last one makes the logits.  `tied`: a head and its embedding."""
         config = self.config
         return Graph(
             name=name,
@@ -46,61 +61,119 @@ class GraphBuilder:
             num_layers=config.num_layers,
             vocab_size=config.vocab_size,
             max_positions=max_positions,
-            tied={HEAD: EMBEDDING} if config.tied else {},
+            tied=dict((tied,)) if config.tied else {},
+            causal=causal,
         )
 
-    def _append(self, op: Op) -> Value:
+    def layers(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Numbers of layers; labels what is appended for each, and then what follows the last of all."""
+        end = self.config.num_layers if stop is None else stop
+        for layer in range(first, end):
+            self.layer = layer
+            yield layer
+        if stop is None:
+            self.layer = end
+
+    def append(self, op: Op) -> Value:
         self._ops.append(op)
         return op.out
 
-    def _value(self, axis: Axis, width: int, rows: Rows = Rows.TOKENS) -> Value:
-        return Value(len(self._ops), axis, width, rows)
+    def value(self, axis: Axis, width: int, rows: Rows | None = None) -> Value:
+        """What the op that is appended next makes."""
+        return Value(len(self._ops), axis, width, self.rows if rows is None else rows)
 
-    def embed(self) -> Value:
+    def like(self, x: Value) -> Value:
+        """As `value`, with the shape of x."""
+        return Value(len(self._ops), x.axis, x.width, x.rows)
+
+    def embed(self, name: str = EMBEDDING, width: int | None = None) -> Value:
         """The embedding rows of the tokens."""
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        table = WeightSpec(EMBEDDING, shape, (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-        return self._append(Embed(self.layer, self._value(Axis.HIDDEN, shape[1]), table))
+        shape = (self.config.vocab_size, width or self.config.hidden_size)
+        table = WeightSpec(name, shape, (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+        return self.append(Embed(self.layer, self.value(Axis.HIDDEN, shape[1]), table))
+
+    def add_embedding(
+        self, x: Value, name: str, count: int, by: RowIndex = RowIndex.POSITION, offset: int = 0
+    ) -> Value:
+        """x plus the row's own vector of a table with `count` of them."""
+        spec = WeightSpec(name, (count, x.width), (Axis.TOKENS, x.axis), WeightRole.EMBEDDING)
+        return self.append(AddEmbedding(self.layer, self.like(x), x, spec, by, offset))
 
     def norm(self, x: Value, name: str) -> Value:
-        """Root-mean-square norm over all of x."""
-        gain = WeightSpec(f"{name}.weight", (x.width,), (x.axis,), WeightRole.VECTOR)
-        return self._append(
-            RMSNorm(self.layer, self._value(x.axis, x.width, x.rows), x, gain, self.config.eps)
-        )
+        """The config's kind of norm over all of x."""
+        kind, eps = self.config.norm, self.config.eps
+        gain = vector(f"{name}.weight", x.width, x.axis)
+        if kind is Norm.RMS:
+            return self.append(RMSNorm(self.layer, self.like(x), x, gain, eps))
+        shift = vector(f"{name}.bias", x.width, x.axis) if kind is Norm.LAYER else None
+        scale = None if kind is Norm.LAYER_PLAIN else gain
+        return self.append(LayerNorm(self.layer, self.like(x), x, scale, shift, eps))
 
     def head_norm(self, x: Value, name: str) -> Value:
         """Root-mean-square norm over each head of x."""
-        gain = WeightSpec(f"{name}.weight", (self.config.heads.head_dim,), (Axis.HEAD,), WeightRole.VECTOR)
-        return self._append(
-            RMSNorm(self.layer, self._value(x.axis, x.width, x.rows), x, gain, self.config.eps)
-        )
+        gain = vector(f"{name}.weight", self.config.heads.head_dim, Axis.HEAD)
+        return self.append(RMSNorm(self.layer, self.like(x), x, gain, self.config.eps))
 
     def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
         """x times a matrix [width, x.width], plus a bias."""
         weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
-        vector = WeightSpec(f"{name}.bias", (width,), (axis,), WeightRole.VECTOR) if bias else None
-        return self._append(Linear(self.layer, self._value(axis, width, x.rows), x, weight, vector))
+        shift = vector(f"{name}.bias", width, axis) if bias else None
+        return self.append(Linear(self.layer, self.value(axis, width, x.rows), x, weight, shift))
 
     def rope(self, x: Value) -> Value:
         """x with each head rotated by its position."""
-        out = self._value(x.axis, x.width)
-        return self._append(Rope(self.layer, out, x, self.config.heads.head_dim, self.rope_spec))
+        return self.append(Rope(self.layer, self.like(x), x, self.config.heads.head_dim, self.rope_spec))
 
-    def attention(self, q: Value, k: Value, v: Value, window: int | None) -> Value:
-        """Causal attention, scaled by 1 / sqrt(head size)."""
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        scale: float | None = None,
+        causal: bool = True,
+        alibi: bool = False,
+        softcap: float | None = None,
+        table: WeightSpec | None = None,
+    ) -> Value:
+        """Attention over the layer's window; causal, scaled by 1 / sqrt(head size), unless told otherwise."""
+        window = self.config.windows[self.layer]
         heads = self.config.heads
-        out = self._value(Axis.Q_HEADS, q.width)
-        return self._append(Attention(self.layer, out, q, k, v, heads, heads.head_dim**-0.5, window))
-
-    def gated(self, gate: Value, up: Value) -> Value:
-        """silu(gate) * up."""
-        return self._append(
-            GatedActivation(self.layer, self._value(gate.axis, gate.width, gate.rows), gate, up)
+        by = heads.head_dim**-0.5 if scale is None else scale
+        out = self.value(Axis.Q_HEADS, q.width, q.rows)
+        return self.append(
+            Attention(self.layer, out, q, k, v, heads, by, window, causal, alibi, softcap, table)
         )
 
+    def gated(self, gate: Value, up: Value, function: Function | None = None) -> Value:
+        """The config's function of gate, times up."""
+        chosen = function or self.config.function
+        return self.append(GatedActivation(self.layer, self.like(gate), gate, up, chosen))
+
+    def activation(self, x: Value, function: Function | None = None) -> Value:
+        """The config's function of x, or another."""
+        return self.append(Activation(self.layer, self.like(x), x, function or self.config.function))
+
+    def scale(self, x: Value, factor: float = 1.0, by: Value | None = None) -> Value:
+        """x times a factor, and times each row's own."""
+        return self.append(Scale(self.layer, self.like(x), x, factor, by))
+
     def add(self, a: Value, b: Value) -> Value:
-        return self._append(Add(self.layer, self._value(a.axis, a.width, a.rows), a, b))
+        return self.append(Add(self.layer, self.like(a), a, b))
 
     def select_rows(self, x: Value) -> Value:
-        return self._append(SelectRows(self.layer, self._value(x.axis, x.width, Rows.LOGITS), x))
+        return self.append(SelectRows(self.layer, self.value(x.axis, x.width, Rows.LOGITS), x))
+
+    def only_wanted(self, *values: Value) -> Sequence[Value]:
+        """In the last layer the rows whose logits are wanted: from there on no other row matters."""
+        if self._every_row or self.layer + 1 < self.config.num_layers:
+            return values
+        return [self.select_rows(value) for value in values]
+
+    def head(self, x: Value, name: str = HEAD.removesuffix(".weight"), bias: bool = False) -> Value:
+        """The logits of x's rows."""
+        return self.linear(x, name, Axis.VOCAB, self.config.vocab_size, bias)
+
+
+def vector(name: str, width: int, axis: Axis) -> WeightSpec:
+    """A norm's gain, or a bias."""
+    return WeightSpec(name, (width,), (axis,), WeightRole.VECTOR)

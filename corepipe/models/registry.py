@@ -4,57 +4,162 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from corepipe.errors import UserError
+from corepipe.models import (
+    albert,
+    bert,
+    bloom,
+    cohere,
+    dbrx,
+    deepseek_v3,
+    deit,
+    distilbert,
+    electra,
+    falcon,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_bigcode,
+    gpt_neo,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    mixtral,
+    mpnet,
+    mpt,
+    olmo,
+    olmo2,
+    olmoe,
+    opt,
+    phi,
+    phi3,
+    phimoe,
+    published,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    roberta,
+    smollm3,
+    stablelm,
+    starcoder2,
+    t5,
+    vit,
+)
 from corepipe.models import checkpoint as checkpoints
-from corepipe.models import llama, mistral, qwen2, qwen3
 from corepipe.models.checkpoint import PICKLES, Checkpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
 from corepipe.models.gguf import GgufCheckpoint, GgufFile
-from corepipe.models.gguf_config import architecture, config_fields
+from corepipe.models.gguf_config import architecture as gguf_architecture
+from corepipe.models.gguf_config import config_fields
 from corepipe.models.gguf_tokenizer import from_gguf
 from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.tokenizer import Tokenizer, from_directory
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.graph import FORMATS, Format, Graph
+
+C = TypeVar("C", bound=ModelConfig)
 
 
-class Family(Protocol):
-    """What a model file offers."""
+class Family(Protocol[C]):
+    """What a model file offers; C is its kind of config."""
 
-    def configure(self, fields: Fields) -> ModelConfig:
+    def configure(self, fields: Fields) -> C:
         """Reads and checks the configuration; raises UserError."""
 
-    def build(self, config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    def build(self, config: C, fmt: Format, max_positions: int, name: str) -> Graph:
         """Describes the forward pass."""
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3}
+FAMILIES: Mapping[str, Family[Any]] = MappingProxyType(
+    {
+        "albert": albert,
+        "bert": bert,
+        "bloom": bloom,
+        "camembert": roberta,
+        "cohere": cohere,
+        "dbrx": dbrx,
+        "deepseek_v2": deepseek_v3,
+        "deepseek_v3": deepseek_v3,
+        "deit": deit,
+        "distilbert": distilbert,
+        "electra": electra,
+        "falcon": falcon,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3": gemma3,
+        "gemma3_text": gemma3,
+        "gpt2": gpt2,
+        "gpt_bigcode": gpt_bigcode,
+        "gpt_neo": gpt_neo,
+        "gpt_neox": gpt_neox,
+        "gpt_oss": gpt_oss,
+        "gptj": gptj,
+        "granite": granite,
+        "llama": llama,
+        "llama4": llama4,
+        "llama4_text": llama4,
+        "mistral": mistral,
+        "mixtral": mixtral,
+        "mpnet": mpnet,
+        "mpt": mpt,
+        "mt5": t5,
+        "olmo": olmo,
+        "olmo2": olmo2,
+        "olmoe": olmoe,
+        "opt": opt,
+        "phi": phi,
+        "phi3": phi3,
+        "phimoe": phimoe,
+        "qwen2": qwen2,
+        "qwen2_moe": qwen2_moe,
+        "qwen3": qwen3,
+        "qwen3_moe": qwen3_moe,
+        "roberta": roberta,
+        "smollm3": smollm3,
+        "stablelm": stablelm,
+        "starcoder2": starcoder2,
+        "t5": t5,
+        "vit": vit,
+        "xlm-roberta": roberta,
+    }
 )
 """Hugging Face's model_type -> the module that builds it."""
 
+COMPUTED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""The families that the executors compute; of the others only the time is known."""
 
-class Model:
-    """A model on disk.  Nothing but its configuration is read until it is asked for."""
 
-    def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
-        self.path = path
+class Architecture:
+    """What a model computes, without its weights: enough to simulate, plan and predict it.
+
+    `name` is the directory's, the file's or the published one; `config` is checked.
+    """
+
+    def __init__(self, name: str, fields: Fields) -> None:
         self.name = name
         self._family = family(fields)
-        self._gguf = gguf
         self.config = self._family.configure(fields)
 
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence that the model claims to take, in tokens."""
+        return self.config.max_positions
+
     @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The weights; raises UserError where the files are missing, broken, or pickles."""
-        if self._gguf is None:
-            return SafetensorsCheckpoint(self.path)
-        heads = self.config.heads
-        permuted = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
-        return GgufCheckpoint(self._gguf, permuted if architecture(self._gguf) == "llama" else {})
+    def parameters(self) -> int:
+        """Elements of all weights; what is tied counts once."""
+        graph = self.graph(FORMATS["bf16"])
+        return sum(prod(spec.shape) for spec in graph.weights() if spec.name not in graph.tied)
 
     def graph(self, fmt: Format, max_positions: int | None = None) -> Graph:
         """The forward pass for up to `max_positions` positions (None: all that the model claims)."""
@@ -63,6 +168,25 @@ class Model:
         if not 1 <= positions <= most:
             raise UserError(f"{self.name} has {most} positions, {positions} are asked for", "max_model_len")
         return self._family.build(self.config, fmt, positions, self.name)
+
+
+class Model(Architecture):
+    """A model on disk.  Nothing but its configuration is read until it is asked for."""
+
+    def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
+        _refuse_uncomputed(fields)
+        super().__init__(name, fields)
+        self.path = path
+        self._gguf = gguf
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The weights; raises UserError where the files are missing, broken, or pickles."""
+        if self._gguf is None:
+            return SafetensorsCheckpoint(self.path)
+        heads = self.config.heads
+        permuted = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
+        return GgufCheckpoint(self._gguf, permuted if gguf_architecture(self._gguf) == "llama" else {})
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -78,7 +202,7 @@ class Model:
         checkpoints.check(graph, self.checkpoint)
 
 
-def family(fields: Fields) -> Family:
+def family(fields: Fields) -> Family[ModelConfig]:
     """The module for a configuration's model_type; raises UserError for those we do not know."""
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
@@ -86,6 +210,37 @@ def family(fields: Fields) -> Family:
             "model_type", f"{model_type!r:.60} is not supported (known: {', '.join(FAMILIES)})"
         )
     return FAMILIES[model_type]
+
+
+def architecture(source: str) -> Architecture:
+    """The model that `source` names: a directory, a config.json, a .gguf file, or a published name.
+
+    Reads no weights and needs no tokenizer.  Raises UserError for what is none of these.
+    """
+    path = Path(source)
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.is_file() and path.suffix == ".json":
+        return Architecture(_directory_name(path.parent), Fields(path, read_json(path)))
+    if path.exists() or path.suffix in {".json", ".gguf"}:
+        return load(path)
+    name = published.resolve(source)
+    return Architecture(name, Fields(Path(name), published.config(name)))
+
+
+def _refuse_uncomputed(fields: Fields) -> None:
+    """Raises UserError, before anything is loaded, for what can be timed but not computed."""
+    model_type = fields.text("model_type")
+    if model_type in FAMILIES and model_type not in COMPUTED:
+        raise fields.error(
+            "model_type",
+            f"{model_type} is timed, not computed yet: "
+            "it can be simulated, planned and predicted, not served",
+        )
+    if fields.has("quantization_config"):
+        raise fields.error(
+            "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"
+        )
 
 
 def load(path: Path) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -183,6 +184,7 @@ def _read_backend(path: Path) -> Backend:
 
 def _convert_with_transformers(path: Path) -> Backend:
     """For directories with a sentencepiece model or vocab.json and merges.txt only."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on torch, which we don't need
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 -- takes a second, and is rarely needed
     except ImportError as error:

@@ -9,7 +9,7 @@ follows; the vocabulary's columns are put together by an AllGather.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import prod
 from typing import Any
@@ -17,23 +17,30 @@ from typing import Any
 from corepipe.errors import UserError
 from corepipe.neuron.graph import (
     SPLIT_AXES,
-    AllGather,
-    AllReduce,
-    Attention,
     Axis,
     DType,
-    Embed,
     Format,
     Graph,
     HeadLayout,
-    Linear,
     Op,
-    Receive,
-    RMSNorm,
-    Send,
     Value,
     WeightRole,
     WeightSpec,
+)
+from corepipe.neuron.ops import (
+    Add,
+    AddEmbedding,
+    AllGather,
+    AllReduce,
+    Attention,
+    Embed,
+    Experts,
+    LatentAttention,
+    Linear,
+    PatchEmbed,
+    Receive,
+    RMSNorm,
+    Send,
 )
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes, whole
 from corepipe.neuron.program import AxisShard, Program, WeightShard
@@ -53,11 +60,28 @@ def compile_graph(
     if placement.tensor > 1:
         _refuse_uncuttable(graph)
     plan = _Plan(graph, placement, cut_layers(weights_of_layers or bytes_read(graph), placement.pipeline))
-    return tuple(
-        _CoreCompiler(plan, stage, rank).compile()
-        for stage in range(placement.pipeline)
-        for rank in range(placement.tensor)
-    )
+    return tuple(program for stage in range(placement.pipeline) for program in _compile_stage(plan, stage))
+
+
+def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...]:
+    """As `compile_graph`, for readers that look at shapes alone, such as the cost model, and much faster.
+
+    Ranks whose parts are as wide have the Ops and weights of the first of them.  There may be more ranks than
+    heads: the stack pads them with zero heads.
+    """
+    if placement.pipeline > 1 or placement.tensor == 1:
+        return compile_graph(graph, placement)
+    check(graph)
+    _refuse_uncuttable(graph)
+    plan = _Plan(graph, placement, cut_layers(bytes_read(graph), 1), spare_ranks=True)
+    first: dict[tuple[int, ...], Program] = {}
+    programs = []
+    for rank, axes in enumerate(plan.axes):
+        widths = tuple(shard.width for shard in axes.values())
+        if widths not in first:
+            first[widths] = _CoreCompiler(plan, 0, rank).compile()
+        programs.append(replace(first[widths], core=rank, rank=rank))
+    return tuple(programs)
 
 
 def check(graph: Graph) -> None:
@@ -74,7 +98,7 @@ def check(graph: Graph) -> None:
             raise ValueError(f"{graph.name}: ops must be in the order of their layers")
         if any(value.id not in made for value in op.inputs):
             raise ValueError(f"{graph.name}: an op of layer {op.layer} reads a value that no op has made")
-        if isinstance(op, Attention):
+        if isinstance(op, Attention | LatentAttention):
             attentions[op.layer] += 1
             if attentions[op.layer] > 1 or op.heads != graph.heads:
                 raise ValueError(f"{graph.name}: a layer has one attention, with the graph's heads")
@@ -83,24 +107,35 @@ def check(graph: Graph) -> None:
 
 
 def axis_widths(graph: Graph) -> dict[Axis, int]:
-    """The width of every axis that an activation has.  Raises ValueError where a split axis has two."""
+    """The width of every axis.  Raises ValueError where a split axis has two."""
     widths: dict[Axis, int] = {}
-    for op in graph.ops:
-        width = widths.setdefault(op.out.axis, op.out.width)
-        if op.out.axis in SPLIT_AXES and width != op.out.width:
-            raise ValueError(f"{graph.name}: axis {op.out.axis} is {width} wide and {op.out.width} wide")
+    for axis, size in _sizes(graph):
+        width = widths.setdefault(axis, size)
+        if axis in SPLIT_AXES and width != size:
+            raise ValueError(f"{graph.name}: axis {axis} is {width} wide and {size} wide")
     return widths
+
+
+def _sizes(graph: Graph) -> Iterator[tuple[Axis, int]]:
+    """Every axis with its width, as often as it occurs; of weights the split ones."""
+    for op in graph.ops:
+        yield op.out.axis, op.out.width
+        for spec in op.weights:
+            yield from (
+                (axis, n) for axis, n in zip(spec.axes, spec.shape, strict=True) if axis in SPLIT_AXES
+            )
 
 
 def bytes_read(graph: Graph) -> list[float]:
     """Bytes of weights that a step of one token reads: before the layers, in each, after them."""
     totals = [0.0] * (graph.num_layers + 2)
     for op in graph.ops:
-        if isinstance(op, Embed):
+        if isinstance(op, Embed | AddEmbedding):
             totals[op.layer + 1] += op.out.width * graph.format.compute.bytes
         else:
             stored = (_stored_bytes(spec.shape, spec.role, graph.format) for spec in op.weights)
-            totals[op.layer + 1] += sum(sum(parts.values()) for parts in stored)
+            share = op.top_k / op.experts if isinstance(op, Experts) else 1.0
+            totals[op.layer + 1] += share * sum(sum(parts.values()) for parts in stored)
     return totals
 
 
@@ -118,20 +153,43 @@ def _refuse_uncuttable(graph: Graph) -> None:
         raise UserError(f"--tensor cannot cut {graph.name}: {reason}; use --pipeline instead", "tensor")
 
 
+def makes_partial_sums(op: Op) -> bool:
+    """Whether the ranks of a tensor group each make a part of the op's result."""
+    match op:
+        case Linear():
+            return op.x.axis in SPLIT_AXES
+        case Experts():
+            return True
+        case _:
+            return False
+
+
+def _deferred_sums(graph: Graph) -> frozenset[int]:
+    """Values that need no all-reduce of their own: partial sums that meet in one Add, and nowhere else."""
+    readers = Counter(value.id for op in graph.ops for value in op.inputs)
+    partial = {op.out.id for op in graph.ops if makes_partial_sums(op) and readers[op.out.id] == 1}
+    adds = (op for op in graph.ops if isinstance(op, Add) and {op.a.id, op.b.id} <= partial)
+    return frozenset(value.id for op in adds for value in op.inputs)
+
+
 class _Plan:
     """What all cores of a replica share.
 
-    axes: of each rank; stages: layers of each; ops: the graph's ops of each stage; carried: the values
-    that go from each stage to the next, in the order in which they were made.
+    axes: of each rank; stages: layers of each; ops: the graph's ops of each stage; deferred: values that
+    stay partial sums; carried: the values that go from each stage to the next, in the order they were made.
     """
 
-    def __init__(self, graph: Graph, placement: Placement, stages: tuple[range, ...]) -> None:
+    def __init__(
+        self, graph: Graph, placement: Placement, stages: tuple[range, ...], spare_ranks: bool = False
+    ) -> None:
         self.graph = graph
         self.placement = placement
         self.stages = stages
-        self.axes = shard_axes(graph.heads, axis_widths(graph), placement.tensor)
+        grouped = graph.format.activations is DType.INT8
+        self.axes = shard_axes(graph.heads, axis_widths(graph), placement.tensor, grouped, spare_ranks)
         self.heads = local_heads(graph.heads, placement.tensor)
         self.ops: list[list[Op]] = [[] for _ in stages]
+        self.deferred = _deferred_sums(graph) if placement.tensor > 1 else frozenset()
         made: dict[Value, int] = {}
         last_read: dict[Value, int] = {}
         for op in graph.ops:
@@ -147,6 +205,40 @@ class _Plan:
     def _stage(self, layer: int) -> int:
         inside = min(max(layer, 0), self.graph.num_layers - 1)
         return next(i for i, stage in enumerate(self.stages) if inside in stage)
+
+
+def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
+    """The Programs of a tensor group.  Ranks whose parts are as wide run the same ops on other shards."""
+    known: dict[tuple[object, ...], Program] = {}
+    for rank, axes in enumerate(plan.axes):
+        widths = (rank > 0, *(shard.width for shard in axes.values()))
+        if widths in known:
+            yield _twin(known[widths], plan, rank)
+        else:
+            known[widths] = _CoreCompiler(plan, stage, rank).compile()
+            yield known[widths]
+
+
+def _twin(program: Program, plan: _Plan, rank: int) -> Program:
+    """The Program of another rank of the same group, with parts as wide."""
+    ahead = rank - program.rank
+    ops = program.ops
+    if plan.placement.pipeline > 1:
+        ops = tuple(
+            replace(op, peer=op.peer + ahead) if isinstance(op, Send | Receive) else op for op in program.ops
+        )
+    shards = {name: _shard(shard.spec, plan.axes[rank]) for name, shard in program.shards.items()}
+    core, axes = program.core + ahead, plan.axes[rank]
+    return replace(program, core=core, rank=rank, ops=ops, shards=shards, axes=axes)
+
+
+def _shard(spec: WeightSpec, axes: Mapping[Axis, AxisShard]) -> WeightShard:
+    """A rank's part of a weight of a graph that is split."""
+    cut = (
+        axes[axis] if axis in SPLIT_AXES else whole(size)
+        for axis, size in zip(spec.axes, spec.shape, strict=True)
+    )
+    return WeightShard(spec, tuple(cut))
 
 
 class _CoreCompiler:
@@ -200,11 +292,11 @@ class _CoreCompiler:
     def _append(self, op: Op) -> None:
         """The op with local values, its weights' shards, and the collective that completes its result."""
         local = self._localise(op)
-        self._shards.update((spec.name, self._shard(spec)) for spec in local.weights)
+        self._shards.update((spec.name, _shard(spec, self._axes)) for spec in local.weights)
         self._ops.append(local)
         out = local.out
-        if self._split and isinstance(local, Linear):
-            out = self._complete(local)
+        if self._split and op.out.id not in self._plan.deferred:
+            out = self._complete(op, local)
         self._local[op.out.id] = out
 
     def _localise(self, op: Op) -> Op:
@@ -217,20 +309,23 @@ class _CoreCompiler:
                 changes[f.name] = self._plan.heads
         if isinstance(op, Linear) and self._rank > 0 and self._is_split(op.x):
             changes["bias"] = None  # the sum over ranks must add it once
+        if isinstance(op, Experts):
+            changes["ffn"] = self._axis(Axis.EXPERT_FFN, op.ffn).width
+            changes["biases"] = op.biases[: 2 if self._rank else None]
         changes["out"] = self._new(op.out, self._out_width(op))
         return replace(op, **changes)
 
-    def _complete(self, linear: Linear) -> Value:
+    def _complete(self, op: Op, local: Op) -> Value:
         """Sums partial products; gathers the columns of the vocabulary."""
-        out = linear.out
-        if self._is_split(linear.x):
+        out = local.out
+        if makes_partial_sums(op) or any(value.id in self._plan.deferred for value in op.inputs):
             total = self._new(out, out.width)
-            self._ops.append(AllReduce(linear.layer, total, out))
+            self._ops.append(AllReduce(local.layer, total, out))
             return total
-        if out.axis is Axis.VOCAB:
+        if isinstance(op, Linear) and out.axis is Axis.VOCAB:
             widths = tuple(axes[Axis.VOCAB].width for axes in self._plan.axes)
             gathered = self._new(out, sum(widths))
-            self._ops.append(AllGather(linear.layer, gathered, out, widths))
+            self._ops.append(AllGather(local.layer, gathered, out, widths))
             return gathered
         return out
 
@@ -238,8 +333,8 @@ class _CoreCompiler:
         return self._split and value.axis in SPLIT_AXES
 
     def _out_width(self, op: Op) -> int:
-        """A Linear or an Embed makes its axis anew; every other op keeps its first input's width."""
-        if isinstance(op, (Linear, Embed)):
+        """Some ops make their axis anew; every other op keeps its first input's width."""
+        if isinstance(op, Linear | Embed | PatchEmbed | LatentAttention):
             return self._axis(op.out.axis, op.out.width).width
         return self._local[op.inputs[0].id].width
 
@@ -249,10 +344,6 @@ class _CoreCompiler:
 
     def _axis(self, axis: Axis, width: int) -> AxisShard:
         return self._axes[axis] if self._split and axis in SPLIT_AXES else whole(width)
-
-    def _shard(self, spec: WeightSpec) -> WeightShard:
-        shards = (self._axis(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True))
-        return WeightShard(spec, tuple(shards))
 
     def _new(self, value: Value, width: int) -> Value:
         self._values.append(replace(value, id=len(self._values), width=width))
@@ -265,7 +356,7 @@ def _stored_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> Coun
         case WeightRole.MATRIX:
             parts = Counter({fmt.weights: prod(shape) * fmt.weights.bytes})
             if fmt.weights is DType.INT8:
-                parts[DType.FP32] += shape[0] * DType.FP32.bytes
+                parts[DType.FP32] += prod(shape[:-1]) * DType.FP32.bytes
             return parts
         case WeightRole.EMBEDDING:
             return Counter({fmt.compute: prod(shape) * fmt.compute.bytes})
@@ -283,9 +374,7 @@ def weight_bytes_by_format(program: Program) -> dict[str, int]:
 
 def kv_bytes_per_token(program: Program) -> int:
     """Bytes of keys and values that a core keeps for one token: all its layers, in the compute format."""
-    heads = program.heads
-    element = program.format.compute.bytes
-    return len(program.layers) * 2 * heads.kv_heads * heads.head_dim * element
+    return sum(op.kv_width for op in program.ops) * program.format.compute.bytes
 
 
 def describe(programs: Sequence[Program]) -> dict[str, list[dict[str, object]]]:

@@ -14,27 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
-from corepipe.neuron.graph import (
-    INT8_GROUP,
+from corepipe.neuron.graph import INT8_GROUP, DType, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.numerics import cut, require_computed, rope_tables
+from corepipe.neuron.ops import (
     Add,
     AllGather,
     AllReduce,
-    DType,
     Embed,
     GatedActivation,
     Linear,
-    Op,
     Receive,
     RMSNorm,
     Rope,
-    RopeSpec,
     SelectRows,
     Send,
-    Value,
-    WeightSpec,
 )
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import cut, rope_tables
 from corepipe.neuron.program import AxisShard, Program, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.weights import PackedTensor
 
@@ -57,6 +52,7 @@ class NativeCore:
     def __init__(
         self, program: Program, weights: Weights, blocks: int, block_size: int, max_rows: int, group: range
     ) -> None:
+        require_computed(program)
         self._program = program
         self._weights = weights
         self._group = group

@@ -47,6 +47,11 @@ class Format:
     activations: DType
     compute: DType
 
+    @property
+    def multiplied(self) -> DType:
+        """What TensorE multiplies: int8 weights alone are converted to the activations' format first."""
+        return self.weights if self.weights is self.activations else self.activations
+
 
 FORMATS: dict[str, Format] = {
     f.name: f
@@ -65,20 +70,33 @@ class Axis(StrEnum):
     HIDDEN = "hidden"
     Q_HEADS = "q_heads"  # query heads x head size
     KV_HEADS = "kv_heads"  # key/value heads x head size
+    K_LATENT_HEADS = "k_latent_heads"  # query heads x the part of a key that comes from the latent
+    V_LATENT_HEADS = "v_latent_heads"  # query heads x the size of a value that comes from the latent
     HEAD = "head"  # one head's elements (weights of a per-head norm)
     FFN = "ffn"
+    EXPERT_FFN = "expert_ffn"  # of one routed expert
+    SHARED_FFN = "shared_ffn"  # of the experts that every token takes
     VOCAB = "vocab"  # rows of the output head
-    TOKENS = "tokens"  # rows of the embedding table, never split
+    TOKENS = "tokens"  # rows of an embedding table, never split
+    LATENT = "latent"  # a narrow middle between two matrices, never split
+    EXPERTS = "experts"  # one a routed expert, never split
+    PIXELS = "pixels"  # channels x height x width of an image's patch
 
 
-SPLIT_AXES = frozenset({Axis.Q_HEADS, Axis.KV_HEADS, Axis.FFN, Axis.VOCAB})
+HEAD_AXES = frozenset({Axis.Q_HEADS, Axis.KV_HEADS, Axis.K_LATENT_HEADS, Axis.V_LATENT_HEADS})
+SPLIT_AXES = HEAD_AXES | {Axis.FFN, Axis.EXPERT_FFN, Axis.SHARED_FFN, Axis.VOCAB}
 
 
 class Rows(StrEnum):
-    """How many rows a Value has in a step: one per token, or one per token whose logits are wanted."""
+    """How many rows a Value has in a step.
+
+    One per token, or one per token whose logits are wanted; in the encoder of an encoder-decoder one per
+    token of the source, and none in the steps that decode.
+    """
 
     TOKENS = "tokens"
     LOGITS = "logits"
+    SOURCE = "source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,7 @@ class Value:
 class WeightRole(StrEnum):
     """How a weight is stored: matrices take the format's `weights` dtype, the others do not."""
 
-    MATRIX = "matrix"  # [N, K], multiplied by a Linear
+    MATRIX = "matrix"  # [N, K], multiplied by a Linear; [experts, N, K] in a mixture of experts
     EMBEDDING = "embedding"  # [tokens, hidden], looked up; kept in the compute dtype
     VECTOR = "vector"  # norm gains and biases; kept in fp32
 
@@ -145,171 +163,19 @@ class Op:
     def weights(self) -> tuple[WeightSpec, ...]:
         return ()
 
-
-@dataclass(frozen=True, slots=True)
-class Embed(Op):
-    """out[r] = table[token[r]]."""
-
-    table: WeightSpec
-
     @property
-    def weights(self) -> tuple[WeightSpec, ...]:
-        return (self.table,)
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm(Op):
-    """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
-
-    With a gain as wide as x this is the layer's norm; with one head's width it is Qwen3's q/k norm.
-    """
-
-    x: Value
-    gain: WeightSpec
-    eps: float
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-    @property
-    def weights(self) -> tuple[WeightSpec, ...]:
-        return (self.gain,)
-
-
-@dataclass(frozen=True, slots=True)
-class Linear(Op):
-    """out = x @ weight.T (+ bias); weight is [out.width, x.width]."""
-
-    x: Value
-    weight: WeightSpec
-    bias: WeightSpec | None = None
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-    @property
-    def weights(self) -> tuple[WeightSpec, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Rope(Op):
-    """Rotates each head of x by the row's position; elements past the rotary width pass through."""
-
-    x: Value
-    head_dim: int
-    rope: RopeSpec
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-
-@dataclass(frozen=True, slots=True)
-class Attention(Op):
-    """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
-
-    Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
-    The cache holds the compute dtype; probabilities are rounded to it before they meet v.
-    """
-
-    q: Value
-    k: Value
-    v: Value
-    heads: HeadLayout
-    scale: float
-    window: int | None = None
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.q, self.k, self.v)
-
-
-@dataclass(frozen=True, slots=True)
-class GatedActivation(Op):
-    """out = silu(gate) * up."""
-
-    gate: Value
-    up: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.gate, self.up)
-
-
-@dataclass(frozen=True, slots=True)
-class Add(Op):
-    """out = a + b."""
-
-    a: Value
-    b: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.a, self.b)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectRows(Op):
-    """Keeps the rows whose logits are wanted."""
-
-    x: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce(Op):
-    """Sum over the tensor group, added in rank order in fp32, rounded once.  Inserted by the compiler."""
-
-    x: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-
-@dataclass(frozen=True, slots=True)
-class AllGather(Op):
-    """Concatenation over the tensor group in rank order; `out` is as wide as the unsplit axis.
-
-    Ranks may contribute different widths, and padding at the end of `x` is dropped.
-    """
-
-    x: Value
-    widths: tuple[int, ...]
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-
-@dataclass(frozen=True, slots=True)
-class Send(Op):
-    """Hands x to core `peer` (an index into the replica's Programs); `out` is x itself."""
-
-    x: Value
-    peer: int
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-
-@dataclass(frozen=True, slots=True)
-class Receive(Op):
-    """Takes the next value that core `peer` sends."""
-
-    peer: int
+    def kv_width(self) -> int:
+        """Elements that the op keeps for each token of a sequence, for the steps to come."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole forward pass: token ids in, logits [rows wanted, vocab] out."""
+    """A whole forward pass: token ids in, logits [rows wanted, vocab] out.
+
+    An encoder (`causal` False) reads its input in one step and keeps nothing; it gives a vector a
+    sequence, or logits a token.  An encoder-decoder is causal: its encoder's values have `Rows.SOURCE`.
+    """
 
     name: str
     format: Format
@@ -320,6 +186,7 @@ class Graph:
     max_positions: int
     tied: dict[str, str] = field(default_factory=dict)
     """Weight name -> the checkpoint's tensor it is read from (a tied head reads the embedding)."""
+    causal: bool = True
 
     @property
     def logits(self) -> Value:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from corepipe.neuron.graph import Add, Attention, GatedActivation, Linear, Op, RMSNorm, Rope, RopeSpec, Value
+from corepipe.neuron.graph import Op, RopeSpec, Value
+from corepipe.neuron.ops import Add, Attention, GatedActivation, Linear, RMSNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,30 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.graph import INT8_GROUP, AllReduce, DType, Format, RopeSpec
+from corepipe.errors import UserError
+from corepipe.neuron.graph import INT8_GROUP, DType, Format, Op, RopeSpec
+from corepipe.neuron.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    Attention,
+    Embed,
+    Function,
+    GatedActivation,
+    Linear,
+    Receive,
+    RMSNorm,
+    Rope,
+    SelectRows,
+    Send,
+)
 from corepipe.neuron.program import PAD, AxisShard, Program
+
+COMPUTED = (
+    *(Add, AllGather, AllReduce, Attention, Embed, GatedActivation, Linear, Receive, RMSNorm, Rope),
+    *(SelectRows, Send),
+)
+"""The kinds of Op that are defined here; the others are timed only."""
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
@@ -49,6 +71,23 @@ _GRIDS = {
     DType.FP8_E4M3: _Grid(ml_dtypes.float8_e4m3fn, 3, -6),
     DType.FP8_E5M2: _Grid(ml_dtypes.float8_e5m2, 2, -14),
 }
+
+
+def require_computed(program: Program) -> None:
+    """Raises UserError, by name, for the first op that neither the twin nor the native executor computes."""
+    for op in program.ops:
+        if not _is_computed(op):
+            raise UserError(f"{type(op).__name__} of layer {op.layer} is timed, not computed yet", "model")
+
+
+def _is_computed(op: Op) -> bool:
+    match op:
+        case Attention():
+            return op.causal and not op.alibi and op.softcap is None and op.table is None
+        case GatedActivation():
+            return op.function is Function.SILU
+        case _:
+            return isinstance(op, COMPUTED)
 
 
 def round_to(x: npt.NDArray[np.floating], dtype: DType, fp8_max: float = 240.0) -> F32:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from math import ceil
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import INT8_GROUP, Axis, HeadLayout
+from corepipe.neuron.graph import HEAD_AXES, INT8_GROUP, Axis, HeadLayout
 from corepipe.neuron.program import PAD, AxisShard
 
 VOCAB_PANEL = 32
@@ -15,6 +16,11 @@ VOCAB_PANEL = 32
 
 SPLIT_UNITS = {Axis.FFN: INT8_GROUP, Axis.VOCAB: VOCAB_PANEL}
 """Contiguously cut axes and the unit they are cut in; a group of int8 activations stays in one part."""
+
+FFN_AXES = frozenset({Axis.FFN, Axis.EXPERT_FFN, Axis.SHARED_FFN})
+
+EVEN_UNITS = (64, 32, 16, 8)
+"""Units of feed-forward columns where no group of int8 activations needs to stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,11 @@ class Placement:
 
 
 def shard_axes(
-    heads: HeadLayout, widths: Mapping[Axis, int], tensor: int
+    heads: HeadLayout,
+    widths: Mapping[Axis, int],
+    tensor: int,
+    grouped: bool = True,
+    spare_ranks: bool = False,
 ) -> tuple[dict[Axis, AxisShard], ...]:
     """For each tensor rank the part it holds of each axis in `widths`; unsplit axes are whole.
 
@@ -58,16 +68,23 @@ def shard_axes(
       (Neuron's REPLICATE_TO_TP_DEGREE);
     - otherwise each query head gets its own copy of its key/value head (Neuron's CONVERT_TO_MHA).
     Ranks with fewer query heads than others are padded with zero heads, so all have one layout.
-    The feed-forward width and the vocabulary are cut into contiguous parts of whole `SPLIT_UNITS`
-    (of smaller units where there are fewer of them than ranks), which may differ by one unit.
-    Raises UserError where a rank would be left without a part.
+    Feed-forward widths and the vocabulary are cut into contiguous parts of whole `SPLIT_UNITS`
+    (of smaller units where there are fewer of them than ranks), which may differ by one unit.  Unless
+    `grouped`, feed-forward widths are cut in whichever of `EVEN_UNITS` makes the widest part narrowest.
+    Raises UserError where a rank would be left without a part; `spare_ranks`: with zero heads alone it may.
     """
-    _refuse_excess(heads, widths, tensor)
+    _refuse_excess(heads, widths, tensor, spare_ranks)
     parts: dict[Axis, list[AxisShard]] = {}
     for axis, width in widths.items():
-        if axis in {Axis.Q_HEADS, Axis.KV_HEADS}:
-            parts[axis] = [_head_ranges(p[axis], heads.head_dim) for p in _assign_heads(heads, tensor)]
-        elif axis in SPLIT_UNITS:
+        if axis in HEAD_AXES:
+            counted, count = (
+                (Axis.KV_HEADS, heads.kv_heads) if axis is Axis.KV_HEADS else (Axis.Q_HEADS, heads.heads)
+            )
+            parts[axis] = [_head_ranges(p[counted], width // count) for p in _assign_heads(heads, tensor)]
+        elif axis in FFN_AXES:
+            unit = SPLIT_UNITS[Axis.FFN] if grouped else _evenest_unit(width, tensor)
+            parts[axis] = _contiguous_parts(width, tensor, unit)
+        elif axis is Axis.VOCAB:
             parts[axis] = _contiguous_parts(width, tensor, SPLIT_UNITS[axis])
         else:
             parts[axis] = [whole(width)] * tensor
@@ -85,9 +102,10 @@ def whole(width: int) -> AxisShard:
     return AxisShard(((0, width),))
 
 
-def _refuse_excess(heads: HeadLayout, widths: Mapping[Axis, int], tensor: int) -> None:
-    limits = [(widths[axis], f"{axis} columns") for axis in SPLIT_UNITS if axis in widths]
-    if Axis.Q_HEADS in widths:
+def _refuse_excess(heads: HeadLayout, widths: Mapping[Axis, int], tensor: int, spare_ranks: bool) -> None:
+    cut = (*sorted(FFN_AXES), Axis.VOCAB)
+    limits = [(widths[axis], f"{axis} columns") for axis in cut if axis in widths]
+    if Axis.Q_HEADS in widths and not spare_ranks:
         limits.append((heads.heads, "attention heads"))
     limit, what = min(limits, default=(tensor, ""))
     if tensor > limit:
@@ -129,6 +147,11 @@ def _head_ranges(numbers: Iterable[int], head_dim: int) -> AxisShard:
                 continue
         ranges.append((start, head_dim))
     return AxisShard(tuple(ranges))
+
+
+def _evenest_unit(width: int, parts: int) -> int:
+    """The largest of the units under which the widest part is narrowest."""
+    return min(EVEN_UNITS, key=lambda unit: (ceil(ceil(width / unit) / parts) * unit, -unit))
 
 
 def _contiguous_parts(width: int, parts: int, unit: int) -> list[AxisShard]:

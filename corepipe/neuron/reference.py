@@ -17,29 +17,22 @@ import numpy.typing as npt
 
 from corepipe.neuron import numerics
 from corepipe.neuron.collectives import Links, all_gather, all_reduce
-from corepipe.neuron.graph import (
+from corepipe.neuron.graph import DType, Format, Graph, Op, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.numerics import F32, Matrix
+from corepipe.neuron.ops import (
     Add,
     AllGather,
     AllReduce,
     Attention,
-    DType,
     Embed,
-    Format,
     GatedActivation,
-    Graph,
     Linear,
-    Op,
     Receive,
     RMSNorm,
     Rope,
-    RopeSpec,
     SelectRows,
     Send,
-    Value,
-    WeightRole,
-    WeightSpec,
 )
-from corepipe.neuron.numerics import F32, Matrix
 from corepipe.neuron.program import Program, SamplingBatch, StepInputs, StepOutput, WeightShard
 
 ReadTensor = Callable[[str], F32]
@@ -91,6 +84,7 @@ class ReferenceCore:
     """One NeuronCore: its Program, its weights and its KV cache of `blocks` blocks."""
 
     def __init__(self, program: Program, read: ReadTensor, blocks: int, block_size: int, tensor: int) -> None:
+        numerics.require_computed(program)
         self.program = program
         self._tensor = tensor
         self._compute = program.format.compute

@@ -9,6 +9,7 @@ is complete.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import mmap
@@ -33,6 +34,8 @@ LAYOUT_VERSION = 2
 ALIGNMENT = 2 * 1024 * 1024
 """Offset of the first tensor: one huge page.  Tensors after it start at multiples of `TENSOR_ALIGNMENT`."""
 TENSOR_ALIGNMENT = 4096
+PARTIAL = ".packing-"
+"""Names of files that are being written begin so."""
 SHARED_MODE = 0o644
 """Other users' processes map the same file; temporary files are their maker's alone."""
 MADV_COLLAPSE = 25
@@ -148,7 +151,8 @@ def _key(graph: Graph, checkpoint: Checkpoint) -> str:
 
 def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    _remove_leftovers(path.parent)
+    with _partial_file(path.parent) as file:
         try:
             _write_tensors(graph, checkpoint, file, progress)
             file.flush()
@@ -158,6 +162,24 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _partial_file(folder: Path) -> IO[bytes]:
+    """A new file, locked while it is open: one that is not locked was left by a process that was killed."""
+    while True:
+        file: IO[bytes] = tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL, delete=False)  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # somebody took it for a leftover before it was locked
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(f"{PARTIAL}*"):
+        # Another process may remove it at the same time, or be writing it.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress) -> None:

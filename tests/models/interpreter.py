@@ -6,18 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from corepipe.neuron.graph import (
-    Add,
-    Attention,
-    Embed,
-    GatedActivation,
-    Graph,
-    Linear,
-    Op,
-    RMSNorm,
-    Rope,
-    SelectRows,
-)
+from corepipe.neuron.graph import Graph, Op
+from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
 
 Array = np.ndarray
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS, Attention, Axis, WeightRole
+from corepipe.neuron.graph import FORMATS, Axis, WeightRole
+from corepipe.neuron.ops import Attention
 from tests.models import interpreter
 from tests.parity.families import FAMILIES, TinyFamily
 

@@ -14,21 +14,9 @@ from strategies import Features, build, graphs
 
 from corepipe.errors import UserError
 from corepipe.neuron.compiler import compile_graph, describe, kv_bytes_per_token
-from corepipe.neuron.graph import (
-    SPLIT_AXES,
-    AllGather,
-    AllReduce,
-    Axis,
-    Graph,
-    HeadLayout,
-    Linear,
-    Receive,
-    RMSNorm,
-    Send,
-    WeightRole,
-    WeightSpec,
-)
+from corepipe.neuron.graph import SPLIT_AXES, Axis, Graph, HeadLayout, WeightRole, WeightSpec
 from corepipe.neuron.numerics import cut
+from corepipe.neuron.ops import AllGather, AllReduce, Linear, Receive, RMSNorm, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 
@@ -118,6 +106,14 @@ def check_cover(spec: WeightSpec, ranks: list[Program], tensor: int) -> None:
         assert copies == {1}
     else:
         assert copies == {len(ranks)}
+
+
+def test_ranks_with_parts_as_wide_share_their_ops():
+    ranks = compile_graph(llama(LLAMA_70B), Placement(tensor=8))
+    assert all(rank.ops is ranks[1].ops for rank in ranks[1:])
+    up = next(op for op in ranks[0].ops if op.out.axis is Axis.FFN)
+    starts = [rank.shards[up.weight.name].axes[0].ranges for rank in ranks]
+    assert starts == [((3584 * rank, 3584),) for rank in range(8)]
 
 
 def test_two_all_reduces_a_layer_and_one_all_gather():

@@ -1,0 +1,104 @@
+"""The shapes of public models by name, as their published config.json files have them.
+
+`published.json` maps a name to the keys of its config; an entry with the key `like` is another entry with
+some keys changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from corepipe.errors import UserError
+
+NEAREST = 3
+"""Names that a complaint about an unknown one suggests."""
+
+MAKERS = ("meta-", "google-", "openai-", "ibm-")
+"""What some repositories write before the model's own name."""
+
+TUNING = ("instruct", "chat", "hf", "it", "python")
+"""Parts anywhere in a name that say what a model was trained for."""
+
+ENDINGS = (
+    *TUNING,
+    *("pt", "base", "uncased", "cased", "preview", "beta", "sft", "dpo", "tuned", "distilled", "finetuned"),
+    *("original", "sharded", "deduped", "neuron", "gguf", "awq", "gptq", "bf16", "fp16", "fp8", "int8"),
+    *("in21k", "discriminator", "generator", "mlm", "mnli", "squad", "squad2", "sst2", "english", "en"),
+)
+"""Parts at a name's end that say how a model was trained or stored, not what shape it has."""
+
+VERSION = re.compile(r"v\d+(\.\d+)*|0\.\d|\d{4}|\d+k|\dbit")
+"""Parts at a name's end that tell releases apart."""
+
+
+@cache
+def _entries() -> Mapping[str, Mapping[str, object]]:
+    file = Path(__file__).with_name("published.json")
+    entries: dict[str, dict[str, object]] = json.loads(file.read_text(encoding="utf-8"))
+    return entries
+
+
+@cache
+def _by_spelling() -> Mapping[str, str]:
+    return {name.replace("-", ""): name for name in _entries()}
+
+
+def names() -> tuple[str, ...]:
+    """All names, sorted."""
+    return tuple(sorted(_entries()))
+
+
+def config(name: str) -> dict[str, object]:
+    """The config of one of `names()`, as a config.json has it.  Raises KeyError for other names."""
+    entry = dict(_entries()[name])
+    parent = entry.pop("like", None)
+    return config(parent) | entry if isinstance(parent, str) else entry
+
+
+def resolve(source: str) -> str:
+    """The one of `names()` that is meant by a name as people and model hubs write it.
+
+    Case, the organisation before a slash, separators, and endings such as -instruct, -hf or -v0.1 do not
+    matter, except where two published shapes differ in them.  Raises UserError for a name that is not known.
+    """
+    known = _by_spelling()
+    for spelling in _spellings(source):
+        if spelling in known:
+            return known[spelling]
+    near = get_close_matches(_plain(source), names(), NEAREST, cutoff=0.0)
+    raise UserError(
+        f"{source!r:.100} is no file, directory or published model; the nearest names are {', '.join(near)}",
+        "model",
+    )
+
+
+def _spellings(source: str) -> Iterator[str]:
+    """The name without separators, with ever fewer of the parts that say nothing about its shape."""
+    parts = _plain(source).split("-")
+    essential = [part for part in parts if part not in TUNING]
+    yield "".join(parts)
+    yield "".join(essential)
+    yield from _without_endings(parts)
+    yield from _without_endings(essential)
+
+
+def _without_endings(parts: Sequence[str]) -> Iterator[str]:
+    for end in range(len(parts) - 1, 0, -1):
+        if not (parts[end] in ENDINGS or VERSION.fullmatch(parts[end])):
+            break
+        yield "".join(parts[:end])
+
+
+def _plain(source: str) -> str:
+    """Lower case, without the organisation, with - between the parts."""
+    name = source.strip().rstrip("/").rpartition("/")[2].lower()
+    name = re.sub(r"[\s_-]+", "-", name).strip("-")
+    name = name.replace("sst-2", "sst2")
+    for maker in MAKERS:
+        name = name.removeprefix(maker)
+    return name

@@ -1,0 +1,79 @@
+"""docs/models.md, written from the families and the published shapes, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from corepipe.models import published, registry
+from corepipe.models.registry import COMPUTED, FAMILIES
+
+_INTRO = """\
+# Models
+
+<!-- Written by `python -m corepipe.models.reference`; a test compares. -->
+
+Every command that takes a model takes a directory of the Hugging Face layout, a `config.json`, a `.gguf`
+file, or one of the names below. `corepipe serve` computes tokens and needs weights; `simulate`, `plan`,
+`predict` and `profile` need the shape alone: there a name is enough, and nothing is downloaded.
+
+A name may be written as the model hub has it: case, the organisation before the slash, hyphens and endings
+such as `-Instruct`, `-hf`, `-uncased` or `-v0.1` do not matter, except where two shapes differ in them
+(`bert-base` and `bert-base-cased` have other vocabularies).
+
+## Families
+
+By `model_type` of a config.json. **Computed** families are served; the others are timed, not computed yet:
+they can be simulated, planned and predicted.
+
+"""
+
+_LIMITS = """
+What the Graphs of these families leave out, or have in a simpler form:
+
+- Rotary frequencies of timed families are not read: how they are scaled changes no time.
+- Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
+  decoder alone, without what sees images.
+- DeepSeek's extra layers that predict further tokens are not part of the model.
+- OLMo 2 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
+- T5's encoder runs in the steps that read the source alone; its context is source and target together.
+- Encoders give what the base model gives: a vector a sequence where it has a pooler, otherwise one a token.
+  `"head": "masked-lm"` in a config asks for the logits of every token (the names with `-mlm`).
+- Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; the format is the
+  one that is asked for.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return f"{_INTRO}{_families()}{_LIMITS}\n## Names\n\n" + "\n".join(_names()) + "\n"
+
+
+def _families() -> str:
+    rows = [f"| `{name}` | {'computed' if name in COMPUTED else 'timed'} |" for name in sorted(FAMILIES)]
+    return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
+
+
+def _names() -> Iterator[str]:
+    """A row for each shape, with all its names."""
+    yield "| model_type | parameters | names |"
+    yield "|---|---|---|"
+    shapes: dict[str, list[str]] = {}
+    for name in published.names():
+        shapes.setdefault(str(published.config(name)), []).append(name)
+    rows = [_row(names) for names in shapes.values()]
+    yield from (f"| {kind} | {_count(size)} | {', '.join(names)} |" for kind, size, names in sorted(rows))
+
+
+def _row(names: list[str]) -> tuple[str, int, list[str]]:
+    model = registry.architecture(names[0])
+    return model.config.model_type, model.parameters, [f"`{name}`" for name in names]
+
+
+def _count(parameters: int) -> str:
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:.1f} B"
+    return f"{parameters / 1e6:.0f} M" if parameters >= 1e7 else f"{parameters / 1e6:.1f} M"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201

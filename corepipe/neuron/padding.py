@@ -1,0 +1,82 @@
+"""What a runtime profile makes of a batch before the device sees it: static shapes.
+
+Contexts are padded by their mean over the sequences: the real stack takes the bucket of the longest one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.profiles import AttentionKernel, Buckets, RuntimeProfile
+from corepipe.neuron.step import StepShape
+
+
+def pad(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None) -> StepShape:
+    """The step that runs for a batch.  `longest`: tokens of a sequence; `batch`: sequences of the graph."""
+    if not shape.sequences:
+        return shape
+    if shape.decodes:
+        running, context = _decode(shape.sequences, shape.kv_tokens, profile, longest, batch)
+        if context is None and running == shape.sequences:
+            return shape
+        tokens = shape.kv_tokens if context is None else running * context
+        return StepShape(running, running, tokens, tokens, running, shape.source)
+    return _prefill(shape, profile, longest)
+
+
+def _decode(
+    sequences: int, kv_tokens: int, profile: RuntimeProfile, longest: int, batch: int | None
+) -> tuple[int, int | None]:
+    """Sequences that run, and the context of each; None: as it is."""
+    running = max(sequences, batch or 0) if profile.pads_batch else sequences
+    if profile.decode_buckets is Buckets.EXACT:
+        return running, None
+    return running, profile.decode_buckets.pad(-(-kv_tokens // sequences), longest)
+
+
+def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int) -> StepShape:
+    """Each sequence's rows padded to a bucket, its context to that and what was there before."""
+    exact = profile.prefill_buckets is Buckets.EXACT
+    if exact and profile.attention is AttentionKernel.CAUSAL:
+        return shape
+    sequences = shape.sequences
+    rows = profile.prefill_buckets.pad(-(-shape.rows // sequences), longest)
+    before = max(0, -(-shape.kv_tokens // sequences) - -(-shape.rows // sequences))
+    context = rows + before
+    square = rows * context
+    masked = rows * (rows - 1) // 2 if profile.attention is AttentionKernel.CAUSAL else 0
+    return StepShape(
+        sequences * rows,
+        sequences,
+        sequences * context,
+        sequences * (square - masked),
+        shape.logit_rows,
+        shape.source,
+    )
+
+
+def pad_contexts(
+    sequences: int,
+    kv_tokens: npt.NDArray[np.int64],
+    profile: RuntimeProfile,
+    longest: int,
+    batch: int | None,
+) -> tuple[int, npt.NDArray[np.int64]]:
+    """Sequences and tokens of context that decode steps run with: what `pad` gives for each."""
+    running, context = _decode(sequences, sequences, profile, longest, batch)
+    if context is None:
+        return running, kv_tokens
+    means = -(-kv_tokens // sequences)
+    return running, running * _pad_each(means, profile.decode_buckets, longest)
+
+
+def _pad_each(lengths: npt.NDArray[np.int64], buckets: Buckets, longest: int) -> npt.NDArray[np.int64]:
+    """`Buckets.pad` of each length."""
+    most = int(lengths.max(initial=1))
+    known = {buckets.pad(1, longest)}
+    while max(known) < min(most, longest):
+        known.add(buckets.pad(max(known) + 1, longest))
+    sizes = np.array(sorted(known), np.int64)
+    which = np.minimum(np.searchsorted(sizes, lengths), len(sizes) - 1)
+    return np.maximum(lengths, sizes[which])

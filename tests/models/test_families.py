@@ -1,0 +1,318 @@
+"""Graphs of the families: what compiles, what stands in them, and configs that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.models import published, registry
+from corepipe.models.registry import COMPUTED, FAMILIES
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.graph import FORMATS, SPLIT_AXES, Axis, Graph, Rows, WeightRole
+from corepipe.neuron.ops import (
+    Activation,
+    AddEmbedding,
+    AllReduce,
+    Attention,
+    CrossAttention,
+    Experts,
+    Function,
+    GatedActivation,
+    LatentAttention,
+    LayerNorm,
+    Linear,
+    Scale,
+)
+from corepipe.neuron.placement import Placement
+from tests.models.published_counts import COUNTS
+
+ENCODERS = {
+    *(
+        "albert",
+        "bert",
+        "camembert",
+        "deit",
+        "distilbert",
+        "electra",
+        "mpnet",
+        "roberta",
+        "vit",
+        "xlm-roberta",
+    )
+}
+NORMS_ACROSS_HEADS = {"olmo2", "olmoe"}
+
+ONE_OF_EACH = {str(published.config(name)["model_type"]): name for name in reversed(COUNTS)}
+"""The smallest example of each family, more or less, and the largest Llama."""
+
+BIG = ("llama-3.1-405b", "bloom-176b", "falcon-180b", "deepseek-v3", "qwen3-235b-a22b", "mixtral-8x22b")
+
+
+def graph(name: str) -> Graph:
+    return registry.architecture(name).graph(FORMATS["bf16"])
+
+
+def kinds(name: str) -> Counter[type]:
+    return Counter(type(op) for op in graph(name).ops)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_published_model_compiles(name: str) -> None:
+    """On one core, and cut into stages; the pipeline holds every weight that the one core holds."""
+    whole = graph(name)
+    (one,) = compile_graph(whole, Placement())
+    stages = compile_graph(whole, Placement(pipeline=2))
+    assert [len(stage.layers) > 0 for stage in stages] == [True, True]
+    assert set(one.shards) == {shard for stage in stages for shard in stage.shards}
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for family, name in ONE_OF_EACH.items() if family not in NORMS_ACROSS_HEADS), *BIG]
+)
+def test_tensor_parallelism_divides_the_weights(name: str) -> None:
+    whole = graph(name)
+    degree = max(d for d in (2, 4, 8) if d <= whole.heads.heads)
+    ranks = compile_graph(whole, Placement(tensor=degree))
+    assert len({rank.ops[-1].out.width for rank in ranks}) == 1
+    for spec in whole.weights():
+        parts = [prod(rank.shards[spec.name].shape) for rank in ranks if spec.name in rank.shards]
+        if SPLIT_AXES & set(spec.axes) and Axis.KV_HEADS not in spec.axes:
+            assert sum(parts) >= prod(spec.shape)
+            assert max(parts) < prod(spec.shape)
+
+
+@pytest.mark.parametrize("name", ["olmo-2-7b", "olmoe-1b-7b"])
+def test_norms_across_heads_are_refused_under_tensor_parallelism(name: str) -> None:
+    with pytest.raises(UserError, match="normalises over all of q_heads; use --pipeline"):
+        compile_graph(graph(name), Placement(tensor=2))
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_graphs_hold_together(name: str) -> None:
+    """Ids, layers, and matrices that are as wide as what they multiply."""
+    built = graph(name)
+    assert [op.out.id for op in built.ops] == list(range(len(built.ops)))
+    assert {op.layer for op in built.ops} <= set(range(-1, built.num_layers + 1))
+    assert set(range(built.num_layers)) <= {op.layer for op in built.ops}
+    for op in built.ops:
+        if isinstance(op, Linear):
+            assert op.weight.shape == (op.out.width, op.x.width)
+            assert op.weight.axes == (op.out.axis, op.x.axis)
+        for spec in op.weights:
+            assert len(spec.shape) == len(spec.axes)
+            assert (len(spec.shape) == 1) <= (spec.role is WeightRole.VECTOR)
+    assert set(built.tied) <= {spec.name for spec in built.weights()}
+
+
+def test_every_family_has_a_published_model() -> None:
+    assert set(FAMILIES) - set(ONE_OF_EACH) == {"gemma3", "llama4"}  # those see images; their text is listed
+
+
+@pytest.mark.parametrize(("family", "name"), ONE_OF_EACH.items())
+def test_encoders_see_both_ways_and_keep_nothing(family: str, name: str) -> None:
+    built = graph(name)
+    attentions = [op for op in built.ops if isinstance(op, Attention) and op.q.rows is not Rows.SOURCE]
+    assert built.causal is (family not in ENCODERS)
+    assert {op.causal for op in attentions} <= {built.causal}
+    (program,) = compile_graph(built, Placement())
+    assert (kv_bytes_per_token(program) > 0) is built.causal
+
+
+def test_a_pooler_gives_one_row_a_sequence() -> None:
+    last = graph("bert-base").ops[-1]
+    assert isinstance(last, Activation)
+    assert (last.function, last.out.rows, last.out.width) == (Function.TANH, Rows.LOGITS, 768)
+    assert graph("distilbert-base").logits.rows is Rows.TOKENS
+
+
+def test_a_masked_language_model_has_logits_of_every_token() -> None:
+    logits = graph("xlm-roberta-base-mlm").logits
+    assert (logits.axis, logits.width, logits.rows) == (Axis.VOCAB, 250002, Rows.TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_layer"),
+    [
+        *(("gpt2", 2), ("opt-6.7b", 2), ("bert-base", 2), ("llama-3-8b", 2)),
+        *(("gpt-j-6b", 1), ("falcon-7b", 1), ("falcon-40b", 1), ("phi-2", 1), ("command-r-35b", 1)),
+        *(("mixtral-8x7b", 2), ("deepseek-v3", 2), ("qwen1.5-moe-a2.7b", 2), ("llama-4-maverick", 2)),
+    ],
+)
+def test_blocks_side_by_side_share_an_all_reduce(name: str, per_layer: int) -> None:
+    built = graph(name)
+    rank = compile_graph(built, Placement(tensor=4))[3]
+    reduces = [op for op in rank.ops if isinstance(op, AllReduce)]
+    assert len(reduces) == per_layer * built.num_layers
+    assert {op.out.axis for op in reduces} == {Axis.HIDDEN}
+
+
+def test_experts_are_cut_in_their_middle() -> None:
+    rank = compile_graph(graph("qwen3-30b-a3b"), Placement(tensor=8))[5]
+    experts = [op for op in rank.ops if isinstance(op, Experts)]
+    assert len(experts) == 48
+    assert {(op.experts, op.top_k, op.ffn, op.out.width) for op in experts} == {(128, 8, 96, 2048)}
+    assert rank.shards[experts[0].gate.name].shape == (128, 96, 2048)
+    assert rank.shards[experts[0].down.name].shape == (128, 2048, 96)
+
+
+def test_gpt_oss_adds_the_experts_bias_once() -> None:
+    ranks = compile_graph(graph("gpt-oss-20b"), Placement(tensor=2))
+    counts = [len(next(op for op in rank.ops if isinstance(op, Experts)).biases) for rank in ranks]
+    assert counts == [3, 2]
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_deepseek_keeps_one_latent_a_token_on_every_rank(tensor: int) -> None:
+    rank = compile_graph(graph("deepseek-v3"), Placement(tensor=tensor))[-1]
+    assert kv_bytes_per_token(rank) == 61 * (512 + 64) * 2
+    (attention, *_) = (op for op in rank.ops if isinstance(op, LatentAttention))
+    heads = 128 // tensor
+    assert (attention.heads.heads, attention.q.width, attention.out.width) == (
+        heads,
+        heads * 192,
+        heads * 128,
+    )
+    assert rank.shards[attention.key_up.name].shape == (heads * 128, 512)
+
+
+def test_deepseek_s_first_layers_are_dense() -> None:
+    sparse = [op.layer for op in graph("deepseek-v3").ops if isinstance(op, Experts)]
+    assert sparse == list(range(3, 61))
+    assert [op.layer for op in graph("llama-4-maverick").ops if isinstance(op, Experts)] == [*range(1, 48, 2)]
+
+
+def test_t5_reads_its_source_once() -> None:
+    built = graph("t5-small")
+    assert {op.out.rows for op in built.ops if op.layer < 6} == {Rows.SOURCE}
+    keys = {op.k.rows for op in built.ops if isinstance(op, CrossAttention)}
+    assert (built.causal, built.num_layers, keys) == (True, 12, {Rows.SOURCE})
+    assert kinds("t5-small")[CrossAttention] == 6
+    (program,) = compile_graph(built, Placement())
+    assert kv_bytes_per_token(program) == 2 * 6 * 2 * 512 * 2  # to itself and to the source
+
+
+def test_what_tells_families_apart() -> None:
+    """Norms, functions, positions and scores, a family each."""
+    assert (kinds("gpt2")[LayerNorm], kinds("gpt2")[AddEmbedding]) == (25, 1)
+    assert kinds("bert-base")[AddEmbedding] == 2
+    functions = {
+        name: {op.function for op in graph(name).ops if isinstance(op, Activation | GatedActivation)}
+        for name in ("opt-125m", "gpt2", "gemma-2b", "bloom-560m", "llama-3-8b")
+    }
+    assert functions == {
+        "opt-125m": {Function.RELU},
+        "gpt2": {Function.GELU_TANH},
+        "gemma-2b": {Function.GELU_TANH},
+        "bloom-560m": {Function.GELU_TANH},
+        "llama-3-8b": {Function.SILU},
+    }
+    attentions = {
+        name: next(op for op in graph(name).ops if isinstance(op, Attention))
+        for name in ("bloom-560m", "gemma-2-2b", "gpt-oss-20b", "gpt-neo-1.3b", "falcon-7b")
+    }
+    assert attentions["bloom-560m"].alibi
+    assert (attentions["gemma-2-2b"].softcap, attentions["gemma-2-2b"].window) == (50.0, 4096)
+    assert attentions["gpt-oss-20b"].table is not None
+    assert attentions["falcon-7b"].heads.kv_heads == 1
+    assert kinds("granite-3.1-8b")[Scale] == 82
+
+
+def test_windows_alternate_as_published() -> None:
+    def windows(name: str) -> list[int | None]:
+        return [op.window for op in graph(name).ops if isinstance(op, Attention)]
+
+    assert windows("gemma-3-1b")[:7] == [512] * 5 + [None, 512]
+    assert windows("gemma-2-2b")[:3] == [4096, None, 4096]
+    assert windows("gpt-oss-20b")[:2] == [128, None]
+    assert windows("gpt-neo-125m")[:2] == [None, 256]
+    assert windows("llama-4-scout")[:5] == [8192] * 3 + [None, 8192]
+    assert set(windows("mistral-7b-v0.3")) == {None}
+
+
+REQUIRED = {
+    "bert": "hidden_size",
+    "bloom": "n_layer",
+    "deepseek_v3": "kv_lora_rank",
+    "dbrx": "ffn_config",
+    "distilbert": "dim",
+    "falcon": "hidden_size",
+    "gpt2": "n_embd",
+    "gpt_neox": "num_attention_heads",
+    "llama4_text": "num_local_experts",
+    "mixtral": "num_local_experts",
+    "mpt": "d_model",
+    "opt": "num_hidden_layers",
+    "phi3": "intermediate_size",
+    "qwen3_moe": "moe_intermediate_size",
+    "t5": "d_model",
+    "vit": "hidden_size",
+}
+
+
+def written(folder: Path, values: Mapping[str, object]) -> str:
+    file = folder / "config.json"
+    file.write_text(json.dumps(values))
+    return str(file)
+
+
+@pytest.mark.parametrize(("family", "key"), REQUIRED.items())
+def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: str, key: str) -> None:
+    values = published.config(ONE_OF_EACH[family])
+    del values[key]
+    with pytest.raises(UserError, match=rf"config\.json: {key} is missing"):
+        registry.architecture(written(tmp_path, values))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("albert-base", {"num_hidden_groups": 2}, "num_hidden_groups other than 1 is not supported"),
+        ("bert-base", {"head": "qa"}, "head 'qa' is not supported"),
+        ("command-r", {"use_qk_norm": True}, "use_qk_norm is not supported"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8"),
+        ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings must be more than 2"),
+        ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm is not supported"),
+        ("t5-small", {"feed_forward_proj": "tanh"}, "'tanh' is not supported"),
+        ("vit-base", {"patch_size": 15}, "image_size .224. is not a multiple of patch_size .15."),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        registry.architecture(written(tmp_path, {**published.config(name), **changes}))
+
+
+@pytest.mark.parametrize("name", [n for f, n in ONE_OF_EACH.items() if f not in COMPUTED])
+def test_what_is_timed_only_is_not_loaded(tmp_path: Path, name: str) -> None:
+    source = written(tmp_path, published.config(name))
+    assert registry.architecture(source).parameters == registry.architecture(name).parameters
+    with pytest.raises(UserError, match="is timed, not computed yet: it can be simulated, planned and"):
+        registry.load(tmp_path)
+
+
+def test_the_text_of_models_that_see_images(tmp_path: Path) -> None:
+    """Their configs nest the decoder's, and leave out what is transformers' default."""
+    text = {k: published.config("gemma-3-4b")[k] for k in ("hidden_size", "intermediate_size")}
+    text |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    gemma = registry.architecture(written(tmp_path, {"model_type": "gemma3", "text_config": text}))
+    assert gemma.parameters == registry.architecture("gemma-3-4b").parameters
+    nested = {"model_type": "llama4", "text_config": published.config("llama-4-scout")}
+    llama = registry.architecture(written(tmp_path, nested))
+    assert llama.parameters == registry.architecture("llama-4-scout").parameters
+
+
+def test_an_architecture_of_a_config_needs_nothing_else(tmp_path: Path) -> None:
+    model = registry.architecture(
+        written(tmp_path, {**published.config("llama-2-7b"), "quantization_config": {}})
+    )
+    assert (model.name, model.max_positions, model.parameters) == (tmp_path.name, 4096, 6738415616)
+    assert registry.architecture(str(tmp_path)).parameters == model.parameters
+    with pytest.raises(UserError, match="no such file"):
+        registry.architecture(str(tmp_path / "gone" / "config.json"))
