@@ -127,39 +127,58 @@ static void prepare_int8_values(const int8_t* q, void* block) {
 
 CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }
 
-// What is the same for all rows of 16 columns.
+// What is the same for all rows of 16 columns.  Without a scale it is 1, without a bias -0: neither changes a bit.
 struct Columns {
   f32x16 scale, bias;
-  bool scaled, biased;
 
   CP_INLINE Columns of(const float* scale, const float* bias, int at, int count) {
-    return {scale == nullptr ? zero() : load_n(scale + at, count), bias == nullptr ? zero() : load_n(bias + at, count),
-            scale != nullptr, bias != nullptr};
+    return {scale == nullptr ? broadcast(1.0f) : load_n(scale + at, count),
+            bias == nullptr ? broadcast(-0.0f) : load_n(bias + at, count)};
   }
 
-  CP_INLINE f32x16 apply(const Columns& c, f32x16 y, bool round) {
-    if (c.scaled) y = y * c.scale;
-    if (c.biased) y = y + c.bias;
-    return round_if(round, y);
-  }
+  CP_INLINE f32x16 apply(const Columns& c, f32x16 y, bool round) { return round_if(round, y * c.scale + c.bias); }
 };
 
-static void finish(const Finish& f) {
-  for (int at = 0; at < f.n; at += kLanes) {
-    const int count = f.n - at < kLanes ? f.n - at : kLanes;
-    const Columns main = Columns::of(f.scale, f.bias, at, count);
-    const Columns gated = Columns::of(f.up_scale, f.up_bias, at, count);
-    for (int r = 0; r < f.rows; ++r) {
-      f32x16 y = Columns::apply(main, load(f.sums + r * kPanel + at), f.round_bf16);
-      if (f.up_sums != nullptr) {
-        const f32x16 up = Columns::apply(gated, load(f.up_sums + r * kPanel + at), f.round_bf16);
-        y = round_if(f.round_bf16, silu(y) * up);
-      }
-      if (f.residual != nullptr) {
-        y = round_if(f.round_bf16, load_first(f.residual + r * f.residual_stride + at, count) + y);
-      }
-      store_first(f.out + r * f.out_stride + at, y, count);
+template <bool kRound, bool kGlu, bool kResidual>
+CP_INLINE void finish_columns(const Finish& f, int at, int count) {
+  const Columns main = Columns::of(f.scale, f.bias, at, count);
+  const Columns gated = kGlu ? Columns::of(f.up_scale, f.up_bias, at, count) : main;
+  for (int r = 0; r < f.rows; ++r) {
+    f32x16 y = Columns::apply(main, load(f.sums + r * kPanel + at), kRound);
+    if (kGlu) {
+      const f32x16 up = Columns::apply(gated, load(f.up_sums + r * kPanel + at), kRound);
+      y = round_if(kRound, silu(y) * up);
     }
+    if (kResidual) {
+      y = round_if(kRound, load_first(f.residual + r * f.residual_stride + at, count) + y);
+    }
+    store_first(f.out + r * f.out_stride + at, y, count);
+  }
+}
+
+template <bool kRound, bool kGlu, bool kResidual>
+static void finish_as(const Finish& f) {
+  int at = 0;
+  for (; at + kLanes <= f.n; at += kLanes) finish_columns<kRound, kGlu, kResidual>(f, at, kLanes);
+  if (at < f.n) finish_columns<kRound, kGlu, kResidual>(f, at, f.n - at);
+}
+
+template <bool kRound>
+static void finish_rounded(const Finish& f) {
+  if (f.up_sums != nullptr) {
+    finish_as<kRound, true, false>(f);
+  } else if (f.residual != nullptr) {
+    finish_as<kRound, false, true>(f);
+  } else {
+    finish_as<kRound, false, false>(f);
+  }
+}
+
+static void finish(const Finish& f) {
+  if (f.round_bf16) {
+    finish_rounded<true>(f);
+  } else {
+    finish_rounded<false>(f);
   }
 }
 
