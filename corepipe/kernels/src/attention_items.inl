@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "attention_tiles.inl"
+#include "attention_edges.inl"
 #include "rows.inl"
 
 namespace corepipe {
@@ -195,23 +195,23 @@ struct Item {
     const int seen_begin = clamp(start), seen_end = clamp(start + kKeyBlock - 1 + call.window);
     const int whole_begin = clamp(start + kKeyBlock - 1);
     const int whole_end = larger(whole_begin, clamp(start + call.window));
-    for (int t = seen_begin; t < seen_end; ++t) {
-      if (t == whole_begin && whole_end > whole_begin) {
-        meet_whole(block, whole_begin, whole_end, state, ahead);
-        t = whole_end - 1;
-      } else {
-        const Span span = visible(first_position + t, call.window, index * kKeyBlock);
-        const size_t row = (size_t)t * call.group;
-        meet_edge<Cache>(shape, q + row * shape.width, state + row * shape.stride, call.group, block, span, ahead);
-      }
-    }
+    if (whole_begin == whole_end) return meet_part(block, index, seen_begin, seen_end, state, ahead);
+    meet_part(block, index, seen_begin, whole_begin, state, ahead);
+    meet_whole(block, whole_begin, whole_end, state, ahead);
+    meet_part(block, index, whole_end, seen_end, state, ahead);
+  }
+
+  void meet_part(KeyBlock& block, int index, int begin, int end, float* state, Ahead& ahead) {
+    const Edge edge = {first_position + begin, end - begin, call.group, call.window, index * kKeyBlock};
+    const size_t row = (size_t)begin * call.group;
+    meet_edges<Cache>(shape, q + row * shape.width, state + row * shape.stride, edge, block, ahead);
   }
 
   void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead& ahead) {
     const size_t row = (size_t)begin * call.group;
     for_tiles((end - begin) * call.group, [&](int first, int n) {
-      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block,
-                        Span{0, kKeyBlock}, ahead);
+      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block, Sight{},
+                        ahead);
     });
   }
 

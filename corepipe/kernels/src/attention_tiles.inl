@@ -276,19 +276,28 @@ CP_INLINE f32x16 masked(f32x16 x, int group, Span span) {
   return select(seen, x, broadcast(kMinusInfinity));
 }
 
+// What each row of a tile sees of a block, and all of them together.
+struct Sight {
+  Span rows[kTileRows];
+  Span all;
+
+  CP_INLINE int first_group(const Sight& s) { return s.all.begin / kLanes; }
+  CP_INLINE int end_group(const Sight& s) { return (s.all.end + kLanes - 1) / kLanes; }
+};
+
 // Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
-// shrink by.  Keys outside `span` get 0.  Maxima are kept times `scale`, which is positive.
+// shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.
 template <class Cache, bool kWhole>
-CP_INLINE void softmax(const float* scores, int rows, Span span, float scale, float* state, size_t stride,
+CP_INLINE void softmax(const float* scores, int rows, const Sight& sight, float scale, float* state, size_t stride,
                        typename Cache::Element* p, float* decay) {
-  const int begin = kWhole ? 0 : span.begin / kLanes;
-  const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
+  const int begin = kWhole ? 0 : Sight::first_group(sight);
+  const int end = kWhole ? kKeyBlock / kLanes : Sight::end_group(sight);
   float bases[kTileRows];
   for (int r = 0; r < rows; ++r) {
     f32x16 top = broadcast(kMinusInfinity);
     for (int g = begin; g < end; ++g) {
       const f32x16 x = load(scores + r * kKeyBlock + g * kLanes);
-      top = max(kWhole ? x : masked(x, g, span), top);
+      top = max(kWhole ? x : masked(x, g, sight.rows[r]), top);
     }
     float& maximum = state[r * stride + kLanes];
     const float old = maximum, fresh = reduce_max(top) * scale;
@@ -303,7 +312,7 @@ CP_INLINE void softmax(const float* scores, int rows, Span span, float scale, fl
     for (int g = begin; g < end; ++g) {
       const int at = r * kKeyBlock + g * kLanes;
       const f32x16 x = load(scores + at);
-      const f32x16 e = exp2_nonpositive(fma(kWhole ? x : masked(x, g, span), broadcast(scale), base));
+      const f32x16 e = exp2_nonpositive(fma(kWhole ? x : masked(x, g, sight.rows[r]), broadcast(scale), base));
       sum = sum + e;
       Cache::store_row(p + at, e);
     }
@@ -318,21 +327,23 @@ struct Shape {
   float scale;    // includes log2(e)
 };
 
-// One block of keys for up to kTileRows rows.
+// One block of keys for up to kTileRows rows.  Values that some of them do not see meet a probability of 0.
+// `sight` is not looked at where they see all of it.
 template <class Cache, bool kWhole>
 CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
-                    const KeyBlock& block, Span span, Ahead& ahead) {
+                    const KeyBlock& block, const Sight& sight, Ahead& ahead) {
   alignas(64) float scores[kTileRows * kKeyBlock];
   alignas(64) typename Cache::Element p[kTileRows * kKeyBlock];
   alignas(64) float decay[kLanes] = {};
-  const int begin = kWhole ? 0 : span.begin / kLanes;
-  const int end = kWhole ? kKeyBlock / kLanes : (span.end + kLanes - 1) / kLanes;
+  const int begin = kWhole ? 0 : Sight::first_group(sight);
+  const int end = kWhole ? kKeyBlock / kLanes : Sight::end_group(sight);
   for (int g = begin; g < end; g += kTileVecs) {
     const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
     score<Cache>(rows, vecs, q, shape.width, block.keys + g, scores + g * kLanes, ahead);
   }
-  softmax<Cache, kWhole>(scores, rows, span, shape.scale, state, shape.stride, p, decay);
-  const int first = span.begin / Cache::kDepth, last = (span.end + Cache::kDepth - 1) / Cache::kDepth;
+  softmax<Cache, kWhole>(scores, rows, sight, shape.scale, state, shape.stride, p, decay);
+  const int first = kWhole ? 0 : sight.all.begin / Cache::kDepth;
+  const int last = (kWhole ? kKeyBlock : sight.all.end + Cache::kDepth - 1) / Cache::kDepth;
   const int columns = shape.width / kLanes;
   for (int v = 0; v < columns; v += kTileVecs) {
     const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
@@ -349,38 +360,6 @@ CP_INLINE void for_tiles(int n, Body&& body) {
     const int first = n * t / tiles;
     body(first, n * (t + 1) / tiles - first);
   }
-}
-
-// A pair of values of which one may not be seen: it is replaced by 0 in a copy, for as long as this lives.
-struct MaskedPair {
-  const char** place;
-  const char* original;
-  alignas(64) uint32_t copy[kMaxHeadDim];
-
-  CP_INLINE void hide(const char** values, int step, uint32_t keep, int width, MaskedPair* self) {
-    self->place = values + step;
-    self->original = *self->place;
-    const uint32_t* pairs = (const uint32_t*)self->original;
-    for (int d = 0; d < width; ++d) self->copy[d] = pairs[d] & keep;
-    *self->place = (const char*)self->copy;
-  }
-  void restore() { *place = original; }
-};
-
-// The rows of one token at a block of which it sees a part.
-template <class Cache>
-static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
-                      Span span, Ahead& ahead) {
-  MaskedPair first, last;
-  const bool odd_begin = Cache::kDepth == 2 && span.begin % 2 != 0;
-  const bool odd_end = Cache::kDepth == 2 && span.end % 2 != 0;
-  if (odd_begin) MaskedPair::hide(block.values, span.begin / 2, 0xffff0000u, shape.width, &first);
-  if (odd_end) MaskedPair::hide(block.values, span.end / 2, 0x0000ffffu, shape.width, &last);
-  for_tiles(rows, [&](int from, int n) {
-    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, span, ahead);
-  });
-  if (odd_begin) first.restore();
-  if (odd_end) last.restore();
 }
 
 }  // namespace COREPIPE_SIMD

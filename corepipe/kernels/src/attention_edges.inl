@@ -1,0 +1,112 @@
+// Blocks of which a row sees a part: those around its own position, and at the far end of a window.
+#pragma once
+
+#include "attention_tiles.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+// A pair of values of which one may not be seen: it is replaced by 0 in a copy, for as long as this lives.
+struct MaskedPair {
+  const char** place;
+  const char* original;
+  alignas(64) uint32_t copy[kMaxHeadDim];
+
+  CP_INLINE void hide(const char** values, int step, uint32_t keep, int width, MaskedPair* self) {
+    self->place = values + step;
+    self->original = *self->place;
+    const uint32_t* pairs = (const uint32_t*)self->original;
+    for (int d = 0; d < width; ++d) self->copy[d] = pairs[d] & keep;
+    *self->place = (const char*)self->copy;
+  }
+  void restore() { *place = original; }
+};
+
+// The rows of one token at a block of which it sees a part.
+template <class Cache>
+static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
+                      Span span, Ahead& ahead) {
+  MaskedPair first, last;
+  const bool odd_begin = Cache::kDepth == 2 && span.begin % 2 != 0;
+  const bool odd_end = Cache::kDepth == 2 && span.end % 2 != 0;
+  if (odd_begin) MaskedPair::hide(block.values, span.begin / 2, 0xffff0000u, shape.width, &first);
+  if (odd_end) MaskedPair::hide(block.values, span.end / 2, 0x0000ffffu, shape.width, &last);
+  Sight sight;
+  sight.all = span;
+  for (int r = 0; r < kTileRows; ++r) sight.rows[r] = span;
+  for_tiles(rows, [&](int from, int n) {
+    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);
+  });
+  if (odd_begin) first.restore();
+  if (odd_end) last.restore();
+}
+
+// Sets lanes that hold an infinity or a NaN.
+CP_INLINE i32x16 not_finite(i32x16 x, const uint16_t*) {
+  const i32x16 high = broadcast_i32(0x7f800000), low = broadcast_i32(0x7f80);
+  return ((x & high) == high) | ((x & low) == low);
+}
+
+CP_INLINE i32x16 not_finite(i32x16 x, const float*) {
+  const i32x16 exponent = broadcast_i32(0x7f800000);
+  return (x & exponent) == exponent;
+}
+
+// Are the values of steps [first, last) numbers?
+template <class Cache>
+static bool finite_values(const KeyBlock& block, int first, int last, int width) {
+  i32x16 found = broadcast_i32(0);
+  for (int s = first; s < last; ++s) {
+    const int32_t* row = (const int32_t*)block.values[s];
+    for (int d = 0; d < width; d += kLanes) {
+      found = found | not_finite(load(row + d), (const typename Cache::Element*)nullptr);
+    }
+  }
+  int32_t lanes[kLanes], any = 0;
+  store(lanes, found);
+  for (int i = 0; i < kLanes; ++i) any |= lanes[i];
+  return any == 0;
+}
+
+// `tokens` consecutive tokens at a block of which each sees a part.
+struct Edge {
+  int position;  // of the first token
+  int tokens, group, window;
+  int start;  // of the block
+
+  CP_INLINE Span sight(const Edge& e, int token) { return visible(e.position + token, e.window, e.start); }
+};
+
+// May the tokens meet the block together?  Then a value that one of them does not see is multiplied by its
+// probability of 0, which changes no bit of a sum if the value is a number: a sum is never -0.
+template <class Cache>
+static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
+  const Span first = Edge::sight(edge, 0), last = Edge::sight(edge, edge.tokens - 1);
+  const auto step_after = [](int key) { return (key + Cache::kDepth - 1) / Cache::kDepth; };
+  const int begin = first.begin / Cache::kDepth, end = step_after(last.end);
+  if (last.begin >= first.end) return finite_values<Cache>(block, begin, end, width);
+  return finite_values<Cache>(block, begin, step_after(last.begin), width) &&
+         finite_values<Cache>(block, first.end / Cache::kDepth, end, width);
+}
+
+template <class Cache>
+static void meet_edges(const Shape& shape, const typename Cache::Element* q, float* state, const Edge& edge,
+                       KeyBlock& block, Ahead& ahead) {
+  if (edge.tokens > 1 && can_share<Cache>(edge, block, shape.width)) {
+    for_tiles(edge.tokens * edge.group, [&](int from, int n) {
+      Sight sight;
+      for (int r = 0; r < n; ++r) sight.rows[r] = Edge::sight(edge, (from + r) / edge.group);
+      sight.all = {sight.rows[0].begin, sight.rows[n - 1].end};
+      meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);
+    });
+    return;
+  }
+  for (int t = 0; t < edge.tokens; ++t) {
+    const size_t row = (size_t)t * edge.group;
+    meet_edge<Cache>(shape, q + row * shape.width, state + row * shape.stride, edge.group, block,
+                     Edge::sight(edge, t), ahead);
+  }
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe
