@@ -55,6 +55,22 @@ def test_a_row_is_independent_of_other_rows_and_threads(call: Call, kind: packin
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_have_the_bits_of_few(call: Call, kind: packing.Kind) -> None:
+    """Each thread takes some of many rows through the op; of few rows, some of the columns."""
+    rng = np.random.default_rng(11)
+    x, base = (rng.standard_normal((233, w)).astype(np.float32) for w in (330, 70))
+    gain = rng.standard_normal(330).astype(np.float32)
+    weights = tuple(random_weights(rng, kind, 70, 330) for _ in range(2))
+    plain = Case(x, weights, norm=(gain, 1e-5), round_bf16=True)
+    for case in (plain, replace(plain, glu=True), replace(plain, weights=weights[:1], residual=base)):
+        few = replace(case, x=x[-40:], residual=None if case.residual is None else base[-40:])
+        alone = call(linears.run, few, 2)
+        for threads in (1, 2, 4):
+            for got, want in zip(call(linears.run, case, threads), alone, strict=True):
+                np.testing.assert_array_equal(got[-40:], want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_view_of_columns_has_the_bits_of_the_whole(call: Call, kind: packing.Kind) -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((5, 130)).astype(np.float32)

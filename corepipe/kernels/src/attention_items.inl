@@ -26,6 +26,11 @@ static const float* ready_head(const AttentionCall& call, const float* x, const 
   return x;
 }
 
+// Rows lie far apart, where the hardware expects nothing: `x` is what is read after next.
+CP_INLINE void fetch_row(const float* x, int elements) {
+  for (int i = 0; i < elements; i += 16) __builtin_prefetch(x + i);
+}
+
 template <class Cache>
 CP_INLINE void store_head(const float* x, int head_dim, int width, typename Cache::Element* out) {
   for (int d = 0; d < width; d += kLanes) {
@@ -61,6 +66,8 @@ CP_INLINE void put_value(const float* x, int width, int slot, char* values) {
   memcpy(values + (size_t)slot * width * 4, x, (size_t)width * 4);
 }
 
+constexpr int kRowsAhead = 2;
+
 template <class Cache>
 static void write_as(const AttentionCall& call, int sequence, int row, int rows, int head) {
   alignas(64) float work[kMaxHeadDim];
@@ -71,9 +78,13 @@ static void write_as(const AttentionCall& call, int sequence, int row, int rows,
     char* keys = (char*)group_at(call, sequence, head, position / kKeyGroup);
     const int slot = position % kKeyGroup;
     const float* k = call.k + r * call.k_stride + (size_t)head * call.head_dim;
+    const float* v = call.v + r * call.v_stride + (size_t)head * call.head_dim;
+    if (r + kRowsAhead < row + rows) {
+      fetch_row(k + kRowsAhead * call.k_stride, call.head_dim);
+      fetch_row(v + kRowsAhead * call.v_stride, call.head_dim);
+    }
     store_head<Cache>(ready_head(call, k, call.k_norm, position, work), call.head_dim, width, elements);
     put_key(elements, width, slot, keys);
-    const float* v = call.v + r * call.v_stride + (size_t)head * call.head_dim;
     store_head<Cache>(v, call.head_dim, width, elements);
     put_value(elements, width, slot, keys + call.cache.group_bytes / 2);
   }
@@ -157,6 +168,7 @@ struct Item {
       const int token = item.row + r / call.group;
       const size_t head = (size_t)item.head * call.group + r % call.group;
       const float* x = call.q + token * call.q_stride + head * call.head_dim;
+      if (token + kRowsAhead < item.row + item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
       x = ready_head(call, x, call.q_norm, call.positions[token], work);
       store_head<Cache>(x, call.head_dim, shape.width, q + (size_t)r * shape.width);
     }

@@ -49,23 +49,26 @@ void check(const Linear& op) {
   require(!op.glu || (op.segment_count == 2 && op.segments[1].matrix->n == first.n), "glu takes two equal matrices");
 }
 
-// One Linear on its way through the pool, in one region.  Items are first the preparation of each block of
-// rows, then ranges of panels, which wait for the former.
+// `rows` rows of a Linear, from `first` on; blocks count from there.
 class LinearRun {
  public:
-  LinearRun(const LinearTable& table, Scratch& scratch, const Linear& op)
+  LinearRun(const LinearTable& table, Scratch& scratch, const Linear& op, int first, int rows)
       : table_(table),
         op_(op),
         scratch_(scratch),
+        first_(first),
+        rows_(rows),
         kind_(op.segments[0].matrix->kind),
         kernel_(table.kinds[static_cast<int>(kind_)]),
         groups_(op.segments[0].matrix->groups()),
         panel_bytes_(groups_ * kGroup * bytes_per_k(kind_)),
-        blocks_((op.rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
+        blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
+  // On all threads, in one region: items are first the preparation of each block of rows, then ranges of
+  // panels, which wait for the former.
   void execute(Pool& pool) {
     split_panels(pool.size());
-    prepared_ = scratch_.activations.reserve(row_bytes() * op_.rows);
+    prepared_ = scratch_.activations.reserve(row_bytes() * rows_);
     for (Buffer& row : scratch_.rows) row.reserve(sizeof(float) * op_.k);
     const int ranges = static_cast<int>(scratch_.starts.size()) - 1;
     pool.parallel(blocks_ + ranges, [this](int item, int thread) {
@@ -79,10 +82,18 @@ class LinearRun {
     });
   }
 
+  // On the calling thread alone.
+  void execute_on(int thread) {
+    prepared_ = scratch_.blocks[thread].reserve(row_bytes() * rows_);
+    scratch_.rows[thread].reserve(sizeof(float) * op_.k);
+    for (int block = 0; block < blocks_; ++block) prepare_block(block, scratch_.rows[thread]);
+    multiply_panels(0, panel_count());
+  }
+
  private:
   // Blocks of nearly equal size: the first `rows % blocks` have one row more.
   int block_start(int block) const {
-    return block * (op_.rows / blocks_) + std::min(block, op_.rows % blocks_);
+    return block * (rows_ / blocks_) + std::min(block, rows_ % blocks_);
   }
 
   size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
@@ -106,7 +117,7 @@ class LinearRun {
   void prepare_block(int block, Buffer& row) {
     const int start = block_start(block), count = block_start(block + 1) - start;
     for (int r = 0; r < count; ++r) {
-      const float* x = op_.x + (start + r) * op_.x_stride;
+      const float* x = op_.x + (first_ + start + r) * op_.x_stride;
       if (op_.norm_gain != nullptr) {
         float* normed = reinterpret_cast<float*>(row.data());
         table_.rms_norm_row(x, op_.norm_gain, op_.norm_eps, op_.k, op_.round_bf16, normed);
@@ -161,7 +172,7 @@ class LinearRun {
   Fetch ahead(const Matrix& matrix, int panel, int next, int block) const {
     const uint8_t* here = matrix.panel(panel);
     if (blocks_ > 1) return {matrix.panel(next) + panel_bytes_ * block / blocks_, blocks_};
-    if (op_.rows <= kRowsOfHardwarePrefetch) return {here, 0};
+    if (rows_ <= kRowsOfHardwarePrefetch) return {here, 0};
     return {matrix.panel_stride == panel_bytes_ ? here + kBytesAhead : matrix.panel(next), 1};
   }
 
@@ -183,9 +194,9 @@ class LinearRun {
     f.round_bf16 = op_.round_bf16;
     f.scale = segment.matrix->scale == nullptr ? nullptr : segment.matrix->scale + column;
     f.bias = segment.bias == nullptr ? nullptr : segment.bias + column;
-    if (op_.residual != nullptr) f.residual = op_.residual + start * op_.residual_stride + column;
+    if (op_.residual != nullptr) f.residual = op_.residual + (first_ + start) * op_.residual_stride + column;
     f.residual_stride = op_.residual_stride;
-    f.out = segment.out + start * segment.out_stride + column;
+    f.out = segment.out + (first_ + start) * segment.out_stride + column;
     f.out_stride = segment.out_stride;
     return f;
   }
@@ -193,6 +204,7 @@ class LinearRun {
   const LinearTable& table_;
   const Linear& op_;
   Scratch& scratch_;
+  const int first_, rows_;
   const Kind kind_;
   const LinearKernel& kernel_;
   const int groups_;
@@ -206,7 +218,12 @@ class LinearRun {
 
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op) {
   check(op);
-  if (op.rows > 0) LinearRun(kernels.linear, scratch, op).execute(pool);
+  if (op.rows > 0) LinearRun(kernels.linear, scratch, op, 0, op.rows).execute(pool);
+}
+
+void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows, int thread) {
+  check(op);
+  LinearRun(kernels.linear, scratch, op, first, rows).execute_on(thread);
 }
 
 void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, const Matrix& matrix, int32_t* out) {

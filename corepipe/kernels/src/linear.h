@@ -30,11 +30,12 @@ class Buffer {
 
 // Working memory of the Linears of one pool, used by one of them at a time.
 struct Scratch {
-  explicit Scratch(int threads) : rows(threads) {}
+  explicit Scratch(int threads) : rows(threads), blocks(threads) {}
 
-  Buffer activations;        // all rows, prepared
-  std::vector<Buffer> rows;  // one normalised row for each thread
-  std::vector<int> starts;   // first panel of each item, and the end
+  Buffer activations;          // all rows, prepared
+  std::vector<Buffer> rows;    // one normalised row for each thread
+  std::vector<Buffer> blocks;  // the rows that a thread multiplies alone, prepared
+  std::vector<int> starts;     // first panel of each item, and the end
 };
 
 // One matrix that x is multiplied by.
@@ -69,6 +70,10 @@ struct Linear {
 // the threads, or on which view of a wider matrix holds the columns.
 // Throws std::invalid_argument for segments that disagree, std::bad_alloc.
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
+
+// Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool.
+// Throws as `linear` does; inside a region of the pool that ends the process.
+void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows, int thread);
 
 // x [rows][k] s8 -> int32 sums [groups][rows][n] of each 64 of k (tests).  Throws std::invalid_argument
 // for a matrix of another kind than int8.

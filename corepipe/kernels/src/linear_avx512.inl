@@ -93,6 +93,79 @@ static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint
   for (int i = 0; i < 4; ++i) store_low_bytes(q + kLanes * i, from.q[i]);
 }
 
+// Folds each of four vectors to one lane, by `op`.
+template <class Op>
+CP_INLINE __m128i fold_four(const __m512i v[4], Op op) {
+  __m128i quad[4];
+  unrolled<4>([&](auto i) CP_LAMBDA {
+    const __m256i half = op(_mm512_castsi512_si256(v[i.value]), _mm512_extracti64x4_epi64(v[i.value], 1));
+    quad[i.value] = op(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  });
+  const __m128i low = op(_mm_unpacklo_epi32(quad[0], quad[1]), _mm_unpackhi_epi32(quad[0], quad[1]));
+  const __m128i high = op(_mm_unpacklo_epi32(quad[2], quad[3]), _mm_unpackhi_epi32(quad[2], quad[3]));
+  return op(_mm_unpacklo_epi64(low, high), _mm_unpackhi_epi64(low, high));
+}
+
+// Largest and Sum for vectors of any width.
+struct Largest {
+  CP_INLINE __m128i of(__m128i a, __m128i b) { return _mm_max_epi32(a, b); }
+  CP_INLINE __m256i of(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
+  CP_INLINE __m512i of(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
+};
+
+struct Sum {
+  CP_INLINE __m128i of(__m128i a, __m128i b) { return _mm_add_epi32(a, b); }
+  CP_INLINE __m256i of(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+  CP_INLINE __m512i of(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+};
+
+// quantize_group and store_int8_group for four groups at once: what is one number for each group takes as many
+// instructions for four.
+CP_INLINE void prepare_four_groups(const float* x, int row, int rows, uint8_t* group) {
+  const auto largest = [](auto a, auto b) CP_LAMBDA { return Largest::of(a, b); };
+  const auto sum = [](auto a, auto b) CP_LAMBDA { return Sum::of(a, b); };
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512 v[4][4];
+  __m512i folded[4];
+  unrolled<4>([&](auto g) CP_LAMBDA {
+    unrolled<4>([&](auto i) CP_LAMBDA {
+      v[g.value][i.value] = _mm512_loadu_ps(x + kGroup * g.value + kLanes * i.value);
+      const __m512i bits = _mm512_and_si512((__m512i)v[g.value][i.value], magnitude);
+      folded[g.value] = i.value == 0 ? bits : Largest::of(folded[g.value], bits);
+    });
+  });
+  __m128 scale = _mm_div_ps((__m128)fold_four(folded, largest), _mm_set1_ps(127.0f));
+  const __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1.17549435e-38f), _CMP_NLT_UQ);
+  scale = _mm_maskz_mov_ps(some, scale);
+  alignas(16) float scales[4], inverses[4];
+  _mm_store_ps(scales, scale);
+  _mm_store_ps(inverses, _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
+  unrolled<4>([&](auto g) CP_LAMBDA {
+    int8_t* to = (int8_t*)group + g.value * rows * kInt8RowGroup + 8 * rows + kGroup * row;
+    unrolled<4>([&](auto i) CP_LAMBDA {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], _mm512_set1_ps(inverses[g.value])));
+      _mm_storeu_si128((__m128i*)(to + kLanes * i.value), _mm512_cvtepi32_epi8(q));
+      folded[g.value] = i.value == 0 ? q : Sum::of(folded[g.value], q);
+    });
+  });
+  alignas(16) int32_t corrections[4];
+  const __m128i sums = fold_four(folded, sum);
+  _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
+  for (int g = 0; g < 4; ++g) {
+    memcpy(group + g * rows * kInt8RowGroup + 4 * row, corrections + g, 4);
+    memcpy(group + g * rows * kInt8RowGroup + 4 * (rows + row), scales + g, 4);
+  }
+}
+
+static void prepare_int8_rows(const float* x, int k, int row, int rows, void* block) {
+  uint8_t* group = (uint8_t*)block;
+  int done = 0;
+  for (; done + 4 * kGroup <= k; done += 4 * kGroup, group += 4 * rows * kInt8RowGroup) {
+    prepare_four_groups(x + done, row, rows, group);
+  }
+  prepare_int8<kInt8RowGroup>(x + done, k - done, row, rows, group);
+}
+
 // ---- bf16, and int8 weights widened on the fly.  A block has for each group: [R][64] bf16.
 
 constexpr int kBf16RowGroup = 2 * kGroup;
@@ -282,7 +355,7 @@ struct Fp32Product {
 
 constexpr LinearTable kLinear = {
     {
-        {kInt8Rows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<kInt8Rows, Int8Product>},
+        {kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>},
         {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>},
         {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>},
         {kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>},

@@ -124,7 +124,7 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormS
   }
   require(residual == nullptr || base.width == specs[0].matrix->n, "the residual must be as wide as the result");
   const bool round = round_bf16;
-  append([=](const Run& run) {
+  const auto linear_of = [=](const Run& run) {
     Linear op{};
     op.x = x.data;
     op.x_stride = static_cast<int64_t>(x.stride);
@@ -138,8 +138,13 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormS
     op.residual_stride = static_cast<int64_t>(base.stride);
     op.glu = glu;
     op.round_bf16 = round;
-    if (op.rows > 0) corepipe::linear(run.kernels, run.pool, run.scratch, op);
-  });
+    return op;
+  };
+  Step& step = append([=](const Run& run) { corepipe::linear(run.kernels, run.pool, run.scratch, linear_of(run)); });
+  if (x.rows != Rows::tokens) return;
+  step.run_rows = [=](const Run& run, const RowRange& range) {
+    linear_rows(run.kernels, run.scratch, linear_of(run), range.first, range.rows, range.thread);
+  };
 }
 
 void Program::limit_positions(const RopeTable& table, int head_dim) {

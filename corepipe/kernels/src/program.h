@@ -74,11 +74,18 @@ struct LinearSegment {
   int out;
 };
 
-// One Op.  `run` computes; a step that meets other cores has its data here instead.
+// Some rows of a batch, for one thread of the pool.
+struct RowRange {
+  int first, rows, thread;
+};
+
+// One Op.  `run` computes; a step that meets other cores has its data here instead.  `run_rows`, where there
+// is one, computes those rows alone, of which each depends on the same row of its operands only.
 struct Step {
   enum class Kind { compute, send, receive, all_reduce, all_gather };
   Kind kind = Kind::compute;
   std::function<void(const Run&)> run;
+  std::function<void(const Run&, const RowRange&)> run_rows;
   Value x{}, out{};
   int peer = -1;
   std::vector<int> group, widths;

@@ -7,25 +7,6 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-static void rope_row(const float* x, float* out, int head_dim, const float* cos, const float* sin, int half,
-                     bool round) {
-  for (int i = 0; i < half; i += kLanes) {
-    const int n = half - i < kLanes ? half - i : kLanes;
-    const f32x16 a = load_n(x + i, n), b = load_n(x + half + i, n);
-    const f32x16 c = load_n(cos + i, n), s = load_n(sin + i, n);
-    f32x16 first = a * c - b * s, second = b * c + a * s;
-    if (round) first = round_bf16(first), second = round_bf16(second);
-    store_n(out + i, first, n);
-    store_n(out + half + i, second, n);
-  }
-  for (int i = 2 * half; i < head_dim; i += kLanes) {
-    const int n = head_dim - i < kLanes ? head_dim - i : kLanes;
-    f32x16 rest = load_n(x + i, n);
-    if (round) rest = round_bf16(rest);
-    store_n(out + i, rest, n);
-  }
-}
-
 // Calls body(at, count) for each 16 elements of n.
 template <class Body>
 CP_INLINE void for_lanes(int n, Body&& body) {
@@ -43,6 +24,19 @@ CP_INLINE void store_part(float* x, f32x16 a, int n, bool round) {
   } else {
     store_n(x, a, n);
   }
+}
+
+static void rope_row(const float* x, float* out, int head_dim, const float* cos, const float* sin, int half,
+                     bool round) {
+  for_lanes(half, [&](int i, int n) {
+    const f32x16 a = load_part(x + i, n), b = load_part(x + half + i, n);
+    const f32x16 c = load_part(cos + i, n), s = load_part(sin + i, n);
+    store_part(out + i, a * c - b * s, n, round);
+    store_part(out + half + i, b * c + a * s, n, round);
+  });
+  for_lanes(head_dim - 2 * half, [&](int i, int n) {
+    store_part(out + 2 * half + i, load_part(x + 2 * half + i, n), n, round);
+  });
 }
 
 static void add_row(const float* a, const float* b, float* out, int n, bool round) {
