@@ -1,0 +1,57 @@
+"""How many matmul instructions an Op is: tiles of 128 x 128 stationary and up to 512 moving columns.
+
+The tile is nki/api/nki/isa's (nc_matmul).  In attention the queries that share a key/value head move
+together, and all contexts of a step are taken as equally long.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from corepipe.neuron.cost import StepShape
+from corepipe.neuron.graph import HeadLayout, Op
+from corepipe.neuron.ops import (
+    Attention,
+    CrossAttention,
+    Experts,
+    LatentAttention,
+    Linear,
+    PatchEmbed,
+)
+
+TILE, MOVING = 128, 512
+
+
+def matmul_instructions(op: Op, shape: StepShape) -> int:
+    """Of one Op of a core in a step; 0 for what TensorE has no part in."""
+    rows, count = shape.count(op.out.rows), 0
+    match op:
+        case Linear():
+            count = _tiles(op.out.width, op.x.width, rows)
+        case PatchEmbed():
+            count = _tiles(op.weight.shape[0], op.weight.shape[1], rows)
+        case Experts():
+            chosen = rows * op.top_k
+            experts, each = (chosen, 1) if chosen < op.experts else (op.experts, rows)
+            count = experts * (2 * _tiles(op.ffn, op.x.width, each) + _tiles(op.out.width, op.ffn, each))
+        case Attention():
+            count = _attention(op.heads, op.heads.head_dim, rows, shape, op.window)
+        case CrossAttention():
+            count = _attention(op.heads, op.heads.head_dim, rows, shape, None)
+        case LatentAttention():
+            shared = HeadLayout(op.heads.heads, 1, op.heads.head_dim)
+            count = _attention(shared, op.kv_width, rows, shape, None)
+    return count
+
+
+def _tiles(n: int, k: int, rows: int) -> int:
+    return ceil(n / TILE) * ceil(k / TILE) * ceil(rows / MOVING)
+
+
+def _attention(heads: HeadLayout, width: int, rows: int, shape: StepShape, window: int | None) -> int:
+    """Two products for each key/value head and sequence."""
+    sequences = max(1, shape.sequences)
+    context = ceil(shape.kv_tokens / sequences)
+    keys = context if window is None else min(context, window)
+    moving = ceil(rows / sequences) * (heads.heads // heads.kv_heads)
+    return 2 * heads.kv_heads * sequences * _tiles(keys, width, moving)

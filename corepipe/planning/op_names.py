@@ -1,0 +1,43 @@
+"""What Ops and layers are called in a profile: an Op by its type and the module of its weight."""
+
+from __future__ import annotations
+
+import re
+
+from corepipe.neuron.graph import Op
+from corepipe.neuron.ops import AllGather, AllReduce, Receive, Send
+from corepipe.neuron.program import Program
+
+IN_LAYER = re.compile(r"^.*?\.\d+\.")
+"""What a checkpoint's names have before the module's name within its layer."""
+
+
+def op_names(program: Program) -> list[str]:
+    """A name for each Op of the Program, such as "L3 Linear self_attn.q_proj"."""
+    makers: dict[int, str] = {}
+    names = []
+    for op in program.ops:
+        makers[op.out.id] = _what(op, makers)
+        where = f"L{op.layer}" if op.layer in program.layers else ""
+        names.append(" ".join(filter(None, (where, type(op).__name__, makers[op.out.id]))))
+    return names
+
+
+def layer_name(layer: int, layers: int) -> str:
+    """What a layer's slice is called."""
+    if layer < 0:
+        return "embedding"
+    return f"layer {layer}" if layer < layers else "head"
+
+
+def _what(op: Op, makers: dict[int, str]) -> str:
+    """The module of the Op's weight; of a collective the module whose result it takes."""
+    if op.weights:
+        return IN_LAYER.sub("", op.weights[0].name).removesuffix(".weight")
+    match op:
+        case AllReduce() | AllGather():
+            return makers[op.x.id]
+        case Send() | Receive():
+            return f"core {op.peer}"
+        case _:
+            return ""

@@ -1,0 +1,170 @@
+"""A prefill and a few decode steps of a batch on one replica, timed Op by Op: what a profile shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.neuron import modes
+from corepipe.neuron.cost import CostModel, OpTime, StepShape
+from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.memory import Limits, plan_memory
+from corepipe.neuron.ops import Experts
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.program import Program
+from corepipe.neuron.timeline import Timeline, Timing
+
+BLOCK = 32
+"""Positions in a KV block, as `corepipe serve` has them."""
+
+
+class Phase(StrEnum):
+    """Prefill computes whole prompts, decode a token for each sequence."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is profiled: prompts of `input_len` tokens, then `decode_steps` tokens for each of `batch`.
+
+    max_model_len: the longest sequence that is provided for; some software pads to it.
+    """
+
+    architecture: Architecture
+    format: Format
+    instance: Instance
+    profile: RuntimeProfile
+    batch: int
+    input_len: int
+    decode_steps: int
+    max_model_len: int
+    placement: Placement = field(default_factory=Placement)
+
+    @property
+    def prompts(self) -> int:
+        """Prompts in a prefill step: the batch's, where the software does not take them one by one."""
+        together = self.profile.batched_prefill or self.profile.policy == "mixed"
+        return self.batch if together else 1
+
+    @property
+    def limits(self) -> Limits:
+        """What the memory must hold: all sequences of the batch at their longest."""
+        blocks = self.batch * -(-self.max_model_len // BLOCK)
+        return Limits(self.max_model_len, self.batch, self.prompts * self.input_len, BLOCK, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of all cores; it takes from `submitted` to `timing.ready_at`, the host's part included."""
+
+    phase: Phase
+    name: str
+    shape: StepShape
+    submitted: float
+    timing: Timing
+
+    @property
+    def seconds(self) -> float:
+        return self.timing.ready_at - self.submitted
+
+
+Compiled = tuple[Graph, tuple[Program, ...]]
+
+
+def compiled(setup: Setup) -> Compiled:
+    """The setup's Graph and the Programs of a replica.  Raises UserError where it cannot be cut so."""
+    graph = setup.architecture.graph(setup.format, setup.max_model_len)
+    return graph, modes.compiler(graph, setup.instance)(setup.placement)
+
+
+def placed(setup: Setup, mode: modes.Mode, degrees: modes.Degrees) -> tuple[Setup, str]:
+    """The setup with the degrees that are given and the mode's for the others, and why.  Raises UserError."""
+    graph = setup.architecture.graph(setup.format, setup.max_model_len)
+    placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, degrees, setup.profile)
+    return replace(setup, placement=placement), reason
+
+
+class Run:
+    """The steps of a setup, each submitted when the one before is done; an encoder has the first alone.
+
+    `cost` times such a step; `full_pipe` one that shares its memory banks with other stages' batches.
+    `compile_` may know the Programs from another run.  Raises UserError for a model that cannot be cut so, or
+    that does not fit with its batch.
+    """
+
+    def __init__(self, setup: Setup, compile_: Callable[[Setup], Compiled] = compiled) -> None:
+        self.setup = setup
+        self.graph, self.programs = compile_(setup)
+        cut = modes.compiler(self.graph, setup.instance)
+        self.memory = plan_memory(self.programs, setup.placement, setup.instance, setup.limits, cut)
+        _check_batch(setup, self.memory.num_blocks)
+        self.full_pipe = CostModel(
+            self.programs, setup.instance, setup.placement.data, profile=setup.profile, batch=setup.batch
+        )
+        self.cost = self.full_pipe.lone
+        self.steps = tuple(_steps(setup, self.graph, Timeline(self.full_pipe)))
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Those that have steps."""
+        return [phase for phase in Phase if self.of(phase)]
+
+    def of(self, phase: Phase) -> list[Step]:
+        """The steps of a phase."""
+        return [step for step in self.steps if step.phase is phase]
+
+    def seconds(self, phase: Phase) -> float:
+        """Mean time of a step of the phase."""
+        steps = self.of(phase)
+        return sum(step.seconds for step in steps) / len(steps)
+
+    def model_flops(self, shape: StepShape) -> int:
+        """Operations that the uncut model needs for a step: no padding, no copies, no expert not chosen."""
+        alone = self._uncut.op_times(0, StepShape.decode(1, 1))
+        return sum(
+            shape.count(time.op.out.rows) * one.flops if isinstance(time.op, Experts) else time.flops
+            for time, one in zip(self._uncut.op_times(0, shape), alone, strict=True)
+        )
+
+    @cached_property
+    def _uncut(self) -> CostModel:
+        programs = modes.compiler(self.graph, self.setup.instance)(Placement())
+        return CostModel(programs, self.setup.instance, profile=PROFILES["ideal"])
+
+    def op_times(self, core: int, step: Step) -> Sequence[OpTime]:
+        """What each Op of the core takes in the step."""
+        return self.cost.op_times(core, step.shape)
+
+
+def _steps(setup: Setup, graph: Graph, timeline: Timeline) -> Iterator[Step]:
+    now = 0.0
+    for phase, name, shape in _shapes(setup, setup.decode_steps if graph.causal else 0):
+        timing = timeline.submit(shape, now)
+        yield Step(phase, name, shape, now, timing)
+        now = timing.ready_at
+
+
+def _shapes(setup: Setup, decode_steps: int) -> Iterator[tuple[Phase, str, StepShape]]:
+    prompts, length, batch = setup.prompts, setup.input_len, setup.batch
+    prefill = StepShape.of([(0, length)] * prompts, prompts)
+    yield Phase.PREFILL, f"prefill {prompts} x {length}", prefill
+    for context in range(length + 1, length + 1 + decode_steps):
+        yield Phase.DECODE, f"decode {batch} at {context}", StepShape.decode(batch, context)
+
+
+def _check_batch(setup: Setup, blocks: int) -> None:
+    fitting = blocks // setup.limits.blocks_per_sequence
+    if fitting < setup.batch:
+        raise UserError(
+            f"--batch {setup.batch}: beside the weights {setup.instance.name} holds {fitting} sequences of "
+            f"{setup.max_model_len} tokens; use --batch {fitting}, or more cores",
+            "batch",
+        )
