@@ -26,6 +26,7 @@ import numpy.typing as npt
 from corepipe.errors import UserError
 from corepipe.kernels import packing
 from corepipe.kernels.packing import Kind
+from corepipe.neuron import huge_pages
 from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
 from corepipe.neuron.numerics import quantize_weight
 
@@ -38,8 +39,6 @@ PARTIAL = ".packing-"
 """Names of files that are being written begin so."""
 SHARED_MODE = 0o644
 """Other users' processes map the same file; temporary files are their maker's alone."""
-MADV_COLLAPSE = 25
-"""Linux 6.1: back a mapping with huge pages now (include/uapi/asm-generic/mman-common.h)."""
 
 ReadTensor = Callable[[str], npt.NDArray[np.float32]]
 Progress = Callable[[str, float], None]
@@ -69,7 +68,7 @@ class PackedTensor:
 
 
 class PackedWeights:
-    """The tensors of one packed file, mapped read-only and shared.
+    """The tensors of one packed file, mapped read-only and shared where that gives huge pages.
 
     Raises UserError for a file that cannot be read, or is not what was written.
     """
@@ -78,13 +77,13 @@ class PackedWeights:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._index = _read_index(self._map)
+                self._index = _read_index(self._map)
+                lookups = [entry["offset"] for entry in self._index.values() if entry["lookup"]]
+                self._streamed = huge_pages.read(file, self._map, min(lookups, default=len(self._map)))
         except OSError as error:
             raise UserError(f"cannot read packed weights: {path}: {error.strerror}") from error
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); delete it, it will be made anew") from error
-        lookups = [entry["offset"] for entry in self._index.values() if entry["lookup"]]
-        _use_huge_pages(self._map, min(lookups, default=len(self._map)))
         self.path = path
 
     def __getitem__(self, name: str) -> PackedTensor:
@@ -98,6 +97,8 @@ class PackedWeights:
         )
 
     def _bytes(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        if offset + nbytes <= len(self._streamed):
+            return self._streamed[offset : offset + nbytes]
         return np.frombuffer(self._map, np.uint8, nbytes, offset)
 
 
@@ -112,17 +113,6 @@ def _read_index(mapping: mmap.mmap) -> dict[str, dict[str, Any]]:
     if max(offset + nbytes for offset, nbytes in parts) > len(mapping):
         raise ValueError("its end is missing")
     return index
-
-
-def _use_huge_pages(mapping: mmap.mmap, nbytes: int) -> None:
-    """Asks for huge pages, which read weights a fifth faster; a kernel without them maps small ones.
-
-    Only for the first `nbytes`: of an embedding table behind them a few rows are looked up at a time.
-    """
-    for advice in (getattr(mmap, "MADV_HUGEPAGE", None), MADV_COLLAPSE):
-        if advice is not None and hasattr(mapping, "madvise"):
-            with contextlib.suppress(OSError):
-                mapping.madvise(advice, 0, nbytes)
 
 
 def packed_weights(
@@ -157,6 +147,7 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
             _write_tensors(graph, checkpoint, file, progress)
             file.flush()
             os.fsync(file.fileno())  # the name must not reach the disk before the content
+            huge_pages.forget_written(file)
             os.fchmod(file.fileno(), SHARED_MODE)
             Path(file.name).replace(path)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import PAD, AxisShard
 from corepipe.neuron.weights import (
     ALIGNMENT,
+    PARTIAL,
     TENSOR_ALIGNMENT,
     InMemoryWeights,
     PackedTensor,
     PackedWeights,
+    _partial_file,
     pack,
     packed_weights,
 )
@@ -58,12 +61,11 @@ def test_what_is_written_is_what_is_read(tmp_path, fmt, tied):
     graph = build(Features(**{**vars(FEATURES), "tied": tied}), fmt)
     source = read_weights(graph)
     weights, memory = packed_weights(graph, Tensors(source), tmp_path), InMemoryWeights(graph, source)
-    base = np.frombuffer(weights._map, np.uint8).ctypes.data
     for spec in graph.weights():
         found = weights[spec.name]
         assert equal(found, memory[spec.name])
         assert not found.data.flags.writeable
-        offset = found.data.ctypes.data - base
+        offset = weights._index[spec.name]["offset"]
         assert offset >= ALIGNMENT
         assert offset % TENSOR_ALIGNMENT == 0
         if spec.role is WeightRole.VECTOR:
@@ -122,6 +124,26 @@ def test_a_half_written_file_never_appears(tmp_path):
     assert list(tmp_path.iterdir()) == []
     broken.fails_after = None
     assert isinstance(packed_weights(graph, broken, tmp_path), PackedWeights)
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / f"{PARTIAL}left").write_bytes(b"half")
+    (tmp_path / "notes").write_text("not ours")
+    graph = build(FEATURES)
+    source = read_weights(graph)
+    in_use = _partial_file(tmp_path)
+
+    def read(name: str) -> np.ndarray:
+        assert len(list(tmp_path.glob(f"{PARTIAL}*"))) == 2, "the one in use and our own"
+        return source(name)
+
+    packed = packed_weights(graph, Tensors(read), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "notes",
+        packed.path.name,
+        Path(in_use.name).name,
+    }
+    in_use.close()
 
 
 def test_nothing_has_its_name_before_it_is_whole(tmp_path):

@@ -64,20 +64,20 @@ class LinearRun {
         panel_bytes_(groups_ * kGroup * bytes_per_k(kind_)),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
-  // On all threads, in one region: items are first the preparation of each block of rows, then ranges of
-  // panels, which wait for the former.
+  // On all threads, in one region: items are first the preparation of each block of rows, then a part of the
+  // panels for each thread, which waits for the former.
   void execute(Pool& pool) {
-    split_panels(pool.size());
+    const int parts = pool.size(), panels = panel_count();
+    for (int t = 0; t < parts; ++t) scratch_.parts[t].set(panels * t / parts, panels * (t + 1) / parts);
     prepared_ = scratch_.activations.reserve(row_bytes() * rows_);
     for (Buffer& row : scratch_.rows) row.reserve(sizeof(float) * op_.k);
-    const int ranges = static_cast<int>(scratch_.starts.size()) - 1;
-    pool.parallel(blocks_ + ranges, [this](int item, int thread) {
+    pool.parallel(blocks_ + parts, [this, parts](int item, int thread) {
       if (item < blocks_) {
         prepare_block(item, scratch_.rows[thread]);
         ready_.fetch_add(1, std::memory_order_release);
       } else {
         spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
-        multiply_panels(scratch_.starts[item - blocks_], scratch_.starts[item - blocks_ + 1]);
+        multiply_part(item - blocks_, parts);
       }
     });
   }
@@ -104,16 +104,6 @@ class LinearRun {
     return panels;
   }
 
-  // Ranges that shrink towards the end: long runs through memory, and threads that end together.
-  void split_panels(int threads) {
-    const int panels = panel_count();
-    scratch_.starts.assign(1, 0);
-    for (int start = 0; start < panels;) {
-      start += threads == 1 ? panels : (panels - start + 2 * threads - 1) / (2 * threads);
-      scratch_.starts.push_back(start);
-    }
-  }
-
   void prepare_block(int block, Buffer& row) {
     const int start = block_start(block), count = block_start(block + 1) - start;
     for (int r = 0; r < count; ++r) {
@@ -130,6 +120,15 @@ class LinearRun {
   // Segments that are walked through one after the other; under glu the second goes along with the first.
   int walked() const { return op_.glu ? 1 : op_.segment_count; }
 
+  // A part from its first panel on, for a long run through memory; then the others' from their last one back,
+  // so that threads end together.
+  void multiply_part(int part, int parts) {
+    for (int p; (p = scratch_.parts[part].take_first()) >= 0;) multiply_panels(p, p + 1);
+    for (int i = 1; i < parts; ++i) {
+      for (int p; (p = scratch_.parts[(part + i) % parts].take_last()) >= 0;) multiply_panels(p, p + 1);
+    }
+  }
+
   // Panels [begin, end), counted over all segments.
   void multiply_panels(int begin, int end) {
     int first = 0;  // number of the segment's first panel
@@ -137,7 +136,7 @@ class LinearRun {
       const int panels = op_.segments[s].matrix->panels();
       const int stop = std::min(end - first, panels);
       for (int p = std::max(begin - first, 0); p < stop; ++p) {
-        multiply_panel(op_.segments[s], p, p + 1 == stop ? p : p + 1);
+        multiply_panel(op_.segments[s], p, p + 1 == panels ? p : p + 1);
       }
       first += panels;
     }

@@ -1,6 +1,7 @@
 // One Linear of a step, with what is fused around it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -28,14 +29,44 @@ class Buffer {
   size_t size_ = 0;
 };
 
+// Panels [begin, end) that threads take from both ends, each panel once.
+class alignas(64) PanelRange {
+ public:
+  void set(int begin, int end) { ends_.store(pack(begin, end), std::memory_order_relaxed); }
+
+  // The first or the last panel that is left; -1 where none is.
+  int take_first() {
+    return take([](int& begin, int&) { return begin++; });
+  }
+  int take_last() {
+    return take([](int&, int& end) { return --end; });
+  }
+
+ private:
+  static uint64_t pack(int begin, int end) { return static_cast<uint64_t>(end) << 32 | static_cast<uint32_t>(begin); }
+
+  template <class Take>
+  int take(Take&& one) {
+    uint64_t word = ends_.load(std::memory_order_relaxed);
+    while (true) {
+      int begin = static_cast<int>(word & 0xffffffffu), end = static_cast<int>(word >> 32);
+      if (begin >= end) return -1;
+      const int panel = one(begin, end);
+      if (ends_.compare_exchange_weak(word, pack(begin, end), std::memory_order_relaxed)) return panel;
+    }
+  }
+
+  std::atomic<uint64_t> ends_{0};
+};
+
 // Working memory of the Linears of one pool, used by one of them at a time.
 struct Scratch {
-  explicit Scratch(int threads) : rows(threads), blocks(threads) {}
+  explicit Scratch(int threads) : rows(threads), blocks(threads), parts(threads) {}
 
-  Buffer activations;          // all rows, prepared
-  std::vector<Buffer> rows;    // one normalised row for each thread
-  std::vector<Buffer> blocks;  // the rows that a thread multiplies alone, prepared
-  std::vector<int> starts;     // first panel of each item, and the end
+  Buffer activations;             // all rows, prepared
+  std::vector<Buffer> rows;       // one normalised row for each thread
+  std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
+  std::vector<PanelRange> parts;  // the panels of each thread
 };
 
 // One matrix that x is multiplied by.
