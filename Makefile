@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow setup lint parity bench wheel clean
+.PHONY: serve test test-slow setup lint parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -31,6 +31,9 @@ parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torc
 bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/step.py
+
+docs-curves: setup      ## the tables and charts of docs/placement-physics.md
+	$(BIN)/python benchmarks/placement_curves.py
 
 wheel: setup            ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -59,3 +62,18 @@ $(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[parity,test]'
 	@rm -f .venv-parity/.parity-*; touch $@
+
+.PHONY: image image-check chart-check
+
+# Any builder that takes a Dockerfile: make image BUILDER='buildah bud --format docker'
+BUILDER ?= docker build
+IMAGE ?= corepipe:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+image:                  ## the server's image, with the default model in it
+	$(BUILDER) --build-arg WITH_MODEL=1 --tag $(IMAGE) $(ARGS) .
+
+image-check: $(VENV)/.test-$(SETUP_ID)  ## builds the image and runs it, hardened, without a container engine (as root)
+	$(BIN)/python -m tests.deploy.image_check $(ARGS)
+
+chart-check: $(VENV)/.test-$(SETUP_ID)  ## the chart and the Dockerfile, with Helm, schemas and scanners
+	$(BIN)/python -m pytest tests/deploy -m 'slow or not slow' $(ARGS)

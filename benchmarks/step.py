@@ -20,7 +20,8 @@ from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Linear
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.weights import packed_weights

@@ -1,5 +1,23 @@
-"""`python -m corepipe`."""
+"""The `corepipe` command, also as `python -m corepipe`: what it imports comes after it can be interrupted."""
 
-from corepipe.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+INTERRUPTED = 130
+"""What shells report of a program that SIGINT ended: 128 + 2."""
+
+
+def main() -> None:
+    """Entry point.  An interrupt is one line, from the first import on; a server under way ends with 0."""
+    try:
+        from corepipe.cli import main as run  # noqa: PLC0415 -- takes a quarter of a second
+
+        run()
+    except KeyboardInterrupt:
+        print("corepipe: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

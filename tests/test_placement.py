@@ -12,16 +12,17 @@ import pytest
 from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import FORMATS, AllGather, AllReduce
+from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.numerics import tensor_parallel_bound
+from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.timeline import Timeline, Timing
-from corepipe.neuron.trace import Trace, busy_cores, pipe_fill
 from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.driver import Driver
 from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
+from tests.spans import Span, busy_cores, pipe_fill
 from tests.support import F32, Bound, IsolatedCores, answers, default_model, greedy, prompt_logits
 
 ONE_CORE = Placement()
@@ -237,13 +238,13 @@ class RecordedTimeline:
     """A replica's timeline that keeps the spans."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.trace = Trace()
+        self.spans: list[Span] = []
         self._timeline = timeline
         self._batches = 0
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         timing = self._timeline.submit(shape, now)
-        self.trace.add(self._batches, timing.spans, "step")
+        self.spans += Span.of(self._batches, timing.spans)
         self._batches += 1
         return timing
 
@@ -269,7 +270,7 @@ def test_a_pipeline_is_full_of_different_batches(model: Model) -> None:
     found = answers(driver, [Submit(i, ids, 40, Sampling(temperature=0.0)) for i, ids in prompts.items()])
     driver.close()
     assert {len(a.tokens) for a in found.values()} == {40}
-    spans = timeline.trace.spans
+    spans = timeline.spans
     end = max(span.end for span in spans)
     start, stop = 0.2 * end, 0.8 * end
     inside = [s for s in spans if s.start >= start and s.end <= stop]

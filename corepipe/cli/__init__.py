@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from corepipe import __version__
+from corepipe.__main__ import INTERRUPTED
+from corepipe.cli.fit import fit
 from corepipe.cli.ls import ls
+from corepipe.cli.plan import plan
+from corepipe.cli.predict import predict
+from corepipe.cli.profile import profile
 from corepipe.cli.pull import pull
 from corepipe.cli.serve import serve
+from corepipe.cli.simulate import simulate
+from corepipe.cli.validate import validate
 from corepipe.errors import UserError
 
 app = typer.Typer(
     name="corepipe",
     help="Serve a model on the Neuron hardware you don't have yet.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -44,17 +50,42 @@ def _main(
 
 
 app.command()(serve)
+app.command()(simulate)
 app.command()(ls)
+app.command()(plan)
+app.command()(profile)
 app.command()(pull)
+app.command()(predict)
+app.command()(validate)
+app.command()(fit)
 
 
 def main() -> None:
-    """Entry point: what the user got wrong is one line and exit code 2, as with a wrong flag."""
+    """Runs the command line: what the user got wrong is one line and exit code 2.
+
+    Raises KeyboardInterrupt where a command was interrupted.
+    """
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
         print(f"corepipe: {error.message}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except _USAGE_ERROR as error:
+        print(f"corepipe: {_usage(error)}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output is gone; let the interpreter's last flush succeed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    if code == INTERRUPTED:  # typer has made an exit code of it
+        raise KeyboardInterrupt
+    sys.exit(code)
+
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""click's UsageError; typer brings a click of its own, or takes the one that is installed."""
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a flag, and where to read on."""
+    wrong = " ".join(error.format_message().split()).rstrip(".")
+    return f"{wrong}; see {error.ctx.command_path} --help" if error.ctx else wrong

@@ -13,10 +13,11 @@ from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
 from corepipe.models import hub, registry
 from corepipe.serving.app import create_app, listen, serve
-from corepipe.serving.client import EngineError, ProcessClient
+from corepipe.serving.client import EngineClient, EngineError, ProcessClient
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.lateness import Lateness
 from corepipe.serving.limits import check_bind
-from corepipe.serving.messages import Progress, Ready
+from corepipe.serving.messages import Progress, Ready, Stats
 
 
 def launch(engine: EngineConfig, server: ServerConfig) -> None:
@@ -31,11 +32,23 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     model = registry.load(path)
     client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
     app = create_app(client, model.tokenizer(), engine, server, __version__)
+    _watch_lateness(client)
     try:
         uvloop.run(serve(app, server, listener))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
+
+
+def _watch_lateness(client: EngineClient) -> None:
+    """A line on stderr where the host cannot keep up with the device."""
+    lateness, others = Lateness(lambda line: errors().print(f"corepipe: {line}")), client.on_stats
+
+    def take(stats: Stats) -> None:
+        others(stats)
+        lateness.take(stats)
+
+    client.on_stats = take
 
 
 def _url(listener: socket.socket) -> str:

@@ -63,11 +63,18 @@ def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     """A line on the deployment and a row for each core of a replica."""
     degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
+    timed = placement["timing_model"] or placement["model"]
     console.print(
-        f"{placement['model']}, {placement['format']} ({placement['format_on_device']} on the device), "
-        f"on {placement['instance']} (emulated): {degrees}"
+        f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}"
     )
     console.print(f"[dim]{placement['reason']}[/dim]")
+    if placement["timing_model"]:
+        console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s")
+    if placement["time_scale"] != 1.0:
+        console.print(f"a second of the device takes {placement['time_scale']:g} s")
+    for limit in placement["host_limits"]:
+        console.print(f"[yellow]{limit}[/yellow]")
     cores = Table("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token", box=None)
     for core in placement["cores"]:
         cores.add_row(

@@ -102,6 +102,21 @@ Clock = Annotated[
     ClockChoice,
     _option("--clock", help="host: as fast as it can; device: at the device's pace.", panel=DEVICE),
 ]
+TimingModel = Annotated[
+    str | None,
+    _option(
+        "--timing-model",
+        help="Time, memory and limits are this model's: a config.json, or a name such as llama-3.1-70b.",
+        panel=DEVICE,
+    ),
+]
+TimeScale = Annotated[
+    float, _option("--time-scale", help="Host seconds for one second of the device clock.", panel=DEVICE)
+]
+Profile = Annotated[
+    str | None,
+    _option("--profile", help="The device's software stack: a name, or a profile file.", panel=DEVICE),
+]
 
 MaxNumSeqs = Annotated[
     int, _option("--max-num-seqs", help="Most sequences in a batch.", panel=BATCHING, min=1, max=1024)
@@ -111,8 +126,12 @@ MaxBatchedTokens = Annotated[
     _option("--max-num-batched-tokens", help="Most tokens in a batch.", panel=BATCHING, min=16, max=16384),
 ]
 Policy = Annotated[
-    PolicyChoice,
-    _option("--policy", help="mixed: prefill beside decode; segregated: as Neuron's stack.", panel=BATCHING),
+    PolicyChoice | None,
+    _option(
+        "--policy",
+        help="mixed: prefill beside decode; segregated: as Neuron's stack; default: the profile's.",
+        panel=BATCHING,
+    ),
 ]
 BlockSize = Annotated[
     int, _option("--block-size", help="Positions in a KV block (16, 32, ...).", panel=BATCHING)
@@ -120,6 +139,16 @@ BlockSize = Annotated[
 NumBlocks = Annotated[
     int | None,
     _option("--num-blocks", help="KV blocks of a replica; default: what fits.", panel=BATCHING, min=1),
+]
+KVCacheBytes = Annotated[
+    int | None,
+    _option(
+        "--kv-cache-memory-bytes",
+        help="Host memory for the KV blocks of all replicas; default: 1 GiB, or half the memory where the "
+        "device's limits count.",
+        panel=BATCHING,
+        min=1,
+    ),
 ]
 PrefixCaching = Annotated[
     bool,

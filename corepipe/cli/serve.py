@@ -32,11 +32,15 @@ def serve(
     tensor: options.Tensor = None,
     data: options.Data = None,
     clock: options.Clock = options.ClockChoice.HOST,
+    timing_model: options.TimingModel = None,
+    time_scale: options.TimeScale = 1.0,
+    profile: options.Profile = None,
     max_num_seqs: options.MaxNumSeqs = 32,
     max_num_batched_tokens: options.MaxBatchedTokens = 512,
-    policy: options.Policy = options.PolicyChoice.MIXED,
+    policy: options.Policy = None,
     block_size: options.BlockSize = 32,
     num_blocks: options.NumBlocks = None,
+    kv_cache_memory_bytes: options.KVCacheBytes = None,
     enable_prefix_caching: options.PrefixCaching = True,
     max_num_queued_reqs: options.MaxQueuedReqs = 1024,
     max_num_queued_tokens: options.MaxQueuedTokens = 1_000_000,
@@ -49,8 +53,8 @@ def serve(
     chosen = hub.DEFAULT_MODEL if model is None else model
     given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
     given |= {"chat_template": _text(chat_template), "api_key": api_key or []}
-    server = validated(ServerConfig, _fields(ServerConfig, given), _flag)
-    engine = validated(EngineConfig, _fields(EngineConfig, given), _flag)
+    server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
+    engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     from corepipe.cli.launch import launch  # noqa: PLC0415 -- heavy: other commands do without the server
 
     launch(engine, server)
@@ -58,6 +62,7 @@ def serve(
 
 SETTINGS = {
     "dtype": "format",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
     "enable_prefix_caching": "prefix_cache",
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
@@ -67,14 +72,14 @@ SETTINGS = {
 """Flags whose setting has another name."""
 
 
-def _fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[str, object]:
+def config_fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[str, object]:
     """Those of the flags that are settings of `config`; a repeatable flag is a tuple there."""
     settings = {SETTINGS.get(flag, flag): value for flag, value in given.items()}
     known = {name: value for name, value in settings.items() if name in config.model_fields}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
 
 
-def _flag(setting: str) -> str:
+def flag_of(setting: str) -> str:
     flags = {name: flag for flag, name in SETTINGS.items()}
     return "--" + flags.get(setting, setting).replace("_", "-")
 

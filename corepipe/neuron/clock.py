@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 SPIN_SECONDS = 2e-4
 """End of a wait that is spun: a sleep on Linux overshoots by 50-150 us."""
+
+
+LATE_SECONDS = 1e-3
+"""What waking up and bookkeeping may take of the host's time.  A host that cannot keep up falls behind by
+more: what it is late with one step comes on top of the next."""
 
 
 class Clock(Protocol):
@@ -22,6 +28,9 @@ class Clock(Protocol):
 
     def wait_until(self, t: float) -> None:
         """Returns when what the device finishes at `t` may be used."""
+
+    def late(self, t: float) -> bool:
+        """Whether what the device finishes at `t` comes too late, because the host takes longer."""
 
 
 class HostClock:
@@ -37,12 +46,15 @@ class HostClock:
     def wait_until(self, t: float) -> None:
         """Returns at once: on the host a result is ready when it has been computed."""
 
+    def late(self, t: float) -> bool:  # noqa: ARG002
+        """Never: the host sets the pace."""
+        return False
+
 
 class PacedClock:
     """Each step lasts as long as on the device; `scale` host seconds pass for one second of the device.
 
-    A step that the host finishes after its time is late: `late_steps` of `steps` waits, by
-    `worst_lateness` device seconds at most.
+    Raises ValueError for a scale that is not positive and finite.
     """
 
     def __init__(
@@ -51,31 +63,25 @@ class PacedClock:
         read: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not scale > 0:
+        if not 0 < scale < inf:
             raise ValueError(f"time scale must be positive, not {scale}")
         self._scale = scale
         self._read = read
         self._sleep = sleep
         self._start = read()
-        self.steps = 0
-        self.late_steps = 0
-        self.worst_lateness = 0.0
 
     def now(self) -> float:
         return (self._read() - self._start) / self._scale
 
     def wait_until(self, t: float) -> None:
-        self.steps += 1
-        lateness = self.now() - t
-        if lateness > 0:
-            self.late_steps += 1
-            self.worst_lateness = max(self.worst_lateness, lateness)
-            return
-        rest = -lateness * self._scale
+        rest = (t - self.now()) * self._scale
         if rest > SPIN_SECONDS:
             self._sleep(rest - SPIN_SECONDS)
         while self.now() < t:
             self._sleep(0)
+
+    def late(self, t: float) -> bool:
+        return (self.now() - t) * self._scale > LATE_SECONDS
 
 
 class VirtualClock:
@@ -89,3 +95,7 @@ class VirtualClock:
 
     def wait_until(self, t: float) -> None:
         self._now = max(self._now, t)
+
+    def late(self, t: float) -> bool:  # noqa: ARG002
+        """Never: the host takes no time."""
+        return False

@@ -1,179 +1,53 @@
 """The cost model: how long a step takes on each emulated core, what bounds it, what it costs.
 
-Analytic, from the catalogue alone; `opcost` has the formulas.  A Program is compiled once into a small
-table, so that a step's time is a few look-ups and multiplications.
+`opcost` has the formulas, `constants` what is fitted, `profiles` what the software adds.  A Program is
+compiled once into a small table of distinct costs, so that a step's time is a few look-ups.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from enum import StrEnum
 
-from corepipe.neuron.graph import Graph, Linear, Op, Receive, Rows, WeightRole
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
+from corepipe.neuron.engines import Cost
+from corepipe.neuron.graph import Axis, Graph, Op, WeightRole
 from corepipe.neuron.hardware import Instance
-from corepipe.neuron.opcost import (
-    AttentionCost,
-    CoreRates,
-    OpCost,
-    core_rates,
-    keeps_weights,
-    link,
-    op_cost,
-    weight_bytes,
-)
+from corepipe.neuron.opcost import op_cost
+from corepipe.neuron.ops import AllGather, Linear, Receive
+from corepipe.neuron.padding import pad, pad_contexts
+from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
+from corepipe.neuron.rates import CoreRates, core_rates, keeps_weights, link, weight_bytes
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.tables import (
+    ENGINES,
+    Bottleneck,
+    Breakdown,
+    OpTime,
+    Table,
+    groups,
+    one_after_another,
+    shared_tables,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What of a batch decides its time.
-
-    rows: tokens computed; sequences they belong to; kv_tokens: sum of the sequences' context lengths,
-    the rows included; attended: sum over rows of the keys that each attends to; logit_rows: rows whose
-    logits are wanted.
-    """
-
-    rows: int
-    sequences: int
-    kv_tokens: int
-    attended: int
-    logit_rows: int
-
-    @classmethod
-    def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int) -> StepShape:
-        """The shape of a batch of (start, count) chunks, one a sequence."""
-        rows = sequences = kv_tokens = attended = 0
-        for start, count in chunks:
-            rows += count
-            sequences += 1
-            kv_tokens += start + count
-            attended += count * start + count * (count + 1) // 2
-        return cls(rows, sequences, kv_tokens, attended, logit_rows)
-
-    @classmethod
-    def decode(cls, sequences: int, context: int) -> StepShape:
-        """One token for each of `sequences`, each with `context` tokens, the new one included."""
-        return cls(sequences, sequences, sequences * context, sequences * context, sequences)
-
-
-class Bottleneck(StrEnum):
-    """What a core spends its time on."""
-
-    COMPUTE = "compute"
-    WEIGHTS = "weights memory"
-    KV = "KV memory"
-    COLLECTIVES = "collectives"
-
-
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """Seconds of a step on one core by what bounds each Op."""
-
-    seconds: dict[Bottleneck, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-    @property
-    def bottleneck(self) -> Bottleneck:
-        return max(self.seconds, key=self.seconds.__getitem__)
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeProfile:
-    """What the host adds to each step it submits.  `host_seconds` a step, one step after the other."""
-
-    name: str
-    host_seconds: float
-    source: str
-
-
-PROFILES = {
-    p.name: p
-    for p in (
-        RuntimeProfile("ideal", 0.0, "no host at all"),
-        RuntimeProfile("async", 28e-6, "src/neuronperf/model_neuron_b1.csv: time of an empty model"),
-        RuntimeProfile("sync", 437e-6, "vllm-neuron/docs/design/framework/async_execution.md: gap per step"),
-    )
-}
-
-
-class _Lines:
-    """A sum of maxima of lines, as pieces: from breaks[i - 1] rows on, base[i] + slope[i] x rows."""
-
-    __slots__ = ("_base", "_breaks", "_slope")
-
-    def __init__(self, costs: Counter[OpCost]) -> None:
-        self._breaks = sorted({x for cost in costs for x in _crossings(cost)})
-        inside = [(a + b) / 2 for a, b in zip([0.0, *self._breaks], self._breaks, strict=False)]
-        inside.append(self._breaks[-1] + 1 if self._breaks else 1.0)
-        pieces = [_piece(costs, x) for x in inside]
-        self._base = [base for base, _ in pieces]
-        self._slope = [slope for _, slope in pieces]
-
-    def at(self, rows: int) -> float:
-        if rows == 0:
-            return 0.0
-        i = bisect_right(self._breaks, rows)
-        return self._base[i] + self._slope[i] * rows
-
-
-def _crossings(cost: OpCost) -> Iterable[float]:
-    """Row counts where two of the cost's lines meet."""
-    lines = cost.lines()
-    for i, (base_a, slope_a) in enumerate(lines):
-        for base_b, slope_b in lines[:i]:
-            if slope_a != slope_b and (x := (base_b - base_a) / (slope_a - slope_b)) > 0:
-                yield x
-
-
-def _piece(costs: Counter[OpCost], x: float) -> tuple[float, float]:
-    """Sum over the Ops of the line that is highest at x."""
-    base = slope = 0.0
-    for cost, count in costs.items():
-        high = max(cost.lines(), key=lambda line: line[0] + line[1] * x)
-        base += count * (high[0] + cost.link)
-        slope += count * (high[1] + cost.link_row)
-    return base, slope
-
-
-class _Table:
-    """The compiled cost of a list of Ops on one core."""
-
-    def __init__(self, costs: Counter[OpCost | AttentionCost]) -> None:
-        plain = {c: n for c, n in costs.items() if isinstance(c, OpCost)}
-        self.plain = plain
-        self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
-        self._tokens = _Lines(Counter({c: n for c, n in plain.items() if c.rows is Rows.TOKENS}))
-        self._logits = _Lines(Counter({c: n for c, n in plain.items() if c.rows is Rows.LOGITS}))
-
-    def seconds(self, shape: StepShape) -> float:
-        total = self._tokens.at(shape.rows) + self._logits.at(shape.logit_rows)
-        for cost, count in self.attention.items():
-            arithmetic = cost.arithmetic(shape.rows, shape.attended)
-            memory = cost.memory(shape.rows, shape.sequences, shape.kv_tokens)
-            total += count * max(arithmetic, memory)
-        return total
-
-    def explain(self, shape: StepShape) -> Breakdown:
-        seconds = dict.fromkeys(Bottleneck, 0.0)
-        for cost, count in self.plain.items():
-            rows = shape.rows if cost.rows is Rows.TOKENS else shape.logit_rows
-            if rows:
-                arithmetic, memory = cost.arithmetic(rows), cost.memory(rows)
-                by = Bottleneck.WEIGHTS if memory > arithmetic else Bottleneck.COMPUTE
-                seconds[by] += count * max(arithmetic, memory)
-                seconds[Bottleneck.COLLECTIVES] += count * (cost.link + cost.link_row * rows)
-        for attention, count in self.attention.items():
-            arithmetic = attention.arithmetic(shape.rows, shape.attended)
-            memory = attention.memory(shape.rows, shape.sequences, shape.kv_tokens)
-            by = Bottleneck.KV if memory > arithmetic else Bottleneck.COMPUTE
-            seconds[by] += count * max(arithmetic, memory)
-        return Breakdown(seconds)
+__all__ = [
+    "ENGINES",
+    "PROFILES",
+    "Bottleneck",
+    "Breakdown",
+    "CostModel",
+    "OpTime",
+    "RuntimeProfile",
+    "StepShape",
+    "dollars_per_million_tokens",
+    "stage_weights",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,99 +62,217 @@ class CostModel:
     """Times the Programs of one replica on an instance.
 
     programs: the compiler's, index stage * tensor + rank.  data: replicas in the deployment, placed on
-    consecutive cores; replica: which of them this is.  Raises ValueError where the instance has too few
-    cores.
+    consecutive cores; replica: which of them this is.  profile: the software; its constants, or
+    `constants` instead of them.  batch: the sequences that decode graphs are compiled for, where the profile
+    pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled
+    for (None: the Programs' own).  `lone` times the same replica where one batch alone is in its pipe.
+    Raises ValueError where the instance has too few cores.
     """
 
     def __init__(
-        self, programs: Sequence[Program], instance: Instance, data: int = 1, replica: int = 0
+        self,
+        programs: Sequence[Program],
+        instance: Instance,
+        data: int = 1,
+        replica: int = 0,
+        profile: RuntimeProfile = PROFILES["async"],
+        batch: int | None = None,
+        longest: int | None = None,
+        constants: Constants | None = None,
     ) -> None:
         in_use = len(programs) * data
         if in_use > instance.cores:
             raise ValueError(f"{in_use} cores are needed and {instance.name} has {instance.cores}")
         self.instance = instance
+        self.profile = profile
         self.tensor = sum(program.stage == 0 for program in programs)
         self.stages = len(programs) // self.tensor
-        first = replica * len(programs)
-        rates = _rates(programs, instance, data, replica)
-        self._tables = _shared_tables(programs, rates)
-        self._transfers = self._stage_transfers(programs, rates, first)
+        self._batch = batch
+        self._programs = programs
+        self._longest = longest or programs[0].max_positions
+        self._vocabulary = _vocabulary(programs)
+        self._place = (data, replica)
+        self._groups = groups(programs)
+        self._matrices = _matrix_bytes(programs)
+        self._copies = _copies(programs[0], self.tensor) if profile.expands_kv else 1
+        self._use(constants or profile.constants_of(instance.chip.core.version))
+
+    def with_constants(self, constants: Constants) -> CostModel:
+        """The same deployment with other constants: far quicker than a new CostModel."""
+        other = copy(self)
+        other._use(constants)
+        return other
+
+    def with_batch(self, batch: int | None) -> CostModel:
+        """The same deployment with decode graphs for other batches: far quicker than a new CostModel."""
+        other = copy(self)
+        other._batch = batch
+        other.lone = other if self.lone is self else self.lone.with_batch(batch)
+        return other
+
+    def _use(self, constants: Constants) -> None:
+        self.lone = self
+        self._time(self._core_rates(constants))
+        if self.stages > 1 and self.instance.cores_per_bank > 1:
+            self.lone = copy(self)
+            self.lone.lone = self.lone
+            self.lone._time(self._core_rates(constants, lone=True))
+
+    def _time(self, rates: list[CoreRates]) -> None:
+        replica = self._place[1]
+        self._rates = rates
+        self._tables = shared_tables(self._programs, self._groups, self._rates)
+        self._transfers = self._stage_transfers(replica * len(self._programs))
         self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
+        self._graphs: dict[StepShape, list[float]] = {}
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
+        return pad(shape, self.profile, self._longest, self._batch)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
-        return self._tables[core].seconds(shape)
+        return self._tables[core].seconds(self.padded(shape))
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
-        known: dict[_Table, float] = {}
+        padded = self.padded(shape)
+        if padded is shape:
+            return self._stage_seconds(shape)
+        if padded not in self._graphs:
+            self._graphs[padded] = self._stage_seconds(padded)
+        return self._graphs[padded]
+
+    def _stage_seconds(self, shape: StepShape) -> list[float]:
+        known: dict[Table, float] = {}
         for tables in self._distinct:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
         return [max(known[table] for table in tables) for tables in self._distinct]
 
+    def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
+        in all of them; the same numbers to the last bit."""
+        running, contexts = pad_contexts(sequences, kv_tokens, self.profile, self._longest, self._batch)
+        known: dict[Table, npt.NDArray[np.float64]] = {}
+        for tables in self._distinct:
+            for table in tables:
+                if table not in known:
+                    known[table] = table.decode_seconds(running, contexts)
+        return np.stack([np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct])
+
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
+        if stage == 0:
+            return 0.0
         transfer = self._transfers[stage]
-        return transfer.fixed + transfer.row * shape.rows
+        return transfer.fixed + transfer.row * self.padded(shape).rows
+
+    def sampling_seconds(self, shape: StepShape) -> float:
+        """Time from a step's logits to its tokens, where they are drawn on the host."""
+        if self.profile.sampling is Sampling.DEVICE or not shape.logit_rows:
+            return 0.0
+        logits = self.padded(shape).logit_rows * self._vocabulary
+        return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
         moved = sum(self.transfer_seconds(stage, shape) for stage in range(self.stages))
-        return sum(self.stage_seconds(shape)) + moved
+        return sum(self.lone.stage_seconds(shape)) + moved
 
     def explain(self, core: int, shape: StepShape) -> Breakdown:
         """Where the time of `seconds(core, shape)` goes."""
-        return self._tables[core].explain(shape)
+        return self._tables[core].explain(self.padded(shape))
 
-    def _stage_tables(self, stage: int) -> list[_Table]:
+    def engine_seconds(self, core: int, shape: StepShape) -> dict[str, float]:
+        """How long each engine of core `core` works in a step."""
+        return self._tables[core].engine_seconds(self.padded(shape))
+
+    def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
+        """What each Op of core `core` takes in a step, in the order of its Program."""
+        padded = self.padded(shape)
+        program, rates = self._programs[core], self._rates[core]
+        costs = ((op, op_cost(op, program.format, rates).engines(padded)) for op in program.ops)
+        return list(one_after_another(costs))
+
+    def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:
+        """Speeds of the cores of one replica, beside the others.
+
+        The cores of a memory bank that read their weights at each step share its bandwidth, as if they always
+        worked at the same time; of a `lone` batch the stages of a replica take turns.
+        """
+        instance, programs = self.instance, self._programs
+        data, replica = self._place
+        reads = [not keeps_weights(instance, size) for size in self._matrices]
+        readers = [(instance.bank_of(i), i) for i, read in enumerate(reads * data) if read]
+        if lone:
+            readers = sorted({(bank, self._taking_turns(i)) for bank, i in readers})
+        crowd = Counter(bank for bank, _ in readers)
+        first = replica * len(programs)
+        known: dict[tuple[int, int, bool], CoreRates] = {}
+        rates = []
+        for program, read in zip(programs, reads, strict=True):
+            sharing = crowd[instance.bank_of(first + program.core)] + (not read)
+            key = (program.stage, sharing, read)
+            if key not in known:
+                known[key] = core_rates(
+                    instance,
+                    program.format,
+                    range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
+                    sharing=sharing,
+                    reads_weights=read,
+                    constants=constants,
+                    expanded=self._copies,
+                    gathers_kv=self.profile.gathers_kv,
+                )
+            rates.append(known[key])
+        return rates
+
+    def _taking_turns(self, core: int) -> int:
+        """A number that is the same for the cores of a replica that wait for one another."""
+        replica, within = divmod(core, len(self._programs))
+        return replica * self.tensor + within % self.tensor
+
+    def _stage_tables(self, stage: int) -> list[Table]:
         return self._tables[stage * self.tensor : (stage + 1) * self.tensor]
 
-    def _stage_transfers(
-        self, programs: Sequence[Program], rates: Sequence[CoreRates], first: int
-    ) -> list[_Transfer]:
+    def _stage_transfers(self, first: int) -> list[_Transfer]:
         slowest = [_Transfer(0.0, 0.0)] * self.stages
-        for program, rate in zip(programs, rates, strict=True):
+        if self.stages == 1:
+            return slowest
+        for program, rate in zip(self._programs, self._rates, strict=True):
             there = _transfer(program, rate, self.instance, first)
             worst = slowest[program.stage]
             slowest[program.stage] = _Transfer(max(worst.fixed, there.fixed), max(worst.row, there.row))
         return slowest
 
 
-def _rates(programs: Sequence[Program], instance: Instance, data: int, replica: int) -> list[CoreRates]:
-    """Speeds of the cores of one replica, beside the others.
-
-    The cores of a memory bank that read their weights at each step share its bandwidth, as if they always
-    worked at the same time.
-    """
-    reads = [not keeps_weights(instance, _matrix_bytes(program)) for program in programs]
-    crowd = Counter(instance.bank_of(i) for i, read in enumerate(reads * data) if read)
-    first = replica * len(programs)
-    rates = []
-    for program, read in zip(programs, reads, strict=True):
-        group = [first + p.core for p in programs if p.stage == program.stage]
-        sharing = crowd[instance.bank_of(first + program.core)] + (not read)
-        rates.append(core_rates(instance, program.format, group, sharing=sharing, reads_weights=read))
-    return rates
+def _copies(program: Program, tensor: int) -> int:
+    """Query heads that share a key/value head, where heads are copied to more ranks than there are."""
+    layout = program.heads
+    cut = [shard for shard in program.shards.values() if shard.spec.axes[0] is Axis.KV_HEADS]
+    copied = any(shard.axes[0].width * tensor > shard.spec.shape[0] for shard in cut)
+    return layout.heads // layout.kv_heads if copied else 1
 
 
-def _matrix_bytes(program: Program) -> int:
-    shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
-    return sum(weight_bytes(s.shape, s.spec.role, program.format) for s in shards)
+def _vocabulary(programs: Sequence[Program]) -> int:
+    """Logits a row; 0 for a graph that ends otherwise."""
+    last = programs[-1].ops[-1]
+    vocab = isinstance(last, Linear | AllGather) and last.out.axis is Axis.VOCAB
+    return last.out.width if vocab else 0
 
 
-def _shared_tables(programs: Sequence[Program], rates: Sequence[CoreRates]) -> list[_Table]:
-    """One table for each core; cores with the same costs share theirs."""
-    known: dict[frozenset[tuple[OpCost | AttentionCost, int]], _Table] = {}
-    tables = []
-    for program, rate in zip(programs, rates, strict=True):
-        costs = Counter(op_cost(op, program.format, rate) for op in program.ops)
-        key = frozenset(costs.items())
-        if key not in known:
-            known[key] = _Table(costs)
-        tables.append(known[key])
-    return tables
+def _matrix_bytes(programs: Sequence[Program]) -> list[int]:
+    """Bytes of the matrices of each Program."""
+    known: dict[int, int] = {}
+    for program in programs:
+        if id(program.shards) not in known:
+            shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
+            known[id(program.shards)] = sum(
+                weight_bytes(s.shape, s.spec.role, program.format) for s in shards
+            )
+    return [known[id(program.shards)] for program in programs]
 
 
 def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int) -> _Transfer:
@@ -308,7 +300,7 @@ def stage_weights(
     parts: dict[int, list[Op]] = {layer: [] for layer in range(-1, graph.num_layers + 1)}
     for op in graph.ops:
         parts[op.layer].append(op)
-    known: dict[frozenset[tuple[OpCost | AttentionCost, int]], float] = {}
+    known: dict[frozenset[tuple[Cost, int]], float] = {}
     sharing = -(-graph.num_layers // stages)
     return tuple(
         _part_seconds(ops, graph, instance, shape, known, sharing if 0 <= layer < graph.num_layers else 1)
@@ -321,18 +313,19 @@ def _part_seconds(
     graph: Graph,
     instance: Instance,
     shape: StepShape,
-    known: dict[frozenset[tuple[OpCost | AttentionCost, int]], float],
+    known: dict[frozenset[tuple[Cost, int]], float],
     sharing: int,
 ) -> float:
     """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
-    matrices = [op.weight.shape for op in ops if isinstance(op, Linear)]
-    held = sum(weight_bytes(matrix, WeightRole.MATRIX, graph.format) for matrix in matrices)
+    matrices = [spec for op in ops for spec in op.weights if spec.role is WeightRole.MATRIX]
+    held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
     reads = not keeps_weights(instance, sharing * held)
-    rates = core_rates(instance, graph.format, (0,), sharing=1, reads_weights=reads)
+    constants = PROFILES["async"].constants_of(instance.chip.core.version)
+    rates = core_rates(instance, graph.format, (0,), sharing=1, reads_weights=reads, constants=constants)
     costs = Counter(op_cost(op, graph.format, rates) for op in ops)
     key = frozenset(costs.items())
     if key not in known:
-        known[key] = _Table(costs).seconds(shape)
+        known[key] = Table(costs).seconds(shape)
     return known[key]
 
 

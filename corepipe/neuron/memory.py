@@ -12,8 +12,9 @@ from math import inf
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.graph import AllGather, AllReduce, Receive, Rows, Send, Value
+from corepipe.neuron.graph import Rows, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
+from corepipe.neuron.ops import AllGather, AllReduce, Receive, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 
@@ -126,7 +127,7 @@ def _peak_live(program: Program, limits: Limits) -> int:
 
 
 def _bytes(value: Value, program: Program, limits: Limits) -> int:
-    rows = limits.max_num_batched_tokens if value.rows is Rows.TOKENS else limits.max_num_seqs
+    rows = limits.max_num_seqs if value.rows is Rows.LOGITS else limits.max_num_batched_tokens
     return rows * value.width * program.format.compute.bytes
 
 

@@ -20,12 +20,12 @@ from typing import Literal
 
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape, stage_weights
-from corepipe.neuron.graph import Graph, Linear, WeightRole
+from corepipe.neuron.graph import Graph, WeightRole
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
-from corepipe.neuron.opcost import keeps_weights, weight_bytes
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
+from corepipe.neuron.rates import keeps_weights, weight_bytes
 
 Mode = Literal["latency", "throughput", "auto"]
 
@@ -181,8 +181,9 @@ class _Chooser:
         fmt = self._graph.format
         held = dict.fromkeys(range(self._graph.num_layers), 0)
         for op in self._graph.ops:
-            if isinstance(op, Linear) and op.layer in held:
-                held[op.layer] += weight_bytes(op.weight.shape, WeightRole.MATRIX, fmt)
+            matrices = [spec for spec in op.weights if spec.role is WeightRole.MATRIX]
+            if op.layer in held:
+                held[op.layer] += sum(weight_bytes(spec.shape, spec.role, fmt) for spec in matrices)
         layers = len(held)
         counts = (-(-layers // stages) for stages in range(1, layers + 1))
         heaviest = max(held.values())

@@ -1,246 +1,227 @@
-"""What one Op costs on one core, as a few lines in the number of rows; `cost` adds them up.
+"""What one Op costs on one core, engine by engine; `cost` adds the Ops up.
 
-An Op takes the longer of its arithmetic and its memory traffic (roofline, Williams et al. 2009):
-- a Linear does 2NK operations a row at the peak of the format, over at least `min_rows` rows, and reads
-  its weights once, unless they stay on chip;
-- attention does 4 x head size operations a head and key attended, an exponential each on the scalar
-  engine, and reads the K and V of the sequences' contexts;
-- the other Ops are passes of the vector and scalar engines.
-Between the Ops of a Program activations stay on chip; embedding rows, new K and V and logits do not.
-A collective takes its hops and its payload over the link; its links are used in turn, not beside
-arithmetic.
+Within an Op the engines work beside one another, so that it takes as long as the busiest of them, after a
+start that nothing hides (a transfer's semaphore; weights are fetched ahead).  Ops follow one another.
+- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul).
+- VectorE and ScalarE: passes over the elements, one a lane and cycle, max(64, n) cycles each; an operation
+  on two fp32 operands takes two cycles an element (nki/api/nki/isa, tensor_tensor).
+- DMA: weights once a step, unless they stay on chip; keys and values of the contexts, embedding rows, in
+  pieces of a head's or a row's size; logits.
+- Collectives: a floor for each exchange, the hops, and what a rank passes on; the links are used in turn,
+  not beside arithmetic.
+Between the Ops of a Program activations stay on chip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
+from types import MappingProxyType
 
-from corepipe.neuron.graph import (
+from corepipe.neuron.engines import AttentionCost, Cost, ExpertsCost, OpCost
+from corepipe.neuron.graph import Axis, DType, Format, Op, Rows, WeightRole
+from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Attention,
-    Axis,
-    DType,
+    CrossAttention,
     Embed,
-    Format,
+    Experts,
     GatedActivation,
+    LatentAttention,
+    LayerNorm,
     Linear,
-    Op,
+    PatchEmbed,
     Receive,
     RMSNorm,
     Rope,
-    Rows,
+    Scale,
     SelectRows,
     Send,
-    WeightRole,
 )
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.rates import CoreRates, weight_bytes
 
-RMSNORM_PASSES = 2  # sum of squares, scale
-ROPE_PASSES = 3  # two products, one sum
-GATE_PASSES = 2  # sigmoid times gate, times up
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
 
+DMA_QUEUES = 16
+"""DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
 
-def weight_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> int:
-    """Bytes of a stored weight; an int8 matrix has one fp32 scale a row."""
-    elements = 1
-    for n in shape:
-        elements *= n
-    match role:
-        case WeightRole.MATRIX:
-            scales = 4 * shape[0] if fmt.weights is DType.INT8 else 0
-            return elements * fmt.weights.bytes + scales
-        case WeightRole.EMBEDDING:
-            return elements * fmt.compute.bytes
-        case WeightRole.VECTOR:
-            return elements * DType.FP32.bytes
+MESH_BYTES = 1 << 20
+"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Between cores: seconds until the first byte arrives, and bytes a second of one core."""
+class Passes:
+    """Passes of VectorE over an Op's elements: `one` and `two` by their number of operands; of ScalarE."""
 
-    seconds: float
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class CoreRates:
-    """Speeds of one core in one deployment; operations, elements or bytes a second.
-
-    `reads_weights`: False where they stay on chip.  `group` joins the `degree` tensor ranks.
-    """
-
-    matmul: float
-    attention: float
-    vector: float
-    scalar: float
-    memory: float
-    min_rows: int
-    reads_weights: bool
-    degree: int
-    group: Link
+    one: int = 0
+    two: int = 0
+    scalar: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
-    """Seconds over M rows: max(floor, compute M, weights + traffic M) + link + link_row M; 0 for no rows."""
-
-    rows: Rows
-    floor: float = 0.0
-    compute: float = 0.0
-    weights: float = 0.0
-    traffic: float = 0.0
-    link: float = 0.0
-    link_row: float = 0.0
-
-    def lines(self) -> tuple[tuple[float, float], ...]:
-        """(at zero rows, a row) of the lines whose maximum is the time on the core's own engines."""
-        return (self.floor, 0.0), (0.0, self.compute), (self.weights, self.traffic)
-
-    def arithmetic(self, rows: int) -> float:
-        return max(self.floor, self.compute * rows)
-
-    def memory(self, rows: int) -> float:
-        return self.weights + self.traffic * rows
+PASSES: Mapping[type[Op], Passes] = MappingProxyType(
+    {
+        RMSNorm: Passes(one=1, two=2),  # times 1 / rms; x squared and summed, times the gain
+        LayerNorm: Passes(one=2, two=1),  # statistics, normalise; times the gain plus the bias
+        Rope: Passes(one=1, two=3),  # the rotated halves; two products, a sum
+        GatedActivation: Passes(two=2, scalar=1),  # times the gate, times up; sigmoid
+        Activation: Passes(scalar=1),
+        Add: Passes(one=1),  # to what a matrix product has left in PSUM (nki/api/nki/isa, tensor_tensor)
+        SelectRows: Passes(one=1),
+        Scale: Passes(one=1),
+    }
+)
+SOFTMAX = Passes(one=2, two=1, scalar=1)  # maximum, transposed; plus the mask; exponentials
+COMBINE = Passes(two=2)  # an expert's result times its weight, and added
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionCost:
-    """Seconds: max(compute a key attended, traffic a context token + write a row).
-
-    `window` bounds the context of a sequence and the keys of a row.
-    """
-
-    window: int | None
-    compute: float
-    traffic: float
-    write: float
-
-    def arithmetic(self, rows: int, attended: int) -> float:
-        return self.compute * (attended if self.window is None else min(attended, rows * self.window))
-
-    def memory(self, rows: int, sequences: int, kv_tokens: int) -> float:
-        seen = kv_tokens if self.window is None else min(kv_tokens, sequences * self.window + rows)
-        return self.traffic * seen + self.write * rows
-
-
-def keeps_weights(instance: Instance, matrix_bytes: int) -> bool:
-    """Whether a core keeps its matrices on chip from step to step: on inf1 those that are small enough."""
-    resident = instance.chip.core.resident_weight_bytes
-    return resident is not None and matrix_bytes <= resident * instance.lnc
-
-
-def core_rates(
-    instance: Instance, fmt: Format, group: Sequence[int], *, sharing: int, reads_weights: bool
-) -> CoreRates:
-    """Speeds of a core of the tensor group `group` (core numbers in the instance).
-
-    `sharing`: cores that draw on the core's memory bank at once, itself included; the share of each is
-    bounded by its DMA engines.
-    """
-    silicon = instance.chip.core
-    memory = instance.bank_bytes_per_second / sharing
-    if silicon.dma_bytes_per_second is not None:
-        memory = min(memory, instance.lnc * silicon.dma_bytes_per_second)
-    multiplied = fmt.weights if fmt.weights is fmt.activations else fmt.compute
-    return CoreRates(
-        matmul=instance.peak(multiplied),
-        attention=instance.peak(fmt.compute),
-        vector=instance.lnc * silicon.vector.elements_per_second,
-        scalar=instance.lnc * silicon.scalar.elements_per_second,
-        memory=memory,
-        min_rows=silicon.tensor.min_rows,
-        reads_weights=reads_weights,
-        degree=len(group),
-        group=link(instance, group, memory),
-    )
-
-
-def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
-    """How `cores` reach one another: the longest way, and a core's part of its chip's links.
-
-    Cores of one chip exchange through its memory, at `on_chip` bytes a second.
-    """
-    by_chip = [instance.chip_of(core) for core in cores]
-    chips = sorted(set(by_chip))
-    hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
-    seconds = hops * instance.chip.hop_seconds
-    if len(chips) == 1 or instance.link_bytes_per_second is None:
-        return Link(seconds, on_chip)
-    crowd = max(by_chip.count(chip) for chip in chips)
-    return Link(seconds, instance.link_bytes_per_second / crowd)
-
-
-def attention_cost(op: Attention, fmt: Format, rates: CoreRates) -> AttentionCost:
-    """Cost of one attention Op."""
-    layout = op.heads
-    products = 4 * layout.head_dim * layout.heads / rates.attention
-    traffic = 2 * layout.kv_heads * layout.head_dim * fmt.compute.bytes / rates.memory
-    return AttentionCost(op.window, max(products, layout.heads / rates.scalar), traffic, traffic)
-
-
-def op_cost(op: Op, fmt: Format, rates: CoreRates) -> OpCost | AttentionCost:
+def op_cost(op: Op, fmt: Format, rates: CoreRates) -> Cost:  # noqa: PLR0911 -- one return a kind of Op
     """Cost of one Op.  Raises TypeError for a kind of Op that is not known.
 
     Send and Receive cost the core nothing: the DMA engines move activations.
     """
     match op:
-        case Attention():
+        case Attention() | CrossAttention() | LatentAttention():
             return attention_cost(op, fmt, rates)
         case Linear():
             return _linear(op, fmt, rates)
-        case Embed():
-            return OpCost(op.out.rows, traffic=op.out.width * fmt.compute.bytes / rates.memory)
+        case PatchEmbed():
+            return matrix_cost(op.out.rows, op.weight.shape, fmt, rates)
+        case Experts():
+            return _experts(op, fmt, rates)
+        case Embed() | AddEmbedding():
+            return _gather(op, fmt, rates)
         case AllReduce() | AllGather():
             return _collective(op, fmt, rates)
         case Send() | Receive():
             return OpCost(op.out.rows)
         case _:
-            return OpCost(op.out.rows, compute=_elementwise(op, rates))
+            return _elementwise(op, fmt, rates)
 
 
-def _elementwise(op: Op, rates: CoreRates) -> float:
-    """Seconds a row: passes of the vector engine, beside it the scalar engine's exponential."""
-    vector = op.out.width / rates.vector
-    match op:
-        case RMSNorm():
-            return RMSNORM_PASSES * vector
-        case Rope():
-            return ROPE_PASSES * vector
-        case GatedActivation():
-            return max(GATE_PASSES * vector, op.out.width / rates.scalar)
-        case Add() | SelectRows():
-            return vector
-        case _:
-            raise TypeError(f"no cost is known for {type(op).__name__}")
+def attention_cost(
+    op: Attention | CrossAttention | LatentAttention, fmt: Format, rates: CoreRates
+) -> AttentionCost:
+    """Cost of one attention Op: the products with keys and values, a softmax, and what is read and kept.
+
+    In latent attention all heads share one key, the latent itself.
+    """
+    latent = isinstance(op, LatentAttention)
+    queries, keys = op.heads.heads, 1 if latent else op.heads.kv_heads
+    width = op.kv_width if latent else op.heads.head_dim
+    token = op.kv_width * fmt.compute.bytes
+    tile = ceil(width / TILE) * TILE if rates.array else width
+    piece = rates.pieces(fmt.compute.bytes * width)
+    return AttentionCost(
+        rows=op.out.rows,
+        causal=latent or (isinstance(op, Attention) and op.causal),
+        window=op.window if isinstance(op, Attention) else None,
+        tensor=4 * tile * keys / rates.attention,
+        group=queries // keys,
+        min_rows=rates.min_rows,
+        vector=queries * _cycles(SOFTMAX, fmt) / rates.vector,
+        scalar=queries * SOFTMAX.scalar / rates.scalar,
+        traffic=rates.expanded * token * (piece if rates.gathers_kv else 1 / rates.memory),
+        write=token * piece,
+        start=rates.start,
+        queued=2 * rates.start / DMA_QUEUES,
+        token_bytes=rates.expanded * token,
+        flops=4.0 * width * queries,
+    )
 
 
 def _linear(op: Linear, fmt: Format, rates: CoreRates) -> OpCost:
-    shape = (op.out.width, op.x.width)
-    row = 2 * shape[0] * shape[1] / rates.matmul
-    stored = weight_bytes(shape, WeightRole.MATRIX, fmt) if rates.reads_weights else 0
-    leaves = op.out.width * fmt.compute.bytes if op.out.axis is Axis.VOCAB else 0
+    leaves = op.out.axis is Axis.VOCAB
+    return matrix_cost(op.out.rows, (op.out.width, op.x.width), fmt, rates, leaves=leaves)
+
+
+def matrix_cost(
+    rows: Rows, shape: tuple[int, ...], fmt: Format, rates: CoreRates, *, leaves: bool = False
+) -> OpCost:
+    """Rows times a matrix [n, k]; results come out of PSUM in a pass, and to memory if they leave.
+
+    fp32 activations that meet narrower weights are converted first.
+    """
+    n, k = shape
+    tiles = (ceil(n / TILE) * TILE, ceil(k / TILE) * TILE) if rates.array else (n, k)
+    stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) if rates.reads_weights else 0
+    casts = k if fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32 else 0
+    row_bytes = n * fmt.compute.bytes if leaves else 0
+    return OpCost(
+        rows,
+        tensor=2 * tiles[0] * tiles[1] / rates.matmul,
+        min_rows=rates.min_rows,
+        vector=(0.0, (n + casts) / rates.vector),
+        dma=(stored / rates.memory, row_bytes / rates.memory),
+        read=(stored, 0.0),
+        written=row_bytes,
+        flops=2.0 * n * k,
+    )
+
+
+def _experts(op: Experts, fmt: Format, rates: CoreRates) -> ExpertsCost:
+    """An expert's three matrices, one after the other; its result is weighted and added to the others'."""
+    parts = [
+        matrix_cost(op.out.rows, shape, fmt, rates)
+        for shape in ((op.ffn, op.x.width), (op.ffn, op.x.width), (op.out.width, op.ffn))
+    ]
+    one = OpCost(
+        op.out.rows,
+        tensor=sum(p.tensor for p in parts),
+        min_rows=rates.min_rows,
+        vector=(0.0, sum(p.vector[1] for p in parts) + _cycles(COMBINE, fmt) * op.out.width / rates.vector),
+        dma=(sum(p.dma[0] for p in parts), 0.0),
+        start=rates.start,
+        read=(sum(p.read[0] for p in parts), 0.0),
+        flops=sum(p.flops for p in parts),
+    )
+    return ExpertsCost(one, op.experts, op.top_k, 2 * rates.start)
+
+
+def _gather(op: Op, fmt: Format, rates: CoreRates) -> OpCost:
+    """A row of a table for each row."""
+    size = op.out.width * fmt.compute.bytes
+    moved = (0.0, size * rates.pieces(size))
+    return OpCost(op.out.rows, dma=moved, start=rates.start, read=(0.0, float(size)))
+
+
+def _cycles(passes: Passes, fmt: Format) -> int:
+    """Cycles of VectorE an element."""
+    return passes.one + passes.two * (2 if fmt.compute is DType.FP32 else 1)
+
+
+def _elementwise(op: Op, fmt: Format, rates: CoreRates) -> OpCost:
+    if type(op) not in PASSES:
+        raise TypeError(f"no cost is known for {type(op).__name__}")
+    passes = PASSES[type(op)]
+    cycles = _cycles(passes, fmt)
     return OpCost(
         op.out.rows,
-        floor=row * rates.min_rows,
-        compute=row,
-        weights=stored / rates.memory,
-        traffic=leaves / rates.memory,
+        vector=(cycles * rates.pass_seconds, cycles * op.out.width / rates.vector),
+        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * op.out.width / rates.scalar),
+        start=rates.start,
     )
 
 
 def _collective(op: AllReduce | AllGather, fmt: Format, rates: CoreRates) -> OpCost:
     """An all-gather is one exchange, an all-reduce two: a reduce-scatter and an all-gather.
 
-    In each a rank passes on (degree - 1) / degree of the payload.
+    In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at once,
+    large ones from neighbour to neighbour; between the two the steps are counted in part.
     """
     exchanges = 2 if isinstance(op, AllReduce) else 1
-    moved = op.out.width * fmt.compute.bytes * (rates.degree - 1) / rates.degree
+    payload = op.out.width * fmt.compute.bytes
+    moved = payload * (rates.degree - 1) / rates.degree
     return OpCost(
         op.out.rows,
-        link=exchanges * rates.group.seconds,
-        link_row=exchanges * moved / rates.group.bytes_per_second,
+        collectives=(
+            exchanges * (rates.group.seconds + rates.exchange),
+            exchanges * moved / rates.group.bytes_per_second,
+        ),
+        ring=(exchanges * rates.ring, payload / MESH_BYTES),
     )

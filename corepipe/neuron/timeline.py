@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape
+from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,27 +13,35 @@ class Timing:
     """When a batch runs, in seconds of device time.
 
     starts_at: the first stage begins; accepts_at: the earliest moment at which to submit the next batch
-    so that it starts without delay; ready_at: the last stage is done.  spans: (core, start, end), one a
-    core, by core.
+    so that it starts without delay; ready_at: the last stage is done and the tokens are drawn.
+    stages: (start, end) of each; `tensor` cores run it.
     """
 
     starts_at: float
     accepts_at: float
     ready_at: float
-    spans: tuple[tuple[int, float, float], ...]
+    stages: tuple[tuple[float, float], ...]
+    tensor: int
+
+    @property
+    def spans(self) -> tuple[tuple[int, float, float], ...]:
+        """(core, start, end), one a core, by core."""
+        cores = (span for span in self.stages for _ in range(self.tensor))
+        return tuple((core, start, end) for core, (start, end) in enumerate(cores))
 
 
 class Timeline:
     """Runs batches through the stages in the order in which they are submitted.
 
     A stage begins when its cores are free and the activations of the stage before have arrived.  The
-    cores of a stage run together and wait for the slowest.  The host takes the profile's time for each
+    cores of a stage run together and wait for the slowest.  A batch that finds the pipe empty is timed as a
+    lone one.  The host takes the profile's time for each
     batch, one after the other, beside the device's work on earlier ones.
     """
 
-    def __init__(self, cost: CostModel, profile: RuntimeProfile = PROFILES["async"]) -> None:
+    def __init__(self, cost: CostModel, profile: RuntimeProfile | None = None) -> None:
         self._cost = cost
-        self._profile = profile
+        self._profile = profile or cost.profile
         self._host_free = 0.0
         self._free = [0.0] * cost.stages
         self._busy = [0.0] * cost.stages
@@ -45,16 +53,24 @@ class Timeline:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
         self._host_free = max(self._host_free, now) + self._profile.host_seconds
         arrives = self._host_free
-        spans: list[tuple[int, float, float]] = []
-        for stage, seconds in enumerate(self._cost.stage_seconds(shape)):
-            arrives += self._cost.transfer_seconds(stage, shape)
+        cost = self._cost.lone if arrives >= self._free[-1] else self._cost
+        stages: list[tuple[float, float]] = []
+        for stage, seconds in enumerate(cost.stage_seconds(shape)):
+            arrives += cost.transfer_seconds(stage, shape)
             start = max(arrives, self._free[stage])
             arrives = start + seconds
             self._run(stage, start, arrives)
-            spans += self._spans(stage, start, arrives)
-        self._count_work(spans[0][1], arrives)
+            stages.append((start, arrives))
+        starts_at = stages[0][0]
+        self._count_work(starts_at, arrives)
         accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
-        return Timing(spans[0][1], accepts_at, arrives, tuple(spans))
+        ready_at = arrives + self._cost.sampling_seconds(shape)
+        return Timing(starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
+
+    @property
+    def cost(self) -> CostModel:
+        """What times the steps."""
+        return self._cost
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
@@ -81,10 +97,6 @@ class Timeline:
         self._free[stage] = end
         self._busy[stage] += end - start
         self._overlap.add(stage, start, end)
-
-    def _spans(self, stage: int, start: float, end: float) -> list[tuple[int, float, float]]:
-        tensor = self._cost.tensor
-        return [(core, start, end) for core in range(stage * tensor, (stage + 1) * tensor)]
 
     def _count_work(self, start: float, end: float) -> None:
         self._work_seconds += end - max(start, self._work_until)

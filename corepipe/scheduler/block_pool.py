@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 
 class BlockPool:
@@ -20,8 +20,8 @@ class BlockPool:
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._cached: dict[int, None] = {}  # the least recently held first
-        self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[Hashable, int] = {}
+        self._key_of: dict[int, Hashable] = {}
 
     @property
     def free(self) -> int:
@@ -64,11 +64,15 @@ class BlockPool:
             if self._references[block] == 0:
                 self._retire(block)
 
-    def find(self, key: bytes) -> int | None:
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of these nobody holds."""
+        return sum(self._references[block] == 0 for block in blocks)
+
+    def find(self, key: Hashable) -> int | None:
         """The block of this key, held or cached."""
         return self._block_of.get(key)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: Hashable) -> None:
         """Lets a held block be found by its key; where another has the key, that one stays."""
         if self._block_of.setdefault(key, block) == block:
             self._key_of[block] = key

@@ -1,15 +1,10 @@
 """The KV blocks of requests, and the prefix cache over them.
 
-A full block is known by a key: the SHA-256 of the key before it and of its token ids.  The first key
-derives from the salt, so that only requests of the same salt share blocks.  A block can be found once it
-is computed, not before.
+A full block is known by a key, which stands for its tokens and all before them.  A block can be found
+once it is computed, not before.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from hashlib import sha256
-from struct import Struct
 
 from corepipe.scheduler.block_pool import BlockPool
 from corepipe.scheduler.request import Request
@@ -27,8 +22,6 @@ class KVCache:
         self.pool = BlockPool(num_blocks, max_cached)
         self.block_size = block_size
         self._prefix_cache = prefix_cache
-        self._ids = Struct(f"{block_size}q")
-        self._keys: dict[Request, list[bytes]] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -40,9 +33,16 @@ class KVCache:
         """Blocks that the request lacks for its first `tokens` tokens."""
         return max(0, self.blocks_for(tokens) - len(request.block_ids))
 
-    def cached_prefix(self, prompt: Sequence[int], salt: str) -> int:
-        """Tokens of this prompt that a request would find in the cache; at least one is left to compute."""
-        return len(self._find(prompt, salt, [])) * self.block_size
+    def cached_prefix(self, request: Request) -> int:
+        """Tokens that the request would find in the cache; at least one is left to compute."""
+        return len(self._find(request)) * self.block_size
+
+    def shortage(self, request: Request) -> tuple[int, int]:
+        """Of a request without blocks: how many of them are in the cache, and how many the pool would lack
+        for all of its known tokens (0 or less: there is room)."""
+        found = [] if request.prompt_logits else self._find(request)
+        wanted = self.blocks_for(request.num_tokens) - len(found)
+        return len(found), wanted - self.pool.available + self.pool.idle(found)
 
     def take_prefix(self, request: Request) -> int:
         """Gives a request without blocks the longest chain of full blocks in the cache; its tokens.
@@ -51,8 +51,7 @@ class KVCache:
         """
         if request.prompt_logits:
             return 0
-        keys = self._keys.setdefault(request, [])
-        blocks = self._find(request.tokens, request.cache_salt, keys)
+        blocks = self._find(request)
         self.pool.share(blocks)
         request.block_ids = blocks
         return len(blocks) * self.block_size
@@ -60,7 +59,7 @@ class KVCache:
     def count_prefix(self, request: Request, hits: int) -> None:
         """Counts a prompt that was looked up, and the tokens of it that were found."""
         if self._prefix_cache and not request.prompt_logits:
-            self.prefix_queries += len(request.tokens)
+            self.prefix_queries += request.num_tokens
             self.prefix_hits += hits
 
     def grow(self, request: Request, blocks: int) -> None:
@@ -70,39 +69,26 @@ class KVCache:
     def commit(self, request: Request, count: int) -> None:
         """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
         first = (request.num_done - count) // self.block_size
-        end = request.num_done // self.block_size
-        if first == end or not self._prefix_cache:
-            return
-        keys = self._keys.setdefault(request, [])
-        for index in range(first, end):
-            key = self._key(request.tokens, request.cache_salt, keys, index)
-            self.pool.publish(request.block_ids[index], key)
+        for index in range(first, request.num_done // self.block_size):
+            self.publish(request, index)
+
+    def publish(self, request: Request, index: int) -> None:
+        """Lets block number `index` of the request be found, which is full and computed."""
+        if self._prefix_cache:
+            self.pool.publish(request.block_ids[index], request.block_key(index, self.block_size))
 
     def release(self, request: Request) -> None:
         """Takes the request's blocks; those that can be found stay in the cache."""
         self.pool.release(request.block_ids)
         request.block_ids = []
 
-    def forget(self, request: Request) -> None:
-        """Releases the blocks of a request that has ended."""
-        self.release(request)
-        self._keys.pop(request, None)
-
-    def _find(self, tokens: Sequence[int], salt: str, keys: list[bytes]) -> list[int]:
-        """The longest chain of cached blocks that leaves a token to compute; adds the keys it needs."""
+    def _find(self, request: Request) -> list[int]:
+        """The longest chain of cached blocks that leaves a token to compute."""
         blocks: list[int] = []
         if self._prefix_cache:
-            for index in range((len(tokens) - 1) // self.block_size):
-                block = self.pool.find(self._key(tokens, salt, keys, index))
+            for index in range((request.num_tokens - 1) // self.block_size):
+                block = self.pool.find(request.block_key(index, self.block_size))
                 if block is None:
                     break
                 blocks.append(block)
         return blocks
-
-    def _key(self, tokens: Sequence[int], salt: str, keys: list[bytes], index: int) -> bytes:
-        """The key of block `index`; `keys` holds those that are known, in order, and gets this one."""
-        if index == len(keys):
-            parent = keys[-1] if keys else sha256(salt.encode()).digest()
-            start = index * self.block_size
-            keys.append(sha256(parent + self._ids.pack(*tokens[start : start + self.block_size])).digest())
-        return keys[index]

@@ -36,11 +36,12 @@ def segregated(batch: BatchBuilder) -> None:
     """As Neuron's serving stack: one prompt alone in its batch (NxDI's ctx_batch_size = 1), else
     generation; prompts go first, long ones in segments."""
     ready = batch.ready()
-    if any(batch.run(request) for request in ready if not _generates(request)) or batch.admit():
+    generating = [request for request in ready if request.generates]
+    prompts = () if len(generating) == len(ready) else [r for r in ready if not r.generates]
+    if any(batch.run(request) for request in prompts) or batch.admit():
         return
-    for request in ready:
-        if _generates(request):
-            batch.run(request)
+    for request in generating:
+        batch.run(request)
 
 
 def policy(name: str) -> Policy:
@@ -49,8 +50,3 @@ def policy(name: str) -> Policy:
     if name not in policies:
         raise ValueError(f"no batch policy is called {name!r}; there are {', '.join(policies)}")
     return policies[name]
-
-
-def _generates(request: Request) -> bool:
-    """Whether the next chunk is the one token that was generated last."""
-    return request.num_generated > 0 and request.num_computed == len(request.tokens) - 1

@@ -46,9 +46,9 @@ class WaitingQueue:
     def push(self, request: Request, rank: Rank) -> None:
         """Queues a request.  Raises QueueFull where it is a new one and there is no room for it."""
         if request.status is Status.WAITING:
-            self._check_room(len(request.tokens))
+            self._check_room(request.num_tokens)
         insort(self._entries, (*_order(request, rank), request))
-        self.num_tokens += len(request.tokens)
+        self.num_tokens += request.num_tokens
 
     def peek(self) -> Request | None:
         """The request whose turn it is; None where nobody waits."""
@@ -57,7 +57,7 @@ class WaitingQueue:
     def remove(self, request: Request, rank: Rank) -> None:
         """Takes out a request that is in the queue."""
         del self._entries[bisect_left(self._entries, _order(request, rank))]
-        self.num_tokens -= len(request.tokens)
+        self.num_tokens -= request.num_tokens
 
     def _check_room(self, tokens: int) -> None:
         if len(self._entries) >= self._max_requests:

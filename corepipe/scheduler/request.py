@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
+from struct import pack
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -26,8 +30,9 @@ class Status(StrEnum):
 class Request:
     """One sequence to generate.
 
-    `tokens` starts as the prompt and grows; `num_computed` of them have been given to the device (counted
-    when scheduled), `num_done` of them have come back.  The request is in flight while the two differ.
+    `num_tokens` tokens are known: the prompt, and what has been generated; `tokens` holds them.
+    `num_computed` of them have been given to the device (counted when scheduled), `num_done` of them have
+    come back.  The request is in flight while the two differ.
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
     `cache_salt` keeps prefix-cache entries apart.  `prompt_logits`: the caller wants a result for
@@ -35,7 +40,7 @@ class Request:
     """
 
     id: str
-    prompt: list[int]
+    prompt: Sequence[int]
     max_tokens: int
     arrival: float = 0.0
     priority: int = 0
@@ -45,28 +50,56 @@ class Request:
     prompt_logits: bool = False
 
     tokens: list[int] = field(init=False)
+    num_prompt: int = field(init=False)
+    num_tokens: int = field(init=False)
     num_computed: int = field(default=0, init=False)
     num_done: int = field(default=0, init=False)
     num_cached: int = field(default=0, init=False)
     """Prompt tokens found in the prefix cache when first admitted."""
     num_preemptions: int = field(default=0, init=False)
     block_ids: list[int] = field(default_factory=list, init=False)
+    block_keys: list[bytes] = field(default_factory=list, init=False)
+    """Those that have been asked for."""
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.num_prompt = self.num_tokens = len(self.tokens)
+
+    def append(self, token: int, count: int = 1) -> None:
+        """Adds a generated token, or the same one `count` times."""
+        self.tokens += [token] * count
+        self.num_tokens += count
+
+    def block_key(self, index: int, size: int) -> Hashable:
+        """What full block number `index` of `size` tokens is found by; asked for in order.
+
+        It stands for the block's tokens and all before them: the SHA-256 of the key before it and of the
+        block's token ids.  The first key derives from the salt: only requests of the same salt share blocks.
+        """
+        keys = self.block_keys
+        if index == len(keys):
+            parent = keys[-1] if keys else sha256(self.cache_salt.encode()).digest()
+            ids = self.tokens[index * size : (index + 1) * size]
+            keys.append(sha256(parent + pack(f"{size}q", *ids)).digest())
+        return keys[index]
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.prompt)
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def generates(self) -> bool:
+        """Whether the next chunk is the one token that was generated last."""
+        return self.num_computed == self.num_tokens - 1 and self.num_tokens > self.num_prompt
 
     @property
     def in_flight(self) -> bool:
         return self.num_computed > self.num_done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each token, and that would take twice as long
 class Chunk:
     """Tokens [start, start + count) of a request, to be computed in this batch.
 
@@ -91,8 +124,7 @@ class Batch:
         return sum(c.count for c in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What a batch meant for one request: its new token (None: a chunk of the prompt only), and its end."""
 
     request: Request

@@ -8,42 +8,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
+from corepipe.scheduler import rotation as rotations
+from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
+from corepipe.scheduler.rotation import Rotation
 
 __all__ = ["QueueFull", "Scheduler", "SchedulerConfig"]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one replica.
-
-    A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
-    `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them.
-    `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
-    Raises ValueError for a limit below 1.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    prefix_cache: bool
-    max_queued_requests: int
-    max_queued_tokens: int
-    micro_batches: int = 1
-    max_cached_blocks: int | None = None
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if limit.name != "prefix_cache" and value is not None and value < 1:
-                raise ValueError(f"{limit.name} must be at least 1, not {value}")
 
 
 class Scheduler:
@@ -118,9 +92,44 @@ class Scheduler:
                 events.append(event)
         return events
 
-    def cached_prefix(self, prompt: Sequence[int], salt: str) -> int:
-        """Tokens of this prompt that a request would find in the prefix cache now."""
-        return self._kv.cached_prefix(prompt, salt)
+    def rotation(self, batches: Sequence[Batch]) -> Rotation | None:
+        """How long `batches`, all that is in flight, oldest first, only go round if nothing comes.
+
+        None where they do not, or where that cannot be told.
+        """
+        if self._leaving:
+            return None
+        return rotations.find(
+            batches, self._running, self._queue, self._kv, self._config, self._batch_seats()
+        )
+
+    def advance(self, rotation: Rotation, moves: int) -> tuple[Batch, ...]:
+        """Makes so many moves of a rotation, at most `rotation.most`; what is in flight then, oldest first.
+
+        The same as `update`, with token 0 for everyone, and `schedule` so many times.
+        """
+        rotations.advance(rotation, moves, self._kv)
+        self._num_updated += moves
+        self._num_scheduled += moves
+        return rotation.in_flight(moves)
+
+    def cached_prefix(self, request: Request) -> int:
+        """Tokens that a request would find in the prefix cache now."""
+        return self._kv.cached_prefix(request)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request of this id has not ended."""
+        return request_id in self._requests
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of the requests that have not ended, in the order in which they were added."""
+        return tuple(self._requests)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
 
     def has_unfinished(self) -> bool:
         """Whether a request has not ended, or an aborted one is still in flight."""
@@ -209,7 +218,7 @@ class Scheduler:
         seats = self._config.max_num_seqs - len(self._running)
         blocks, count = self._kv.pool.available, 0
         for request in self._queue:
-            blocks -= self._kv.blocks_for(len(request.tokens))
+            blocks -= self._kv.blocks_for(request.num_tokens)
             if count == seats or blocks < 0:
                 break
             count += 1
@@ -228,7 +237,7 @@ class Scheduler:
         if short is not None and request.priority >= short.priority:
             return None
         hits = self._kv.take_prefix(request)
-        if self._kv.missing(request, len(request.tokens)) > self._kv.pool.available:
+        if self._kv.missing(request, request.num_tokens) > self._kv.pool.available:
             self._kv.release(request)
             return None
         self._start(request, hits)
@@ -279,20 +288,21 @@ class Scheduler:
         if request.status is Status.FINISHED:
             self._leave(request)
             return None
-        self._kv.commit(request, chunk.count)
+        if request.num_done % self._config.block_size < chunk.count:  # a block is full
+            self._kv.commit(request, chunk.count)
         if token is None:
             return TokenEvent(request, None, None)
-        request.tokens.append(token)
+        request.append(token)
         reason = self._finish_reason(request, token)
         if reason is not None:
             self._end(request, reason)
         return TokenEvent(request, token, reason)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        generated = request.num_generated
+        generated = request.num_tokens - request.num_prompt
         if token in request.stop_ids and generated >= request.min_tokens:
             return FinishReason.STOP
-        if generated >= request.max_tokens or len(request.tokens) >= self._config.max_model_len:
+        if generated >= request.max_tokens or request.num_tokens >= self._config.max_model_len:
             return FinishReason.LENGTH
         return None
 
@@ -311,7 +321,7 @@ class Scheduler:
             self._leaving.add(request)
         else:
             self._leaving.discard(request)
-            self._kv.forget(request)
+            self._kv.release(request)
 
 
 class _Step:
@@ -321,18 +331,22 @@ class _Step:
         self._scheduler = scheduler
         self._tokens = tokens
         self._seats = seats
+        self._block_size = scheduler._config.block_size
         self._short: Rank | None = None
         self.chunks: list[Chunk] = []
 
     def ready(self) -> Sequence[Request]:
-        return [r for r in self._scheduler._running if r.num_computed < len(r.tokens)]
+        return [r for r in self._scheduler._running if r.num_computed < r.num_tokens]
 
     def run(self, request: Request) -> bool:
-        if self._full or request.status is not Status.RUNNING:  # preempted for another chunk of this batch
+        if self._tokens == 0 or self._seats == 0:
             return False
-        start, known = request.num_computed, len(request.tokens)
-        end = min(known, start + self._tokens)
-        if not self._scheduler._reserve(request, end):
+        if request.status is not Status.RUNNING:  # preempted for another chunk of this batch
+            return False
+        start, known = request.num_computed, request.num_tokens
+        end = known if known - start <= self._tokens else start + self._tokens
+        room = len(request.block_ids) * self._block_size
+        if end > room and not self._scheduler._reserve(request, end):
             self._short = self._short or self._scheduler._ranks[request]
             return False
         request.num_computed = end
@@ -342,9 +356,7 @@ class _Step:
         return True
 
     def admit(self) -> bool:
-        request = None if self._full else self._scheduler._admit(self._short)
+        if self._tokens == 0 or self._seats == 0:
+            return False
+        request = self._scheduler._admit(self._short)
         return request is not None and self.run(request)
-
-    @property
-    def _full(self) -> bool:
-        return self._tokens == 0 or self._seats == 0

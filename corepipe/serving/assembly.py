@@ -5,155 +5,207 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron import modes
-from corepipe.neuron.catalog import instance as find_instance
+from corepipe.models.registry import Architecture, Model
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.compiler import describe
-from corepipe.neuron.cost import CostModel
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import Limits, MemoryPlan, plan_memory
+from corepipe.neuron.graph import FORMATS, Graph, Rows
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program
-from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import packed_weights
-from corepipe.scheduler.policy import policy
-from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.deployment import Deployment, Replica
+from corepipe.serving.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.serving.messages import Ready
 
 Progress = Callable[[str, float], None]
 
-DEFAULT_MODEL_LEN = 8192
-"""Longest sequence of a model that takes more, unless the config says otherwise."""
-
 DEFAULT_KV_BYTES = 1 << 30
 """Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
+
+FAITHFUL_SHARE = 2
+"""Where the device sets the pace or another model the limits, the KV caches may have one part in so many of
+the host's memory: fewer blocks than on the device would be other decisions than on the device."""
 
 IDLE_CACHE_SHARE = 12
 """One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
 runs, and not filled with prompts that may never come again."""
+
+CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+"""A container's limit (docs.kernel.org/admin-guide/cgroup-v2.html): a number, or "max"."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What the host computes: the served model, cut as on the device, or whole where another one is timed."""
+
+    graph: Graph
+    placement: Placement
+    programs: tuple[Program, ...]
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one KV block of a replica."""
+        return block_size * sum(kv_bytes_per_token(program) for program in self.programs)
 
 
 def assemble(config: EngineConfig, progress: Progress) -> Deployment:
     """Loads what `config` names.  Raises UserError for what does not exist, is broken, or does not fit."""
     started = time.perf_counter()
     native()  # says what is missing before anything large is read
-    instance = find_instance(config.instance)
     model = registry.load(hub.resolve(config.model, progress))
-    positions = config.max_model_len or min(model.config.max_positions, DEFAULT_MODEL_LEN)
-    graph = model.graph(FORMATS[config.format], positions)
-    limits = _limits(config, graph)
-    degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
-    placement, reason = modes.resolve(config.mode, graph, instance, limits, degrees)
-    cut = modes.compiler(graph, instance)
-    programs = cut(placement)
-    memory = plan_memory(programs, placement, instance, limits, cut)  # before the weights are asked for
-    model.check(graph)
-    blocks = _host_blocks(config, placement, memory, limits)
-    cache = config.cache_dir or hub.cache_dir()
-    weights = packed_weights(graph, model.checkpoint, cache / "packed", progress)
-    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)))
-    rows = config.max_num_batched_tokens
-    replicas = tuple(
-        Replica(
-            executor=NativeExecutor(programs, weights, blocks, config.block_size, rows, pool),
-            timeline=Timeline(CostModel(programs, instance, placement.data, number)),
-            scheduler=_scheduler_config(config, graph, blocks, placement),
-            policy=policy(config.policy),
-        )
-        for number in range(placement.data)
-    )
+    timed = model if config.timing_model is None else timing_model(config.timing_model)
+    device = plan_device(config, timed)  # before the weights are asked for
+    host = plan_host(config, model, device)
+    model.check(host.graph)
+    blocks = _host_blocks(config, host, device)
+    replicas = _replicas(config, model, host, device, blocks, progress)
+    if config.clock == "device":
+        _warm_up(replicas)
     ready = Ready(
-        placement=_describe(graph, programs, placement, instance, reason, blocks),
-        blocks=blocks * placement.data,
+        placement=_describe(config, host, device, blocks),
+        blocks=blocks * host.placement.data,
         block_size=config.block_size,
-        max_model_len=graph.max_positions,
+        max_model_len=host.graph.max_positions,
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
     )
     paced = config.clock != "host"
-    return Deployment(replicas, _clock(config), paced, graph.vocab_size, config.seed, ready)
+    vocab = host.graph.vocab_size
+    return Deployment(replicas, _clock(config), paced, vocab, config.seed, ready, config.time_scale)
 
 
-def _limits(config: EngineConfig, graph: Graph) -> Limits:
-    sequence = -(-graph.max_positions // config.block_size)
-    most = config.num_blocks or config.max_num_seqs * sequence
-    return Limits(
-        graph.max_positions, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, most
+def timing_model(source: str) -> Architecture:
+    """The model whose times are told.  Raises UserError where there is none, or it generates nothing."""
+    try:
+        return registry.architecture(source)
+    except UserError as error:
+        raise UserError(f"--timing-model: {error.message}", "timing_model") from error
+
+
+def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPlan:
+    """The Programs that the host runs; a model that stands in for another is not cut.
+
+    Raises UserError where the model that is timed does not generate token after token.
+    """
+    if config.timing_model is None:
+        return HostPlan(device.graph, device.placement, device.programs)
+    if not device.graph.causal or any(op.out.rows is Rows.SOURCE for op in device.graph.ops):
+        raise UserError(
+            f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
+        )
+    positions = min(device.graph.max_positions, model.max_positions)
+    graph = model.graph(FORMATS[config.format], positions)
+    return HostPlan(graph, Placement(data=device.placement.data), compile_graph(graph, Placement()))
+
+
+def _replicas(
+    config: EngineConfig,
+    model: Model,
+    host: HostPlan,
+    device: DevicePlan,
+    blocks: int,
+    progress: Progress,
+) -> tuple[Replica, ...]:
+    cache = config.cache_dir or hub.cache_dir()
+    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
+    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)))
+    rows = config.max_num_batched_tokens
+    cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
+    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)
+    return tuple(
+        Replica(
+            executor=NativeExecutor(host.programs, weights, blocks, config.block_size, rows, pool),
+            timeline=device.timeline(number),
+            scheduler=scheduler,
+            policy=batch_policy(config),
+        )
+        for number in range(host.placement.data)
     )
 
 
-def _host_blocks(config: EngineConfig, placement: Placement, memory: MemoryPlan, limits: Limits) -> int:
+def _warm_up(replicas: Sequence[Replica]) -> None:
+    """A step of one token: the first maps the weights, and would be late by the time of many others."""
+    zero = np.zeros(1, np.int32)
+    step = StepInputs(zero, zero, np.array([0, 1], np.int32), zero.reshape(1, 1), zero)
+    for replica in replicas:
+        replica.executor.wait(replica.executor.submit(step, None))
+
+
+def _faithful(config: EngineConfig) -> bool:
+    """Whether the device's limits matter more than the host's memory."""
+    return config.clock != "host" or config.timing_model is not None
+
+
+def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
     """KV blocks of a replica: what the device holds, as far as the host spends memory on it."""
-    budget = (config.kv_cache_bytes or DEFAULT_KV_BYTES) // (memory.block_bytes * placement.data)
-    wanted = config.num_blocks or max(budget, limits.blocks_per_sequence)
-    wanted = min(wanted, memory.num_blocks)
-    if wanted < limits.blocks_per_sequence:
+    default = host_memory() // FAITHFUL_SHARE if _faithful(config) else DEFAULT_KV_BYTES
+    most = config.kv_cache_bytes or default
+    budget = most // (host.block_bytes(config.block_size) * host.placement.data)
+    sequence = -(-host.graph.max_positions // config.block_size)
+    wanted = min(config.num_blocks or max(budget, sequence), device.memory.num_blocks)
+    if wanted < sequence:
         raise UserError(
-            f"--num-blocks {wanted} holds less than one sequence of --max-model-len {limits.max_model_len}; "
-            f"use at least {limits.blocks_per_sequence}",
+            f"--num-blocks {wanted} holds less than one sequence of --max-model-len "
+            f"{host.graph.max_positions}; use at least {sequence}",
             "num_blocks",
         )
     return wanted
 
 
-def _scheduler_config(
-    config: EngineConfig, graph: Graph, blocks: int, placement: Placement
-) -> SchedulerConfig:
-    return SchedulerConfig(
-        num_blocks=blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=graph.max_positions,
-        prefix_cache=config.prefix_cache,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        micro_batches=_micro_batches(config, placement),
-        max_cached_blocks=max(1, blocks // IDLE_CACHE_SHARE),
-    )
-
-
-def _micro_batches(config: EngineConfig, placement: Placement) -> int:
-    """Batches in flight: two a stage keep emulated cores full while one is handed over; the host, which
-    computes the stages one after the other, does better with fewer and larger batches."""
-    if placement.pipeline == 1 or config.clock == "host":
-        return placement.pipeline
-    return 2 * placement.pipeline
+def host_memory(limit: Path = CONTROL_GROUP) -> int:
+    """Bytes of physical memory, or of the container's limit where that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not limit.is_file():
+        return physical
+    text = limit.read_text().strip()
+    return min(physical, int(text)) if text.isdecimal() else physical
 
 
 def _clock(config: EngineConfig) -> Clock:
     if config.clock == "virtual":
         return VirtualClock()
-    return PacedClock() if config.clock == "device" else HostClock()
+    return PacedClock(config.time_scale) if config.clock == "device" else HostClock()
 
 
-def _describe(
-    graph: Graph,
-    programs: Sequence[Program],
-    placement: Placement,
-    instance: Instance,
-    reason: str,
-    blocks: int,
-) -> dict[str, object]:
+def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: int) -> dict[str, object]:
     """What /v1/placement serves and `corepipe serve` prints."""
+    placement = host.placement
     return {
-        "emulated": True,
-        "model": graph.name,
-        "format": graph.format.name,
-        "format_on_device": instance.support(graph.format).value,
-        "instance": instance.name,
-        "pipeline": placement.pipeline,
-        "tensor": placement.tensor,
-        "data": placement.data,
-        "reason": reason,
+        "model": host.graph.name,
+        "timing_model": config.timing_model and device.graph.name,
+        **device.describe(),
         "kv_blocks_per_replica": blocks,
-        **describe(programs),
+        "clock": config.clock,
+        "time_scale": config.time_scale,
+        "host": {
+            "model": host.graph.name,
+            "pipeline": placement.pipeline,
+            "tensor": placement.tensor,
+            "data": placement.data,
+        },
+        "host_limits": _host_limits(host, device, blocks),
     }
+
+
+def _host_limits(host: HostPlan, device: DevicePlan, blocks: int) -> list[str]:
+    """Where the host cannot follow the device, in words."""
+    limits = []
+    if host.graph.max_positions < device.graph.max_positions:
+        limits.append(
+            f"{device.graph.name} takes {device.graph.max_positions} tokens a request here; "
+            f"{host.graph.name}, which the host computes, takes {host.graph.max_positions}"
+        )
+    if blocks < device.memory.num_blocks:
+        limits.append(
+            f"the device holds {device.memory.num_blocks} KV blocks a replica, the host keeps {blocks}: "
+            "--kv-cache-memory-bytes"
+        )
+    return limits

@@ -141,8 +141,11 @@ class ProcessClient(_Client):
         with theirs:
             fd = theirs.fileno()
             command = [*self._program, str(fd)]
-            # In this thread: on Linux the child ends with the thread that made it.
-            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)  # noqa: S603
+            # In this thread: on Linux the child ends with the thread that made it.  In a session of its own:
+            # a terminal's Ctrl-C is ours to answer, from the child's first import on.
+            self._process = subprocess.Popen(  # noqa: S603
+                command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True
+            )
         connection = _Connection(loop, self._take, self._die, progress or _ignore)
         await loop.create_unix_connection(lambda: connection, sock=ours)
         self._connection = connection

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from corepipe.errors import UserError
 
@@ -28,12 +28,16 @@ class EngineConfig(_Config):
     model: str
     format: FormatName = "int8"
     instance: str = "inf2.xlarge"
+    lnc: Literal[1, 2] | None = None
     mode: Mode = "auto"
     pipeline: int | None = Field(default=None, ge=1)
     tensor: int | None = Field(default=None, ge=1)
     data: int | None = Field(default=None, ge=1)
     clock: ClockName = "host"
-    policy: Literal["mixed", "segregated"] = "mixed"
+    timing_model: str | None = None
+    time_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    profile: str | None = None
+    policy: Literal["mixed", "segregated"] | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=32, ge=1, le=1024)
     max_num_batched_tokens: int = Field(default=512, ge=16, le=16384)
@@ -46,6 +50,13 @@ class EngineConfig(_Config):
     threads: int | None = Field(default=None, ge=1)
     cache_dir: Path | None = None
     seed: int = 0
+
+    @field_validator("time_scale")
+    @classmethod
+    def _only_a_paced_clock_has_a_scale(cls, scale: float, info: ValidationInfo) -> float:
+        if scale != 1.0 and info.data.get("clock") != "device":
+            raise ValueError("only the device clock has a time scale (--clock device)")
+        return scale
 
 
 class ServerConfig(_Config):
@@ -73,4 +84,4 @@ def validated(
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
-        raise UserError(f"{spell(field)}: {first['msg']}", field) from error
+        raise UserError(f"{spell(field)}: {first['msg'].removeprefix('Value error, ')}", field) from error

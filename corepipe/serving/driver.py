@@ -1,55 +1,29 @@
-"""Who owns time: always takes the earliest event over all replicas, under whichever clock.
-
-Under the host clock a batch is due as soon as it is submitted, and taking it means waiting for the
-executor: the order of submission decides.  Where the device sets the pace, a batch is due when the device
-would have it, and the first core says when it takes the next one.
-"""
+"""Messages in, outputs out: runs the replicas of a deployment for those who submit requests."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import inf
 
 from corepipe.neuron.clock import VirtualClock
 from corepipe.scheduler.request import FinishReason, Request
-from corepipe.scheduler.scheduler import QueueFull
+from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
 from corepipe.serving.deployment import Deployment
-from corepipe.serving.engine import Engine, Flight, Landing
+from corepipe.serving.desk import Desk
+from corepipe.serving.engine import Landing
+from corepipe.serving.lanes import Lanes
 from corepipe.serving.messages import Abort, Output, Stats, Submit
 from corepipe.serving.requests import to_request
-from corepipe.serving.router import choose_replica
 from corepipe.serving.sampling import derive_seed
 
 LEAD_SECONDS = 2e-4
 """How long before an event a wait for commands ends, so that the clock can end it on time."""
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One replica under the driver: its engine and its batches in flight, oldest first, each with its time.
-
-    accepts_at: when the first core takes another batch.  stirred: something has happened since the
-    scheduler last had nothing to give.
-    """
-
-    engine: Engine
-    most_flights: int
-    flights: deque[tuple[float, Flight]] = field(default_factory=deque)
-    accepts_at: float = 0.0
-    stirred: bool = False
-    late_steps: int = 0
-
-    @property
-    def may_submit(self) -> bool:
-        """Whether another batch can be tried once the first core accepts it."""
-        return self.stirred and len(self.flights) < self.most_flights
-
-    def next_event(self) -> float:
-        """When a batch is due or another can be submitted; infinity: not before a command comes."""
-        due = self.flights[0][0] if self.flights else inf
-        return min(due, self.accepts_at) if self.may_submit else due
+def router_margin(limits: SchedulerConfig) -> int:
+    """How many more requests than the least loaded replica one may have, to be given another."""
+    return max(2, limits.max_num_seqs // 4)
 
 
 class Driver:
@@ -65,24 +39,28 @@ class Driver:
         self._clock = deployment.clock
         self._time_scale = 0.0 if isinstance(self._clock, VirtualClock) else deployment.time_scale
         self._max_model_len = first.max_model_len
-        self._margin = max(2, first.max_num_seqs // 4)
-        self._lanes = [
-            Lane(Engine(replica), replica.scheduler.micro_batches) for replica in deployment.replicas
-        ]
+        self._desks = [Desk(replica, number) for number, replica in enumerate(deployment.replicas)]
+        self._lanes = Lanes(
+            [desk.lane for desk in self._desks],
+            self._clock,
+            paced=deployment.paced_by_device,
+            margin=router_margin(first),
+        )
         self._accepted = 0
-        self._landed: deque[tuple[Lane, Landing, float]] = deque()
+        self._moment: float | None = None
+        self._landed: deque[tuple[Desk, Landing, float]] = deque()
         self._outputs: list[Output] = []
 
     @property
     def busy(self) -> bool:
         """Whether a request has not ended, a batch is in flight, or outputs wait to be told."""
         return bool(self._landed or self._outputs) or any(
-            lane.flights or lane.engine.unfinished for lane in self._lanes
+            desk.lane.flights or desk.request_ids for desk in self._desks
         )
 
     def next_event(self) -> float:
         """When the next turn has anything to do, on the clock; infinity: not before a command comes."""
-        return min(lane.next_event() for lane in self._lanes)
+        return self._lanes.next_event()
 
     def patience(self) -> float | None:
         """Host seconds to wait for commands before the next turn; None: as long as it takes."""
@@ -100,23 +78,28 @@ class Driver:
     def complete(self, within: float = LEAD_SECONDS) -> None:
         """Takes the next event, if it is not more than `within` host seconds off.
 
-        Waits for the executor's result, and then until the device would have it.
+        Where the device sets the pace, what lands at the same time is one event: no command comes between.
         """
         event = self.next_event()
         if event == inf or self._host_seconds_until(event) > within:
             return
-        lane = min(self._lanes, key=_due)
-        if _due(lane) == event:
-            self._land(lane)
-        elif self._clock.now() < event:
-            self._clock.wait_until(event)
+        self._take()
+        while self._deployment.paced_by_device and self._lanes.due() <= event:
+            self._take()
+
+    def _take(self) -> None:
+        completed = self._lanes.complete()
+        if completed is not None:
+            lane, landing = completed
+            desk = self._desks[lane.number]
+            desk.landed(landing)
+            self._landed.append((desk, landing, self._clock.now()))
 
     def submit(self) -> None:
         """Starts a batch wherever a replica accepts one."""
-        now = self._clock.now()
-        for lane in self._lanes:
-            while lane.may_submit and lane.accepts_at <= now:
-                self._launch(lane, now)
+        self._moment = None
+        for lane, flight in self._lanes.submit():
+            self._desks[lane.number].launched(flight, self._clock.now())
 
     def outputs(self) -> list[Output]:
         """The news since the last call."""
@@ -125,7 +108,10 @@ class Driver:
         return news
 
     def handle(self, command: Submit | Abort) -> None:
-        """Takes a request on, refuses it, or gives requests up; the news of it comes with `outputs`."""
+        """Takes a request on, refuses it, or gives requests up; the news of it comes with `outputs`.
+
+        Commands between two calls of `submit` come at the same moment of the device's time.
+        """
         if isinstance(command, Submit):
             self._admit(command)
         else:
@@ -133,11 +119,11 @@ class Driver:
 
     def abort_all(self) -> None:
         """Gives every request up."""
-        self._abort([request_id for lane in self._lanes for request_id in lane.engine.request_ids])
+        self._abort([request_id for desk in self._desks for request_id in desk.request_ids])
 
     def stats(self) -> list[Stats]:
         """One for each replica; what counts since the last call starts anew."""
-        return [lane.engine.stats(i, lane.late_steps) for i, lane in enumerate(self._lanes)]
+        return [desk.stats() for desk in self._desks]
 
     def close(self) -> None:
         """Frees the deployment; batches in flight are dropped."""
@@ -146,41 +132,36 @@ class Driver:
     def _host_seconds_until(self, event: float) -> float:
         return max(0.0, event - self._clock.now()) * self._time_scale
 
-    def _launch(self, lane: Lane, now: float) -> None:
-        flight = lane.engine.submit(now)
-        lane.stirred = flight is not None
-        if flight is not None:
-            paced = self._deployment.paced_by_device
-            lane.accepts_at = flight.timing.accepts_at if paced else now
-            lane.flights.append((flight.timing.ready_at if paced else now, flight))
-
-    def _land(self, lane: Lane) -> None:
-        due, flight = lane.flights.popleft()
-        landing = lane.engine.complete(flight)
-        lane.late_steps += self._deployment.paced_by_device and self._clock.now() > due
-        self._clock.wait_until(due)
-        lane.stirred = True
-        self._landed.append((lane, landing, self._clock.now()))
-
     def _tell(self) -> None:
         while self._landed:
-            lane, landing, now = self._landed.popleft()
-            self._outputs += lane.engine.outputs(landing, now)
+            desk, landing, now = self._landed.popleft()
+            self._outputs += desk.outputs(landing, now)
 
     def _admit(self, submit: Submit) -> None:
-        now = self._clock.now()
         try:
-            if any(submit.id in lane.engine for lane in self._lanes):
+            if any(submit.id in desk for desk in self._desks):
                 raise ValueError(f"request {submit.id} is already here")
-            request = to_request(submit, now, self._deployment.vocab_size, self._max_model_len)
-            lane = self._route(request)
-            self._stir(lane, now)
-            lane.engine.add(request, submit.sampling, self._seed(submit))
-            self._accepted += 1
+            self._add(
+                to_request(submit, self._now(), self._deployment.vocab_size, self._max_model_len), submit
+            )
         except QueueFull as error:
             self._refuse(submit.id, str(error), "overloaded")
         except ValueError as error:
             self._refuse(submit.id, str(error), "invalid")
+
+    def _now(self) -> float:
+        """When the commands come that are being handled; what could start before has been started."""
+        if self._moment is None:
+            if self._deployment.paced_by_device:
+                self.submit()
+            self._moment = self._lanes.moment()
+        return self._moment
+
+    def _add(self, request: Request, submit: Submit) -> None:
+        lane = self._lanes.route(request)
+        self._lanes.stir(lane, request.arrival)
+        self._desks[lane.number].add(request, submit.sampling, self._seed(submit))
+        self._accepted += 1
 
     def _refuse(self, request_id: str, error: str, kind: str) -> None:
         ended = FinishReason.ERROR.value
@@ -188,27 +169,13 @@ class Driver:
 
     def _abort(self, ids: Iterable[str]) -> None:
         self._tell()  # news of a step that has ended come before the end
-        now = self._clock.now()
+        now = self._now()
         for request_id in ids:
-            for lane in self._lanes:
-                if (ended := lane.engine.abort(request_id)) is not None:
+            for desk in self._desks:
+                if (ended := desk.abort(request_id)) is not None:
                     self._outputs.append(ended)
-                    self._stir(lane, now)
-
-    def _stir(self, lane: Lane, now: float) -> None:
-        lane.stirred = True
-        if self._deployment.paced_by_device:
-            lane.engine.device.advance(now)
-
-    def _route(self, request: Request) -> Lane:
-        if len(self._lanes) == 1:
-            return self._lanes[0]
-        return self._lanes[choose_replica([lane.engine.view(request) for lane in self._lanes], self._margin)]
+                    self._lanes.stir(desk.lane, now)
 
     def _seed(self, submit: Submit) -> int:
         own = submit.sampling.seed
         return derive_seed(self._deployment.seed, self._accepted) if own is None else own
-
-
-def _due(lane: Lane) -> float:
-    return lane.flights[0][0] if lane.flights else inf

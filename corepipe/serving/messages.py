@@ -65,8 +65,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceTimes(msgspec.Struct, frozen=True):
-    """What the emulated device would have taken for the request, in milliseconds."""
+    """What the emulated device would have taken for the request, in milliseconds.
 
+    arrived_at_s: when the request came, in seconds on the device's timeline.
+    """
+
+    arrived_at_s: float
     time_to_first_token_ms: float
     time_per_output_token_ms: float | None
     total_ms: float

@@ -90,17 +90,6 @@ class Runner:
         """Forgets a request; batches in flight may still hold it."""
         del self._requests[request_id]
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Of the requests taken on and not removed, in that order."""
-        return tuple(self._requests)
-
     def submit(self, batch: Batch) -> Step:
         """Starts a batch and does not wait."""
         chunks = batch.chunks

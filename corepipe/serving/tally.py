@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.request import TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.lanes import Lane
 from corepipe.serving.messages import Stats
 from corepipe.serving.runner import StepResult
 
@@ -33,11 +34,11 @@ class Tally:
                 if event.request.num_generated == 1:
                     self._prompt_tokens += len(event.request.prompt)
 
-    def stats(self, replica: int, late_steps: int, scheduler: Scheduler, device_now: float) -> Stats:
+    def stats(self, lane: Lane, scheduler: Scheduler) -> Stats:
         """All of it; `iteration_tokens` starts anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
         return Stats(
-            replica=replica,
+            replica=lane.number,
             running=scheduler.running,
             waiting=scheduler.waiting,
             waiting_tokens=scheduler.waiting_tokens,
@@ -52,8 +53,8 @@ class Tally:
             steps=self._steps,
             host_busy_seconds=self._host_seconds,
             device_busy_seconds=self._timeline.work_seconds,
-            device_now_seconds=device_now,
-            late_steps=late_steps,
+            device_now_seconds=lane.engine.device.now,
+            late_steps=lane.late_steps,
             core_busy_seconds=list(self._timeline.busy_seconds),
             iteration_tokens=iteration_tokens,
         )

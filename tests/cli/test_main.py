@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import typer.main
 
 import corepipe
 from corepipe.cli import app
-from tests.servers import command, run
+from tests.servers import TINY, command, run
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+"""
+"""As a sitecustomize module: Ctrl-C at the moment at which a module is imported."""
 
 
 def test_the_version() -> None:
@@ -50,8 +63,23 @@ def test_every_command_helps(name: str) -> None:
 def test_what_the_user_got_wrong_is_named(arguments: list[str], named: str) -> None:
     refused = run(*arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert named in refused.stderr
-    assert "Traceback" not in refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("corepipe: ")
+    assert named in line
+    assert "Traceback" not in line
+
+
+def test_without_a_command_it_helps() -> None:
+    shown = run()
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.replace("\n", "") == run("--help").stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("module", ["typer", "corepipe.cli.ls", "uvicorn", "corepipe.models.registry"])
+def test_an_interrupt_while_it_starts_is_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(module=module))
+    ended = run("serve", TINY, "--port", 0, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "corepipe: interrupted\n")
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:

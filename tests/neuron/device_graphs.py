@@ -6,28 +6,31 @@ from dataclasses import dataclass
 
 from corepipe.neuron.graph import (
     FORMATS,
-    Add,
-    AllReduce,
-    Attention,
     Axis,
-    Embed,
-    GatedActivation,
     Graph,
     HeadLayout,
-    Linear,
     Op,
-    Receive,
-    RMSNorm,
-    Rope,
     RopeSpec,
     Rows,
-    SelectRows,
-    Send,
     Value,
     WeightRole,
     WeightSpec,
 )
 from corepipe.neuron.memory import Limits
+from corepipe.neuron.ops import (
+    Add,
+    AllReduce,
+    Attention,
+    Embed,
+    Experts,
+    GatedActivation,
+    Linear,
+    Receive,
+    RMSNorm,
+    Rope,
+    SelectRows,
+    Send,
+)
 from corepipe.neuron.program import AxisShard, Program, WeightShard
 
 LIMITS = Limits(
@@ -162,3 +165,12 @@ def with_all_reduce(programs: tuple[Program, ...], width: int, degree: int) -> t
         )
         for rank in range(degree)
     )
+
+
+def experts(count: int, top_k: int, hidden: int, ffn: int) -> Experts:
+    """A mixture of experts of these sizes."""
+    x, routing = Value(0, Axis.HIDDEN, hidden), Value(1, Axis.EXPERTS, count)
+    shapes = {"gate": (count, ffn, hidden), "up": (count, ffn, hidden), "down": (count, hidden, ffn)}
+    axes = dict.fromkeys(shapes, (Axis.EXPERTS,) + (Axis.HIDDEN,) * 2)
+    weights = {n: WeightSpec(n, shape, axes[n], WeightRole.MATRIX) for n, shape in shapes.items()}
+    return Experts(0, Value(2, Axis.HIDDEN, hidden), x, routing, **weights, top_k=top_k, ffn=ffn)

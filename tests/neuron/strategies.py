@@ -15,24 +15,17 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.graph import (
     FORMATS,
-    Add,
-    Attention,
     Axis,
-    Embed,
-    GatedActivation,
     Graph,
     HeadLayout,
-    Linear,
     Op,
-    RMSNorm,
-    Rope,
     RopeSpec,
     Rows,
-    SelectRows,
     Value,
     WeightRole,
     WeightSpec,
 )
+from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
 from corepipe.neuron.program import StepInputs
 
 F32 = npt.NDArray[np.float32]

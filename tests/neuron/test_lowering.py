@@ -10,25 +10,19 @@ from hypothesis import strategies as st
 from strategies import Features, build, graphs
 
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import (
+from corepipe.neuron.graph import Axis, HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.ops import (
     Add,
     AllReduce,
     Attention,
-    Axis,
     Embed,
     GatedActivation,
-    HeadLayout,
     Linear,
-    Op,
     RMSNorm,
     Rope,
-    RopeSpec,
     SelectRows,
-    Value,
-    WeightRole,
-    WeightSpec,
 )
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 

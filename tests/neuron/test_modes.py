@@ -28,7 +28,9 @@ def test_latency_is_a_resident_pipeline_on_inf1():
 
 @pytest.mark.parametrize("name", ["inf2.48xlarge", "trn1.32xlarge"])
 def test_latency_is_tensor_parallel_elsewhere(name):
-    placement, _ = resolve("latency", SMALL, instance(name), LIMITS)
+    """Of a model whose weights outweigh the collectives' floor."""
+    graph = llama(replace(LLAMA_70B, layers=8))
+    placement, _ = resolve("latency", graph, instance(name), LIMITS)
     assert placement.tensor > 1
     assert placement.tensor in instance(name).tensor_degrees
     assert (placement.pipeline, placement.data) == (1, 1)
@@ -53,10 +55,11 @@ def test_a_small_model_is_not_split_where_collectives_cost_more():
     assert resolve("latency", llama(TINY), instance("trn2.48xlarge"), LIMITS)[0] == Placement()
 
 
-def test_auto_keeps_one_core_for_a_small_gain():
-    graph, machine = llama(SMOLLM2, "int8"), instance("inf2.xlarge")
-    assert resolve("latency", graph, machine, LIMITS)[0] == Placement(tensor=2)
-    assert resolve("auto", graph, machine, LIMITS)[0] == Placement()
+@pytest.mark.parametrize("name", ["inf2.xlarge", "inf2.48xlarge", "trn1.32xlarge"])
+def test_a_small_model_stays_on_one_core(name):
+    """SmolLM2-135M is read in half a millisecond; the all-reduces of its 30 layers take five times that."""
+    graph, machine = llama(SMOLLM2, "int8"), instance(name)
+    assert resolve("latency", graph, machine, LIMITS)[0] == Placement()
 
 
 def test_auto_spends_no_more_cores_than_latency():

@@ -122,6 +122,14 @@ def test_columns_are_cut_into_even_contiguous_parts(width, tensor):
         assert max(part.width for part in parts) - min(part.width for part in parts) < 128
 
 
+@pytest.mark.parametrize(("width", "tensor", "widest"), [(768, 8, 96), (11008, 32, 344), (11008, 24, 464)])
+def test_columns_without_int8_groups_are_cut_more_evenly(width, tensor, widest):
+    layout = HeadLayout(32, 32, 8)
+    parts = [s[Axis.FFN] for s in shard_axes(layout, widths_of(layout, ffn=width), tensor, grouped=False)]
+    assert max(part.width for part in parts) == widest
+    assert sum(part.width for part in parts) == width
+
+
 def test_vocabulary_is_cut_between_panels():
     layout = HeadLayout(8, 8, 8)
     parts = [s[Axis.VOCAB].ranges for s in shard_axes(layout, widths_of(layout, vocab=100), 3)]

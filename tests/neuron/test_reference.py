@@ -25,8 +25,9 @@ from strategies import (
 
 from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout, Receive
+from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout
 from corepipe.neuron.numerics import cut, tensor_parallel_bound
+from corepipe.neuron.ops import Receive
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.placement import whole as all_of
 from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from corepipe.neuron.catalog import instance
 from corepipe.neuron.cost import PROFILES, CostModel, StepShape
 from corepipe.neuron.timeline import Timeline
-from corepipe.neuron.trace import Span, Trace, pipe_fill
+from tests.spans import Span, pipe_fill
 
 INF2 = instance("inf2.48xlarge")
 IDEAL = PROFILES["ideal"]
@@ -25,15 +25,15 @@ STEP = StepShape.decode(8, 100)
 def _run(stages: int, in_flight: int, batches: int = 400) -> tuple[Timeline, list[Span]]:
     """A closed loop that keeps `in_flight` batches in the pipe, as the driver does."""
     timeline = Timeline(CostModel(pipeline(EVEN, stages), INF2), IDEAL)
-    trace, ready, now = Trace(), [], 0.0
+    spans, ready, now = [], [], 0.0
     for number in range(batches):
         if len(ready) == in_flight:
             now = max(now, heappop(ready))
         timing = timeline.submit(STEP, now)
-        trace.add(number, timing.spans, "decode")
+        spans += Span.of(number, timing.spans)
         heappush(ready, timing.ready_at)
         now = max(now, timing.accepts_at)
-    return timeline, list(trace.spans)
+    return timeline, spans
 
 
 @settings(max_examples=50, deadline=None)

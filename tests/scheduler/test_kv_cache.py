@@ -25,17 +25,17 @@ def compute(kv: KVCache, owner: Request, count: int) -> None:
 def test_a_block_is_found_once_it_is_full_and_done():
     kv = KVCache(8, 4, prefix_cache=True)
     owner, prompt = request(list(range(9))), list(range(9))
-    assert kv.cached_prefix(prompt, "") == 0
+    assert kv.cached_prefix(request(prompt)) == 0
     compute(kv, owner, 3)
-    assert kv.cached_prefix(prompt, "") == 0
+    assert kv.cached_prefix(request(prompt)) == 0
     compute(kv, owner, 2)
-    assert kv.cached_prefix(prompt, "") == 4
+    assert kv.cached_prefix(request(prompt)) == 4
     owner.num_computed += 4
     kv.grow(owner, kv.missing(owner, 9))
-    assert kv.cached_prefix(prompt, "") == 4
+    assert kv.cached_prefix(request(prompt)) == 4
     owner.num_done += 4
     kv.commit(owner, 4)
-    assert kv.cached_prefix(prompt, "") == 8
+    assert kv.cached_prefix(request(prompt)) == 8
 
 
 def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
@@ -45,26 +45,26 @@ def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
     kv.grow(owner, 3)
     owner.num_done = 5
     kv.commit(owner, 5)
-    assert kv.cached_prefix(owner.prompt, "") == 4
+    assert kv.cached_prefix(request(owner.prompt)) == 4
     owner.num_done = 12
     kv.commit(owner, 7)
-    assert kv.cached_prefix([*owner.prompt, 0], "") == 12
+    assert kv.cached_prefix(request([*owner.prompt, 0])) == 12
 
 
 def test_a_token_is_left_to_compute():
     kv = KVCache(8, 4, prefix_cache=True)
     compute(kv, request(list(range(8))), 8)
-    assert kv.cached_prefix(list(range(8)), "") == 4
-    assert kv.cached_prefix(list(range(9)), "") == 8
-    assert kv.cached_prefix([0], "") == 0
+    assert kv.cached_prefix(request(list(range(8)))) == 4
+    assert kv.cached_prefix(request(list(range(9)))) == 8
+    assert kv.cached_prefix(request([0])) == 0
 
 
 def test_another_salt_or_another_past_is_another_block():
     kv = KVCache(8, 2, prefix_cache=True)
     compute(kv, request([1, 2, 3, 4, 5], cache_salt="a"), 5)
-    assert kv.cached_prefix([1, 2, 3, 4, 5], "a") == 4
-    assert kv.cached_prefix([1, 2, 3, 4, 5], "") == 0
-    assert kv.cached_prefix([9, 9, 3, 4, 5], "a") == 0
+    assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="a")) == 4
+    assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="")) == 0
+    assert kv.cached_prefix(request([9, 9, 3, 4, 5], cache_salt="a")) == 0
 
 
 def test_taken_blocks_are_shared_and_survive_their_first_owner():
@@ -73,7 +73,7 @@ def test_taken_blocks_are_shared_and_survive_their_first_owner():
     compute(kv, first, 10)
     assert kv.take_prefix(second) == 8
     assert second.block_ids == first.block_ids[:2]
-    kv.forget(first)
+    kv.release(first)
     assert (kv.pool.held, kv.pool.free) == (2, 6)
     kv.pool.check([second.block_ids])
 
@@ -92,8 +92,8 @@ def test_without_a_prefix_cache_nothing_is_found():
     kv = KVCache(8, 4, prefix_cache=False)
     owner = request(list(range(10)))
     compute(kv, owner, 10)
-    assert kv.take_prefix(request(list(range(10)))) == kv.cached_prefix(list(range(10)), "") == 0
-    kv.forget(owner)
+    assert kv.take_prefix(request(list(range(10)))) == kv.cached_prefix(request(list(range(10)))) == 0
+    kv.release(owner)
     assert (kv.pool.free, kv.pool.cached) == (8, 0)
 
 
@@ -104,7 +104,7 @@ def test_keys_are_computed_once_a_request(monkeypatch):
         hashed.append(data)
         return sha256(data)
 
-    monkeypatch.setattr("corepipe.scheduler.kv_cache.sha256", counting)
+    monkeypatch.setattr("corepipe.scheduler.request.sha256", counting)
     kv = KVCache(8, 4, prefix_cache=True)
     owner = request(list(range(13)))
     assert kv.take_prefix(owner) == 0
@@ -121,4 +121,4 @@ def test_cached_prefix_is_the_longest_common_run_of_full_blocks(block_size, prom
     compute(kv, request(prompt), len(prompt))
     other = data.draw(st.one_of(st.just(prompt), st.lists(st.integers(0, 1), min_size=1, max_size=30)))
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))
-    assert kv.cached_prefix(other, "") == min(common, len(other) - 1) // block_size * block_size
+    assert kv.cached_prefix(request(other)) == min(common, len(other) - 1) // block_size * block_size

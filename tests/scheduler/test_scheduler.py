@@ -314,7 +314,7 @@ class TestPrefixCache:
         assert spans(scheduler.schedule()) == [("b", 8, 2)]
         assert again.num_cached == 8
         assert (scheduler.prefix_queries, scheduler.prefix_hits) == (20, 8)
-        assert scheduler.cached_prefix(again.prompt, "") == 8
+        assert scheduler.cached_prefix(again) == 8
 
     def test_running_at_once_they_compute_their_own_blocks_and_one_is_kept(self):
         scheduler = Scheduler(config())
@@ -330,7 +330,7 @@ class TestPrefixCache:
         a = request("a", 6, 7)
         scheduler.add(a)
         drive(scheduler)
-        assert scheduler.cached_prefix([*a.tokens, 0], "") == 12
+        assert scheduler.cached_prefix(Request("again", [*a.tokens, 0], 1)) == 12
 
     def test_hits_of_a_preempted_request_are_its_own_and_not_counted(self):
         scheduler = Scheduler(config(num_blocks=4))

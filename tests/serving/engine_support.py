@@ -33,10 +33,17 @@ class FlatCost:
     row: float = 0.0
     tensor: int = 1
 
+    @property
+    def lone(self) -> FlatCost:
+        return self
+
     def stage_seconds(self, shape: StepShape) -> list[float]:
         return [self.fixed + self.row * shape.rows] * self.stages
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
+        return 0.0
+
+    def sampling_seconds(self, shape: StepShape) -> float:
         return 0.0
 
 

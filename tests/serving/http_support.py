@@ -55,7 +55,9 @@ STATS = Stats(
     core_busy_seconds=[0.25, 0.25],
     iteration_tokens=[1, 300],
 )
-DEVICE = DeviceTimes(time_to_first_token_ms=12.5, time_per_output_token_ms=2.5, total_ms=20.0)
+DEVICE = DeviceTimes(
+    arrived_at_s=0.5, time_to_first_token_ms=12.5, time_per_output_token_ms=2.5, total_ms=20.0
+)
 
 Step = Output | float
 Script = Callable[[Submit], Sequence[Step]]

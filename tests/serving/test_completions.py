@@ -219,6 +219,7 @@ def test_device_times_by_field_and_by_header(url, client):
     expected = {
         "device": "inf2.xlarge",
         "emulated": True,
+        "arrived_at_s": 0.5,
         "time_to_first_token_ms": 12.5,
         "time_per_output_token_ms": 2.5,
     }

@@ -45,9 +45,9 @@ def check_at_rest(driver: Driver) -> None:
     assert not driver.busy
     assert driver.patience() is None
     for lane in driver._lanes:
-        lane.engine._scheduler.check()
-        assert not lane.engine._scheduler.has_unfinished()
-    assert [s.blocks_held for s in driver.stats()] == [0] * len(driver._lanes)
+        lane.engine.scheduler.check()
+        assert not lane.engine.scheduler.has_unfinished()
+    assert [s.blocks_held for s in driver.stats()] == [0] * len(list(driver._lanes))
 
 
 def check_one_end_each(outputs: list[Output], names: set[str]) -> None:
@@ -93,7 +93,7 @@ def test_a_pipeline_stays_full() -> None:
     in_flight = []
     while driver.busy:
         driver.turn()
-        in_flight.append(len(driver._lanes[0].flights))
+        in_flight.append(len(next(iter(driver._lanes)).flights))
     assert max(in_flight) == 4
     assert parts.replicas[0].timeline.occupancy > 0.95
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from corepipe.serving.desk import Desk
 from corepipe.serving.driver import Driver
-from corepipe.serving.engine import Engine, Landing
+from corepipe.serving.engine import Landing
 from corepipe.serving.messages import Abort, Output, Sampling
 from corepipe.serving.requests import to_request
 from tests.serving.engine_support import (
@@ -19,22 +20,24 @@ from tests.serving.engine_support import (
 
 
 def test_an_engine_makes_two_moves() -> None:
-    engine = Engine(deployment().replicas[0])
-    assert engine.submit(0.0) is None
-    engine.add(to_request(submit("a", prompt=3, max_tokens=2), 0.0, VOCAB, 256), GREEDY, seed=0)
-    assert "a" in engine
-    first = engine.submit(0.0)
+    desk = Desk(deployment().replicas[0], 0)
+    engine = desk.lane.engine
+    assert engine.submit() is None
+    desk.add(to_request(submit("a", prompt=3, max_tokens=2), 0.0, VOCAB, 256), GREEDY, seed=0)
+    assert "a" in desk
+    first = engine.submit()
     assert first is not None
-    assert engine.submit(0.0) is None  # what is in flight is not scheduled again
+    desk.launched(first, 0.0)
+    assert engine.submit() is None  # what is in flight is not scheduled again
     landing = engine.complete(first)
     assert isinstance(landing, Landing)
     assert [event.token for event in landing.events] == landing.result.tokens
-    second = engine.submit(0.01)
+    second = engine.submit()
     assert second is not None
     assert (second.timing.starts_at, second.timing.ready_at) == (first.timing.ready_at, 0.02)
-    assert [o.finish_reason for o in engine.outputs(landing, 0.01)] == [None]
-    assert [o.finish_reason for o in engine.outputs(engine.complete(second), 0.02)] == ["length"]
-    assert engine.unfinished == 0
+    assert [o.finish_reason for o in desk.outputs(landing, 0.01)] == [None]
+    assert [o.finish_reason for o in desk.outputs(engine.complete(second), 0.02)] == ["length"]
+    assert desk.request_ids == ()
 
 
 def test_an_abort_in_flight_drops_the_token_and_the_id_can_be_used_again() -> None:

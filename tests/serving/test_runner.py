@@ -55,7 +55,7 @@ def request_with(name: str, prompt: list[int], blocks: list[int], **fields: int)
 def test_a_mixed_batch_becomes_flat_arrays() -> None:
     prefill = request_with("a", [10, 11, 12, 13, 14], [3, 4])
     decode = request_with("b", [20, 21], [7])
-    decode.tokens.append(22)
+    decode.append(22)
     partial = request_with("c", [30, 31, 32, 33], [9])
     runner, executor = runner_with(*((r, Sampling(temperature=0)) for r in (prefill, decode, partial)))
     step = runner.submit(

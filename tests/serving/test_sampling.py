@@ -40,12 +40,13 @@ def test_stop_ids_are_banned_until_min_tokens() -> None:
         ids, values = lists.bias()
         expected = {5: 1.5} | ({7: -np.inf, 9: -np.inf} if generated < 2 else {})
         assert dict(zip(ids.tolist(), values.tolist(), strict=True)) == expected
-        request.tokens.append(3)
+        request.append(3)
 
 
 def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
     penalised = Request("a", [4, 4, 6], 9)
-    penalised.tokens += [6, 8]
+    penalised.append(6)
+    penalised.append(8)
     wanted = LogitRows()
     wanted.report(0, pack_scalars(Sampling(logprobs=2), 0), [1, 2, 3], 1)
     params = Sampling(temperature=0.5, top_p=0.75, top_k=-1, min_p=0.25, presence_penalty=1.0, logprobs=0)

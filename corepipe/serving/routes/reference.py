@@ -51,15 +51,16 @@ only to loopback names in `Host`.
 ## Emulated device times
 
 `"device_metrics": true` in the body, or the header `x-corepipe-device: 1`, adds what the emulated device
-would have taken, in milliseconds, to a plain answer and to a stream's last chunk:
+would have taken, in milliseconds, and when the request came, in seconds since the device's start, to a plain
+answer and to a stream's last chunk:
 
 ```json
-"corepipe": {"device": "inf2.xlarge", "emulated": true,
+"corepipe": {"device": "inf2.xlarge", "emulated": true, "arrived_at_s": 3.25,
              "time_to_first_token_ms": 12.5, "time_per_output_token_ms": 2.5}
 ```
 
-Both times are null if the answer ended at a stop string, before the device was asked. Over several choices
-they are the earliest first token and the mean time per token.
+All three are null if the answer ended at a stop string, before the device was asked. Over several choices
+they are the earliest arrival, the earliest first token and the mean time per token.
 
 ## Rules
 

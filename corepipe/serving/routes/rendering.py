@@ -242,13 +242,16 @@ class Renderer:
 
 
 def device_fields(instance: str, times: Sequence[DeviceTimes | None]) -> dict[str, Any]:
-    """The `corepipe` object: emulated times in milliseconds; over several choices, the first token's
-
-    is the earliest and the time per token the mean.  Null where no choice has one.
+    """The `corepipe` object: emulated times; over several choices, the arrival and the first token are the
+    earliest, and the time per token is the mean.  Null where no choice has one.
     """
     known = [one for one in times if one is not None]
     per_token = [one.time_per_output_token_ms for one in known if one.time_per_output_token_ms is not None]
     first = min((one.time_to_first_token_ms for one in known), default=None)
     mean = sum(per_token) / len(per_token) if per_token else None
-    times_ms = {"time_to_first_token_ms": first, "time_per_output_token_ms": mean}
-    return {"corepipe": {"device": instance, "emulated": True, **times_ms}}
+    shown = {
+        "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
+        "time_to_first_token_ms": first,
+        "time_per_output_token_ms": mean,
+    }
+    return {"corepipe": {"device": instance, "emulated": True, **shown}}

@@ -1,0 +1,102 @@
+"""Fits the cost model's constants to measurements, and says how well they predict what they have not seen.
+
+    python benchmarks/fit_cost_model.py ROWS.csv                        # writes neuron/constants.json
+    python benchmarks/fit_cost_model.py ROWS.csv --cross-validate-only  # writes nothing
+
+The errors are those of leave-one-family-out cross-validation: every family of models is predicted with
+constants from the rows of the others.  The file stays outside the repository: its hash is written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from corepipe.cli.validate import show, wide_console
+from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
+from corepipe.planning import rows
+from corepipe.planning.cases import Cases
+from corepipe.planning.fit import Fit, family, fit, leave_one_family_out, usable, version
+from corepipe.planning.predict import Prediction, Predictor
+from corepipe.planning.rows import Raw
+from corepipe.planning.score import Cell, cells, pair
+
+FEW_ROWS = ("v3",)
+"""Generations with a handful of measurements: their constants stay near those of the one before."""
+
+NEAR = 1.0
+"""How strongly (`fit.fit`, pull)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", type=Path, help="measurements, with the columns of planning/rows.py")
+    parser.add_argument("--cross-validate-only", action="store_true", help="print the errors, write nothing")
+    parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
+    given = parser.parse_args()
+    table, cases, console = rows.read(given.rows), Cases(), wide_console()
+    used = usable(table.rows, cases)
+    console.print(f"{len(used)} of {len(table.rows)} rows are fitted to")
+    chosen = fit_all(used, cases)
+    folds = leave_one_family_out(used, cases, fit_all)
+    found = errors(table.rows, cases, chosen, folds)
+    console.print("Leave-one-family-out errors (|error| median and p90, bias; the plain roofline's beside):")
+    show(console, found)
+    for generation, constants in chosen.constants.items():
+        console.print(
+            f"{generation}: {json.dumps(as_json(constants))} from {chosen.rows.get(generation, 0)} rows"
+        )
+    if not given.cross_validate_only:
+        given.output.write_text(json.dumps(record(given.rows, chosen, folds, found), indent=1) + "\n")
+        console.print(f"written to {given.output}")
+
+
+def fit_all(used: Sequence[Raw], cases: Cases) -> Fit:
+    """Every generation's constants; those with few rows are drawn to the constants of v2."""
+    many = [row for row in used if version(row) not in FEW_ROWS]
+    first = fit(many, cases)
+    known = {**shipped(), **first.constants}
+    start = {**known, **{v: replace(known["v2"]) for v in FEW_ROWS}}
+    second = fit([row for row in used if version(row) in FEW_ROWS], cases, start, NEAR)
+    return Fit({**start, **second.constants}, {**first.rows, **second.rows})
+
+
+def errors(table: Sequence[Raw], cases: Cases, chosen: Fit, folds: Mapping[str, Fit]) -> list[Cell]:
+    """The cells of the whole file, each row predicted without its family."""
+    predictors = {name: Predictor(constants=fold.constants, cases=cases) for name, fold in folds.items()}
+    other = Predictor(constants=chosen.constants, cases=cases)
+    predicted = [predictors.get(family(row), other).predict(row) for row in table]
+    return cells(pair(table, predicted, roofline(table, cases)))
+
+
+def roofline(table: Sequence[Raw], cases: Cases) -> list[Prediction]:
+    """What the data sheet alone predicts."""
+    plain: dict[str, Constants] = dict.fromkeys(shipped(), IDEAL)
+    predictor = Predictor(constants=plain, cases=cases)
+    return [predictor.predict(row) for row in table]
+
+
+def record(path: Path, chosen: Fit, folds: Mapping[str, Fit], found: Sequence[Cell]) -> dict[str, object]:
+    """What is written: the constants, where they come from, and how well they predict."""
+    known = {v: as_json(c) for v, c in chosen.constants.items()}
+    provenance = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "rows_used": dict(chosen.rows),
+        "method": "robust least squares on log(predicted / measured); benchmarks/fit_cost_model.py",
+        "few_rows": f"{', '.join(FEW_ROWS)}: drawn to the constants of v2; not validated",
+        "folds": {name: {v: as_json(c) for v, c in fold.constants.items()} for name, fold in folds.items()},
+        "cells": [cell.as_json() for cell in found],
+    }
+    return {**known, "provenance": provenance}
+
+
+if __name__ == "__main__":
+    main()

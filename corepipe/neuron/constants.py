@@ -1,0 +1,91 @@
+"""The constants of the cost model that no document gives: five for each generation of NeuronCores.
+
+They are fitted to published measurements by benchmarks/fit_cost_model.py, which writes `constants.json`
+with their provenance.  Everything else that the model uses stands in the catalogue, with its source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("constants.json")
+
+START_SECONDS = 1.3e-6
+"""A transfer's semaphore before anything can start: nki/deep-dives/nki-dma-bandwidth-guide.rst."""
+
+HOST_LINK_BYTES_PER_SECOND = 3.2e9
+"""Logits from device to host: derived from about-neuron/benchmarks/inf2/latency_data_encoder.csv (128 MB of
+XLM-R's logits take 40 ms)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What one generation of cores sustains of what its data sheet says.
+
+    memory_efficiency: share of a core's part of the memory bandwidth that large transfers reach.
+    descriptor_bytes: bytes that could have moved in the time that each piece of a gather costs, so that
+    pieces of n bytes move at n / (n + descriptor_bytes) of that speed (keys and values, embedding rows).
+    engine_efficiency: share of the instruction cost model's speed that TensorE, VectorE and ScalarE reach.
+    collective_seconds: of one exchange among a group, whatever its payload; an all-reduce is two.
+    collective_bytes_per_second: what a rank passes on in an exchange, where its links are no slower.
+    """
+
+    memory_efficiency: float
+    descriptor_bytes: float
+    engine_efficiency: float
+    collective_seconds: float
+    collective_bytes_per_second: float
+    start_seconds: float = START_SECONDS
+
+
+FITTED = tuple(f.name for f in fields(Constants) if f.name != "start_seconds")
+"""The constants that a fit may change; `start_seconds` is documented."""
+
+IDEAL = Constants(1.0, 0.0, 1.0, 0.0, inf, 0.0)
+"""The data sheet: with these the model is a plain roofline (Williams et al. 2009)."""
+
+
+@cache
+def shipped() -> Mapping[str, Constants]:
+    """The constants of each generation of cores, by `Core.version`."""
+    return {
+        version: parse(values)
+        for version, values in json.loads(FILE.read_text()).items()
+        if version != "provenance"
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """When, from which rows and how well the shipped constants were fitted."""
+    found: dict[str, Any] = json.loads(FILE.read_text())["provenance"]
+    return found
+
+
+def parse(values: Mapping[str, object]) -> Constants:
+    """Constants from JSON.  Raises ValueError for names or values that cannot be."""
+    if set(values) != set(FITTED):
+        raise ValueError(f"needs {', '.join(FITTED)}, not {', '.join(map(str, values))}")
+    numbers = {}
+    for name, value in values.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (isfinite(value) and value >= 0)
+        ):
+            raise ValueError(f"{name} must be a number that is not negative, not {value!r:.40}")
+        numbers[name] = float(value)
+    if any(numbers[name] == 0 for name in FITTED if "efficiency" in name or "per_second" in name):
+        raise ValueError("efficiencies and speeds must be positive")
+    return Constants(**numbers)
+
+
+def as_json(constants: Constants) -> dict[str, float]:
+    """The fitted ones, as `parse` reads them."""
+    values: dict[str, float] = asdict(constants)
+    return {name: values[name] for name in FITTED}

@@ -1,0 +1,190 @@
+"""The cost of an Op on a core for any step: seconds of each engine, bytes and operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.graph import Rows
+from corepipe.neuron.step import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Seconds of each engine in an Op, `start` seconds after it begins; bytes and operations."""
+
+    tensor: float = 0.0
+    vector: float = 0.0
+    scalar: float = 0.0
+    dma: float = 0.0
+    collectives: float = 0.0
+    start: float = 0.0
+    read: float = 0.0
+    written: float = 0.0
+    flops: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.start + max(self.tensor, self.vector, self.scalar, self.dma, self.collectives)
+
+
+NOTHING = Engines()
+
+
+class Cost(Protocol):
+    """An Op's cost on a core, for any step."""
+
+    def engines(self, shape: StepShape) -> Engines:
+        """What each engine does in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """An Op whose cost depends on its rows alone: nothing for no rows, else fixed + a row's.
+
+    tensor: seconds a row, of `min_rows` rows at least.  vector, scalar, collectives, dma: (fixed, a row).
+    ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
+    """
+
+    rows: Rows
+    tensor: float = 0.0
+    min_rows: int = 0
+    vector: tuple[float, float] = (0.0, 0.0)
+    scalar: tuple[float, float] = (0.0, 0.0)
+    dma: tuple[float, float] = (0.0, 0.0)
+    collectives: tuple[float, float] = (0.0, 0.0)
+    ring: tuple[float, float] = (0.0, 0.0)
+    start: float = 0.0
+    read: tuple[float, float] = (0.0, 0.0)
+    written: float = 0.0
+    flops: float = 0.0
+
+    def engines(self, shape: StepShape) -> Engines:
+        rows = shape.count(self.rows)
+        if not rows:
+            return NOTHING
+        return Engines(
+            tensor=self.tensor * max(rows, self.min_rows),
+            vector=max(self.vector[0], self.vector[1] * rows),
+            scalar=max(self.scalar[0], self.scalar[1] * rows),
+            dma=self.dma[0] + self.dma[1] * rows,
+            collectives=self.collectives[0]
+            + self.collectives[1] * rows
+            + self.ring[0] * min(1.0, self.ring[1] * rows),
+            start=self.start,
+            read=self.read[0] + self.read[1] * rows,
+            written=self.written * rows,
+            flops=self.flops * rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCost:
+    """Attention over the contexts.  `window` bounds a sequence's context and a row's keys.
+
+    tensor: seconds a key attended by one row of one key/value head's queries, of which there are `group`, and
+    of `min_rows` at least.  vector, scalar: seconds a key attended.  traffic: seconds a context token.
+    write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
+    """
+
+    rows: Rows
+    causal: bool
+    window: int | None
+    tensor: float
+    group: int
+    min_rows: int
+    vector: float
+    scalar: float
+    traffic: float
+    write: float
+    start: float
+    queued: float
+    token_bytes: int
+    flops: float
+
+    def engines(self, shape: StepShape) -> Engines:
+        rows = shape.count(self.rows)
+        if not rows:
+            return NOTHING
+        seen = self.seen(rows, shape.sequences, shape.kv_tokens)
+        attended = self.attended(rows, shape)
+        kept = rows if self.causal else 0
+        old = max(0, seen - rows)
+        return Engines(
+            tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
+            vector=self.vector * attended,
+            scalar=self.scalar * attended,
+            dma=self.queued * shape.sequences + (self.traffic * old + self.write * kept),
+            start=self.start,
+            read=float(self.token_bytes * old),
+            written=float(self.token_bytes * kept),
+            flops=self.flops * attended,
+        )
+
+    def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """`engines(...).seconds` of decode steps, in the same operations."""
+        reach = sequences * self.window + sequences if self.window is not None else None
+        seen = kv_tokens if reach is None else np.minimum(kv_tokens, reach)
+        attended = seen if reach is None else np.minimum(kv_tokens, sequences * (self.window or 0))
+        if not self.causal:
+            attended = sequences * -(-kv_tokens // max(1, sequences))
+        kept = sequences if self.causal else 0
+        old = np.maximum(0, seen - sequences)
+        dma = self.queued * sequences + (self.traffic * old + self.write * kept)
+        tensor = self.tensor * np.maximum(self.group * attended, self.min_rows * seen)
+        busiest = np.maximum(
+            np.maximum(tensor, dma), np.maximum(self.vector * attended, self.scalar * attended)
+        )
+        total: npt.NDArray[np.float64] = self.start + busiest
+        return total
+
+    def seen(self, rows: int, sequences: int, kv_tokens: int) -> int:
+        """Tokens of the contexts that are in reach."""
+        return kv_tokens if self.window is None else min(kv_tokens, sequences * self.window + rows)
+
+    def attended(self, rows: int, shape: StepShape) -> int:
+        """Pairs of a row and a key."""
+        if not self.causal:
+            return rows * -(-shape.kv_tokens // max(1, shape.sequences))
+        return shape.attended if self.window is None else min(shape.attended, rows * self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsCost:
+    """A mixture of experts: few rows load the experts that they go to, many go through all of them.
+
+    As NxD Inference does it (forward_selective_loading while rows x top_k < experts).  `one` is an expert's
+    own cost over its rows; rows go to `top_k` of `experts`.  found: seconds until an expert's weights move,
+    since where they lie is known only when the router has spoken.
+    """
+
+    one: OpCost
+    experts: int
+    top_k: int
+    found: float
+
+    def engines(self, shape: StepShape) -> Engines:
+        rows = shape.count(self.one.rows)
+        if not rows:
+            return NOTHING
+        chosen = rows * self.top_k
+        few = chosen < self.experts
+        one = self.one.engines(StepShape(1, 1, 1, 1, 1) if few else shape)
+        return _times(one, chosen, self.found) if few else _times(one, self.experts, 0.0)
+
+
+def _times(one: Engines, count: int, found: float) -> Engines:
+    """`one` so many times, each with `found` more seconds of transfers."""
+    return Engines(
+        tensor=one.tensor * count,
+        vector=one.vector * count,
+        scalar=one.scalar * count,
+        dma=(one.dma + found) * count,
+        start=one.start,
+        read=one.read * count,
+        written=one.written * count,
+        flops=one.flops * count,
+    )

@@ -1,0 +1,210 @@
+"""Runtime profiles: what the software between a request and the cores makes of it, each with its source.
+
+A profile is chosen by name or read from a file that `corepipe fit` wrote; nothing about a model or an
+instance chooses it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from corepipe.errors import UserError
+from corepipe.neuron.constants import Constants, as_json, parse, shipped
+
+SMALLEST_BUCKET = 128
+"""Of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
+
+
+class Buckets(StrEnum):
+    """The lengths that graphs are compiled for: what is shorter is padded to the next."""
+
+    EXACT = "any length"
+    POWERS = "powers of two"
+    SINGLE = "the longest sequence"
+
+    def pad(self, length: int, longest: int) -> int:
+        """The bucket of `length` tokens, where sequences have up to `longest`."""
+        match self:
+            case Buckets.EXACT:
+                return length
+            case Buckets.SINGLE:
+                return max(length, longest)
+            case Buckets.POWERS:
+                power = 1 << max(length - 1, SMALLEST_BUCKET - 1).bit_length()
+                return max(length, min(power, longest))
+
+
+class AttentionKernel(StrEnum):
+    """Which scores a prefill computes: all of the square, or those that the causal mask leaves."""
+
+    SQUARE = "square"
+    CAUSAL = "causal"
+
+
+class Sampling(StrEnum):
+    """Where tokens are drawn: from logits that go to the host, or on the device."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeProfile:
+    """How a software stack runs a model.
+
+    host_seconds: of the host for each step, one step after the other.  host_seconds_per_logit: of the host's
+    sampling, for each logit.  prefill_buckets, decode_buckets: rows of a prompt, and context of a decode
+    step, padded.  pads_batch: decode steps run all sequences that the graph was compiled for.
+    batched_prefill: a batch's prompts run in one step.  expands_kv: where keys and values are copied to
+    more ranks than there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and
+    values are read token by token, as slots for continuous batching lie in memory, not in one piece.
+    policy: the scheduler's.  asynchronous: the host works on the next step while the device runs this one.
+    workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
+    constants: by generation of cores, instead of the shipped ones.
+    """
+
+    name: str
+    source: str
+    host_seconds: float
+    host_seconds_per_logit: float = 0.0
+    prefill_buckets: Buckets = Buckets.EXACT
+    decode_buckets: Buckets = Buckets.EXACT
+    pads_batch: bool = False
+    batched_prefill: bool = False
+    attention: AttentionKernel = AttentionKernel.CAUSAL
+    expands_kv: bool = False
+    gathers_kv: bool = True
+    sampling: Sampling = Sampling.DEVICE
+    policy: str = "segregated"
+    asynchronous: bool = False
+    workers: int = 1
+    constants: tuple[tuple[str, Constants], ...] = ()
+
+    def constants_of(self, version: str) -> Constants:
+        """The constants for cores of `version`."""
+        return dict(self.constants).get(version) or shipped()[version]
+
+
+_ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step"
+_EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
+_BUCKETS = "libraries/nxd-inference/developer_guides/ (bucketing, ctx_batch_size, on_device_sampling_config)"
+_PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
+_TNX = "libraries/transformers-neuronx/ (n_positions, GQA.REPLICATED_HEADS, logits to the host)"
+
+_IDEAL = RuntimeProfile(
+    name="ideal", host_seconds=0.0, policy="mixed", source="no host, no buckets: what the cores alone take"
+)
+_TRANSFORMERS_NEURONX = RuntimeProfile(
+    name="transformers-neuronx",
+    host_seconds=28e-6,
+    prefill_buckets=Buckets.POWERS,
+    decode_buckets=Buckets.POWERS,
+    pads_batch=True,
+    batched_prefill=True,
+    attention=AttentionKernel.SQUARE,
+    expands_kv=True,
+    gathers_kv=False,
+    sampling=Sampling.HOST,
+    source=f"{_TNX}; {_EMPTY}",
+)
+_NXDI = RuntimeProfile(
+    name="nxdi",
+    host_seconds=437e-6,
+    prefill_buckets=Buckets.POWERS,
+    decode_buckets=Buckets.POWERS,
+    pads_batch=True,
+    source=f"{_BUCKETS}; {_ASYNC_GAP}",
+)
+_ALL = (
+    _IDEAL,
+    replace(_IDEAL, name="async", host_seconds=28e-6, asynchronous=True, source=_EMPTY),
+    replace(_IDEAL, name="sync", host_seconds=437e-6, source=_ASYNC_GAP),
+    _TRANSFORMERS_NEURONX,
+    replace(
+        _TRANSFORMERS_NEURONX,
+        name="optimum-tnx",
+        prefill_buckets=Buckets.SINGLE,
+        decode_buckets=Buckets.SINGLE,
+        batched_prefill=False,
+        attention=AttentionKernel.CAUSAL,
+        gathers_kv=True,
+        source=f"optimum-neuron's exports (n_positions = [sequence_length], continuous batching); {_TNX}",
+    ),
+    _NXDI,
+    replace(
+        _NXDI,
+        name="optimum-nxdi",
+        prefill_buckets=Buckets.SINGLE,
+        decode_buckets=Buckets.SINGLE,
+        source=f"optimum-neuron's exports (one bucket of sequence_length, on-device sampling); {_ASYNC_GAP}",
+    ),
+    replace(
+        _NXDI,
+        name="vllm-neuron",
+        host_seconds=28e-6,
+        asynchronous=True,
+        source=f"{_BUCKETS}; vllm-neuron/docs/design/framework/async_execution.md: asynchronous by default",
+    ),
+    replace(
+        _NXDI,
+        name="vllm-host-sampling",
+        sampling=Sampling.HOST,
+        host_seconds_per_logit=4.5e-9,
+        source=f"{_BUCKETS}; optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 "
+        "sequences where sampling on the device takes 24.5",
+    ),
+    replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),
+    replace(
+        _IDEAL,
+        name="data-parallel-2",
+        host_seconds=28e-6,
+        workers=2,
+        source=f"NeuronPerf with workers_per_model 2: about-neuron/benchmarks/ (inline notes); {_EMPTY}",
+    ),
+    replace(_IDEAL, name="neuroncore-pipeline", host_seconds=28e-6, source=f"{_PIPELINE}; {_EMPTY}"),
+)
+
+PROFILES: Mapping[str, RuntimeProfile] = MappingProxyType({p.name: p for p in _ALL})
+"""The profiles that come with corepipe, by name."""
+
+
+def profile(source: str) -> RuntimeProfile:
+    """The profile called `source`, or the one in the file `source`.  Raises UserError."""
+    if source in PROFILES:
+        return PROFILES[source]
+    path = Path(source)
+    if not path.is_file():
+        raise UserError(f"--profile {source}: no such file, nor one of {', '.join(PROFILES)}", "profile")
+    try:
+        return _read(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--profile {source}: not a profile that `corepipe fit` wrote: {error}", "profile"
+        ) from error
+
+
+def _read(path: Path) -> RuntimeProfile:
+    values = json.loads(path.read_text())
+    constants = tuple((str(version), parse(v)) for version, v in sorted(values["constants"].items()))
+    if unknown := {version for version, _ in constants} - set(shipped()):
+        raise ValueError(f"unknown generation of cores {', '.join(sorted(unknown))}")
+    base = PROFILES[values["base"]]
+    return replace(base, name=str(values["name"]), source=str(values["source"]), constants=constants)
+
+
+def write(profile: RuntimeProfile, base: str, path: Path, about: Mapping[str, object]) -> None:
+    """A file that `profile` reads: its constants over the profile `base`; `about` is for people."""
+    constants = {version: as_json(constants) for version, constants in profile.constants}
+    record = {
+        "name": profile.name,
+        "base": base,
+        "source": profile.source,
+        "constants": constants,
+        "fit": about,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,150 @@
+"""How fast a core is in a deployment: what its data sheet says times what the constants say it sustains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from corepipe.neuron.constants import IDEAL, Constants
+from corepipe.neuron.graph import DType, Format, WeightRole
+from corepipe.neuron.hardware import Instance, Topology
+
+MIN_CYCLES = 64
+"""Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
+
+STEP_STARTS = 3
+"""Semaphores of a step around a ring: receive, reduce, send."""
+
+
+def weight_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> int:
+    """Bytes of a stored weight; an int8 matrix has one fp32 scale a row."""
+    elements = prod(shape)
+    match role:
+        case WeightRole.MATRIX:
+            scales = 4 * elements // shape[-1] if fmt.weights is DType.INT8 else 0
+            return elements * fmt.weights.bytes + scales
+        case WeightRole.EMBEDDING:
+            return elements * fmt.compute.bytes
+        case WeightRole.VECTOR:
+            return elements * DType.FP32.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between cores: seconds until the first byte arrives, and bytes a second of one core."""
+
+    seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRates:
+    """Speeds of one core in one deployment; operations, elements or bytes a second.
+
+    `array`: whether matrices are cut into 128 x 128 tiles.  `reads_weights`: False where they stay on chip.
+    `group` joins the `degree` tensor ranks.  `expanded`: copies of a key/value head that attention reads;
+    `gathers_kv`: in pieces of one token.
+    """
+
+    matmul: float
+    attention: float
+    vector: float
+    scalar: float
+    memory: float
+    min_rows: int
+    reads_weights: bool
+    degree: int
+    group: Link
+    array: bool = True
+    pass_seconds: float = 0.0
+    start: float = 0.0
+    descriptor: float = 0.0
+    exchange: float = 0.0
+    ring: float = 0.0
+    expanded: int = 1
+    gathers_kv: bool = True
+
+    def pieces(self, size: int) -> float:
+        """Seconds of a byte that is moved in pieces of `size` bytes."""
+        return (1 + self.descriptor / size) / self.memory
+
+
+def keeps_weights(instance: Instance, matrix_bytes: int) -> bool:
+    """Whether a core keeps its matrices on chip from step to step: on inf1 those that are small enough."""
+    resident = instance.chip.core.resident_weight_bytes
+    return resident is not None and matrix_bytes <= resident * instance.lnc
+
+
+def core_rates(
+    instance: Instance,
+    fmt: Format,
+    group: Sequence[int],
+    *,
+    sharing: int,
+    reads_weights: bool,
+    constants: Constants = IDEAL,
+    expanded: int = 1,
+    gathers_kv: bool = True,
+) -> CoreRates:
+    """Speeds of a core of the tensor group `group` (core numbers in the instance).
+
+    `sharing`: cores that draw on the core's memory bank at once, itself included.
+    """
+    silicon = instance.chip.core
+    memory = constants.memory_efficiency * instance.bank_bytes_per_second / sharing
+    speed = constants.engine_efficiency
+    vector = instance.lnc * silicon.vector.elements_per_second * speed
+    return CoreRates(
+        matmul=instance.peak(fmt.multiplied) * speed,
+        attention=instance.peak(fmt.multiplied if fmt.compute is DType.FP32 else fmt.compute) * speed,
+        vector=vector,
+        scalar=instance.lnc * silicon.scalar.elements_per_second * speed,
+        memory=memory,
+        min_rows=silicon.tensor.min_rows,
+        reads_weights=reads_weights,
+        degree=len(group),
+        group=_group_link(instance, group, memory, constants),
+        array=silicon.tensor.array is not None,
+        pass_seconds=MIN_CYCLES / (silicon.vector.clock_hz * speed),
+        start=constants.start_seconds,
+        descriptor=constants.descriptor_bytes,
+        exchange=constants.collective_seconds,
+        ring=ring_steps(instance, group)
+        * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
+        expanded=expanded,
+        gathers_kv=gathers_kv,
+    )
+
+
+def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+    way = link(instance, group, memory)
+    return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
+
+
+def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
+    """How `cores` reach one another: the longest way, and a core's part of its chip's links.
+
+    Cores of one chip exchange through its memory, at `on_chip` bytes a second.
+    """
+    by_chip = [instance.chip_of(core) for core in cores]
+    chips = sorted(set(by_chip))
+    hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
+    seconds = hops * instance.chip.hop_seconds
+    if len(chips) == 1 or instance.link_bytes_per_second is None:
+        return Link(seconds, on_chip)
+    crowd = max(by_chip.count(chip) for chip in chips)
+    return Link(seconds, instance.link_bytes_per_second / crowd)
+
+
+def ring_steps(instance: Instance, cores: Sequence[int]) -> int:
+    """Steps of an exchange in which every core passes parts on to its neighbour.
+
+    On a ring of chips one for each further core; on a torus along one dimension after the other.
+    """
+    ranks = len(cores)
+    if instance.topology is not Topology.TORUS_4X4:
+        return ranks - 1
+    chips = len({instance.chip_of(core) for core in cores})
+    rows = ceil(chips / 4)
+    return (rows - 1) + (ceil(chips / rows) - 1) + (ceil(ranks / chips) - 1)

@@ -1,0 +1,196 @@
+"""The Ops of a Program as the cost model keeps them: one of each kind and size, and how many of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.engines import AttentionCost, Cost, Engines
+from corepipe.neuron.graph import Op
+from corepipe.neuron.opcost import op_cost
+from corepipe.neuron.program import Program
+from corepipe.neuron.rates import CoreRates, Link
+from corepipe.neuron.step import StepShape
+
+
+class Bottleneck(StrEnum):
+    """What a core spends its time on."""
+
+    COMPUTE = "compute"
+    WEIGHTS = "weights memory"
+    KV = "KV memory"
+    COLLECTIVES = "collectives"
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Seconds of a step on one core by what bounds each Op."""
+
+    seconds: dict[Bottleneck, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        return max(self.seconds, key=self.seconds.__getitem__)
+
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "collectives")
+"""The engines of a core as OpTime names them; no Op runs on GpSimdE yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One Op in a step: seconds from the step's start on the core, and what each engine does meanwhile.
+
+    The Ops of a core follow one another, so that the last one's `end` is the core's time.  `engines` has
+    (start, end) of those that work; `bound_by` is the one that the Op waits for, None where none works.
+    """
+
+    op: Op
+    start: float
+    end: float
+    engines: dict[str, tuple[float, float]]
+    hbm_read_bytes: int
+    hbm_write_bytes: int
+    flops: int
+    bound_by: str | None
+
+
+PROBE = CoreRates(
+    matmul=2.0e12,
+    attention=3.0e12,
+    vector=5.0e9,
+    scalar=7.0e9,
+    memory=11.0e9,
+    min_rows=1,
+    reads_weights=True,
+    degree=13,
+    group=Link(17e-6, 19e9),
+    pass_seconds=23e-9,
+    start=29e-6,
+    descriptor=31.0,
+    exchange=37e-6,
+    ring=41e-6,
+)
+"""A core that no chip has: for telling Ops apart by what they cost."""
+
+
+class Table:
+    """The distinct costs of the Ops of one core."""
+
+    def __init__(self, costs: Counter[Cost]) -> None:
+        self.costs = costs
+        self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
+        self._plain = {c: n for c, n in costs.items() if not isinstance(c, AttentionCost)}
+        self._known: dict[tuple[int, int, int], float] = {}
+
+    def seconds(self, shape: StepShape) -> float:
+        total = self.plain_seconds(shape)
+        for cost, count in self.attention.items():
+            total += count * cost.engines(shape).seconds
+        return total
+
+    def plain_seconds(self, shape: StepShape) -> float:
+        """Of the Ops whose time depends on the rows alone."""
+        key = (shape.rows, shape.logit_rows, shape.source)
+        found = self._known.get(key)
+        if found is None:
+            found = sum(count * cost.engines(shape).seconds for cost, count in self._plain.items())
+            self._known[key] = found
+        return found
+
+    def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """`seconds` of decode steps of `sequences` with these contexts in all."""
+        total = np.full(len(kv_tokens), self.plain_seconds(StepShape.decode(sequences, 1)))
+        for cost, count in self.attention.items():
+            total += count * cost.decode_seconds(sequences, kv_tokens)
+        return total
+
+    def engine_seconds(self, shape: StepShape) -> dict[str, float]:
+        busy = dict.fromkeys(ENGINES, 0.0)
+        for cost, count in self.costs.items():
+            for name, seconds in _active(cost.engines(shape)):
+                busy[name] += count * seconds
+        return busy
+
+    def explain(self, shape: StepShape) -> Breakdown:
+        seconds = dict.fromkeys(Bottleneck, 0.0)
+        for cost, count in self.costs.items():
+            engines = cost.engines(shape)
+            seconds[_bottleneck(cost, engines)] += count * engines.seconds
+        return Breakdown(seconds)
+
+
+def _bottleneck(cost: Cost, engines: Engines) -> Bottleneck:
+    match _bound_by(engines):
+        case "collectives":
+            return Bottleneck.COLLECTIVES
+        case "dma":
+            return Bottleneck.KV if isinstance(cost, AttentionCost) else Bottleneck.WEIGHTS
+        case _:
+            return Bottleneck.COMPUTE
+
+
+def _bound_by(engines: Engines) -> str | None:
+    busiest = max(_active(engines), key=lambda pair: pair[1], default=None)
+    return busiest and busiest[0]
+
+
+def _active(engines: Engines) -> list[tuple[str, float]]:
+    return [(name, seconds) for name in ENGINES if (seconds := getattr(engines, name, 0.0)) > 0]
+
+
+def one_after_another(costs: Iterable[tuple[Op, Engines]]) -> Iterator[OpTime]:
+    at = 0.0
+    for op, engines in costs:
+        begin = at + engines.start
+        end = at + engines.seconds
+        yield OpTime(
+            op=op,
+            start=at,
+            end=end,
+            engines={name: (begin, min(end, begin + seconds)) for name, seconds in _active(engines)},
+            hbm_read_bytes=round(engines.read),
+            hbm_write_bytes=round(engines.written),
+            flops=round(engines.flops),
+            bound_by=_bound_by(engines),
+        )
+        at = end
+
+
+def groups(programs: Sequence[Program]) -> list[list[tuple[Op, int]]]:
+    """Of each Program one Op of each kind and size, and how many there are of it.
+
+    Ops are alike if they cost the same on a core whose speeds have nothing in common.
+    """
+    known: dict[int, list[tuple[Op, int]]] = {}
+    for program in programs:
+        if id(program.ops) not in known:
+            alike: dict[Cost, list[Op]] = {}
+            for op in program.ops:
+                alike.setdefault(op_cost(op, program.format, PROBE), []).append(op)
+            known[id(program.ops)] = [(ops[0], len(ops)) for ops in alike.values()]
+    return [known[id(program.ops)] for program in programs]
+
+
+def shared_tables(
+    programs: Sequence[Program], grouped: Sequence[list[tuple[Op, int]]], rates: Sequence[CoreRates]
+) -> list[Table]:
+    """One table for each core; cores with the same costs share theirs."""
+    known: dict[frozenset[tuple[Cost, int]], Table] = {}
+    made: dict[tuple[int, CoreRates], Table] = {}
+    for program, group, rate in zip(programs, grouped, rates, strict=True):
+        if (id(group), rate) not in made:
+            costs: Counter[Cost] = Counter()
+            for op, count in group:
+                costs[op_cost(op, program.format, rate)] += count
+            made[id(group), rate] = known.setdefault(frozenset(costs.items()), Table(costs))
+    return [made[id(group), rate] for group, rate in zip(grouped, rates, strict=True)]

@@ -1,0 +1,189 @@
+"""Rows of a file of measurements, or of what is to be predicted: read, checked, and written again.
+
+The columns are: instance, neuroncores_used, model, task, params_b, dtype, parallelism, batch_size, input_len,
+output_len, metric, value, unit, percentile, source, sdk, seq_len, config_id, family, weight_class, arrival,
+users, rate, profile.  Any may be missing; what a prediction needs is asked for when it is needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from corepipe.errors import UserError
+from corepipe.neuron.graph import DType, Format
+
+Raw = Mapping[str, str]
+
+MOST = 1 << 20
+"""Larger counts of tokens, sequences or cores than this are mistakes."""
+
+UNITS = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "us": 1e-6,
+    "tokens/s": 1.0,
+    "inferences/s": 1.0,
+    "req/s": 1.0,
+}
+"""What one of the unit is in seconds, or a second."""
+
+RATES = frozenset({"tokens/s", "inferences/s", "req/s"})
+
+
+class Unpredictable(Exception):  # noqa: N818 -- an answer, not an error
+    """Why nothing is predicted for a row; the message is the row's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file's header and its rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, str], ...]
+
+
+def read(path: Path) -> Table:
+    """A CSV file with a header.  Raises UserError."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            reader = csv.DictReader(file, restval="", restkey="")
+            rows = tuple({key: value for key, value in row.items() if key} for row in reader)
+            columns = tuple(reader.fieldnames or ())
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV: {error}") from error
+    if not columns:
+        raise UserError(f"{path}: is empty; its first line must name the columns")
+    if missing := {"model", "instance", "metric"} - set(columns):
+        raise UserError(f"{path}: lacks the column {', '.join(sorted(missing))}")
+    return Table(columns, rows)
+
+
+def write(path: Path, columns: Sequence[str], rows: Iterable[Raw]) -> None:
+    """The rows under a header.  Raises UserError."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def text(row: Raw, column: str) -> str:
+    """A cell without the spaces around it; empty where the column is missing."""
+    return (row.get(column) or "").strip()
+
+
+def count(row: Raw, column: str, default: int | None = None) -> int:
+    """A whole number that is not negative.  Raises Unpredictable."""
+    cell = text(row, column)
+    if not cell and default is not None:
+        return default
+    try:
+        value = float(cell)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and 0 <= value <= MOST and value == int(value)):
+        raise Unpredictable(f"{column} must be a whole number up to {MOST}, not {cell!r:.40}")
+    return int(value)
+
+
+def number(row: Raw, column: str) -> float | None:
+    """A positive number; None for an empty cell.  Raises Unpredictable."""
+    cell = text(row, column)
+    if not cell:
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value > 0):
+        raise Unpredictable(f"{column} must be a positive number, not {cell!r:.40}")
+    return value
+
+
+def input_tokens(row: Raw) -> int | tuple[int, int]:
+    """Tokens of a prompt, or the height and width of an image ("224x224"); 0 where it is not known."""
+    cell = text(row, "input_len")
+    if image := re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", cell):
+        return int(image[1]), int(image[2])
+    return count(row, "input_len", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Replicas, stages and tensor ranks."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+
+def degrees(row: Raw) -> Degrees:
+    """`parallelism`, such as "TP8xDP3" or "PP16".  Raises Unpredictable."""
+    cell = text(row, "parallelism").upper()
+    names = {"TP": "tensor", "PP": "pipeline", "DP": "data"}
+    given: dict[str, int] = {}
+    for part in filter(None, re.split(r"[X×,\s]+", cell)):
+        match = re.fullmatch(r"(TP|PP|DP)=?(\d{1,5})", part)
+        if not match or int(match[2]) < 1 or names[match[1]] in given:
+            raise Unpredictable(f"parallelism must be like TP8xDP3, not {cell!r:.40}")
+        given[names[match[1]]] = int(match[2])
+    return Degrees(**given)
+
+
+_DTYPES = {
+    "fp32": DType.FP32,
+    "float32": DType.FP32,
+    "bf16": DType.BF16,
+    "bfloat16": DType.BF16,
+    "fp16": DType.FP16,
+    "float16": DType.FP16,
+    "f16": DType.FP16,
+    "int8": DType.INT8,
+    "s8": DType.INT8,
+    "fp8": DType.FP8_E4M3,
+    "f8e4m3": DType.FP8_E4M3,
+    "fp8_e4m3": DType.FP8_E4M3,
+    "f8e5m2": DType.FP8_E5M2,
+    "fp8_e5m2": DType.FP8_E5M2,
+}
+
+
+def number_format(row: Raw) -> Format:
+    """`dtype`: a number format, with "+matmult-bf16" (matrix products in bf16, neuronx-cc's --auto-cast
+    matmult) and "+w:int8" (weights stored so).  Raises Unpredictable.
+
+    What is multiplied in a narrower format is stored in it, too.
+    """
+    cell = text(row, "dtype").lower()
+    base, *options = cell.split("+")
+    compute = _dtype(base or "bf16", cell)
+    matmul = weights = None
+    for option in options:
+        if option.startswith("matmult-"):
+            matmul = _dtype(option.removeprefix("matmult-"), cell)
+        elif option.startswith("w:"):
+            weights = _dtype(option.removeprefix("w:"), cell)
+        else:
+            raise Unpredictable(f"dtype {cell!r:.40} has an unknown part {option!r:.20}")
+    activations = matmul or compute
+    stored = weights or activations
+    if compute in {
+        DType.INT8,
+        DType.FP8_E4M3,
+        DType.FP8_E5M2,
+    }:  # narrow formats are kept in bf16 between the Ops
+        compute = DType.BF16
+    return Format(cell or "bf16", stored, activations, compute)
+
+
+def _dtype(name: str, cell: str) -> DType:
+    if name not in _DTYPES:
+        raise Unpredictable(f"dtype {cell!r:.40} is not known; the formats are {', '.join(_DTYPES)}")
+    return _DTYPES[name]

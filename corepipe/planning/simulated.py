@@ -1,0 +1,79 @@
+"""What stands in for real requests and for a real runner where nothing is computed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from corepipe.neuron.cost import StepShape
+from corepipe.neuron.program import StepOutput
+from corepipe.planning.workload import Session, Turn
+from corepipe.scheduler.request import Batch, Request
+from corepipe.serving.runner import Step, StepResult
+
+KEY_BITS = 32
+"""Tokens of a segment are told apart by so many bits of a block's key."""
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_OUTPUT = StepOutput(_NO_IDS, np.empty(0, np.float32), _NO_IDS, np.empty(0, np.float32), None, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest(Request):
+    """A request whose tokens are counted, not known: `prompt` is a range of the right length.
+
+    session, turn: what it came from.  Times in seconds, on the simulation's clock, of what has happened:
+    scheduled_at (left the queue), first_at and last_at (its tokens; -1: none yet).
+    """
+
+    session: Session = field(kw_only=True)
+    turn: int = field(kw_only=True)
+    scheduled_at: float = field(default=-1.0, init=False)
+    first_at: float = field(default=-1.0, init=False)
+    last_at: float = field(default=-1.0, init=False)
+    _ends: list[int] = field(default_factory=list, init=False)
+    _ids: list[int] = field(default_factory=list, init=False)
+
+    @classmethod
+    def of(cls, number: int, session: Session, turn: int, arrival: float) -> SimulatedRequest:
+        """The request of a session's turn."""
+        asked = session.turns[turn]
+        prompt = range(asked.prompt_tokens)
+        return cls(str(number), prompt, asked.output_tokens, arrival, session=session, turn=turn)
+
+    def __post_init__(self) -> None:
+        self.tokens = []
+        self.num_prompt = self.num_tokens = len(self.prompt)
+
+    @property
+    def asked(self) -> Turn:
+        """What the workload has of it."""
+        return self.session.turns[self.turn]
+
+    def append(self, token: int, count: int = 1) -> None:  # noqa: ARG002 -- what it is, nobody asks
+        self.num_tokens += count
+
+    def block_key(self, index: int, size: int) -> int:
+        """The segment in which the block ends, and where: the segment stands for all that precedes it."""
+        if not self._ends:
+            self._ends = list(accumulate(segment.tokens for segment in self.asked.prompt))
+            self._ids = [*(segment.id for segment in self.asked.prompt), self.asked.answer]
+        end = (index + 1) * size
+        segment = bisect_left(self._ends, end)
+        start = self._ends[segment - 1] if segment else 0
+        return self._ids[segment] << KEY_BITS | end - start
+
+
+class NullRunner:
+    """Implements `engine.BatchRunner`: every batch is ready at once, every token is 0."""
+
+    def submit(self, batch: Batch) -> Step:
+        chunks = batch.chunks
+        shape = StepShape.of([(c.start, c.count) for c in chunks], sum([c.samples for c in chunks]))
+        return Step(0, batch, [], {}, _NO_IDS, shape)
+
+    def wait(self, step: Step) -> StepResult:
+        return StepResult(step, _NO_OUTPUT, [0 if c.samples else None for c in step.batch.chunks])

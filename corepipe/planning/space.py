@@ -1,0 +1,150 @@
+"""What a plan chooses from: instances x placements x formats x profiles x batch limits.
+
+Unless asked otherwise, only what a Neuron stack runs is proposed: tensor degrees that it accepts on the
+instance, pipelines on inf1 alone (NeuronCore Pipeline), formats that it serves with and the chip has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.graph import FORMATS, Format
+from corepipe.neuron.hardware import Instance, Support
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import RuntimeProfile
+
+DEFAULT_FORMATS = ("bf16", "int8-weights")
+"""What Neuron stacks serve with: int8 arithmetic they do not have, fp32 is never faster, nor smaller."""
+
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHED_TOKENS = (512, 2048, 8192)
+
+MOST_TOKENS = 16384
+"""Of a batch, as `corepipe serve` takes it."""
+
+BLOCK_SIZE = 32
+"""Positions in a KV block, as `corepipe serve` has it by default."""
+
+
+def degrees(placement: Placement) -> str:
+    """The degrees above 1, in words."""
+    named = {"pipeline": placement.pipeline, "tensor": placement.tensor, "data": placement.data}
+    return " ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model on one instance, named as in the catalogue: everything that needs Programs of its own."""
+
+    instance: str
+    format: Format
+    placement: Placement
+    profile: RuntimeProfile
+
+    @property
+    def device(self) -> Instance:
+        """The instance itself."""
+        return find_instance(self.instance)
+
+    def __str__(self) -> str:
+        parts = (self.instance, degrees(self.placement), self.format.name, self.profile.name)
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Longest request, most sequences and most tokens of a batch, as the flags of these names."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration of one instance; how many such instances are needed is found by the search."""
+
+    shape: Shape
+    limits: BatchLimits
+
+    def __str__(self) -> str:
+        limits = self.limits
+        return f"{self.shape}, batches of {limits.max_num_seqs} x {limits.max_num_batched_tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """`instances` instances of one configuration, which share the requests evenly."""
+
+    candidate: Candidate
+    instances: int
+
+    def __str__(self) -> str:
+        return f"{self.instances} x {self.candidate}"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be chosen; `formats` None: those of DEFAULT_FORMATS that the chip has."""
+
+    instances: tuple[Instance, ...]
+    formats: tuple[Format, ...] | None
+    profiles: tuple[RuntimeProfile, ...]
+    sequences: tuple[int, ...] = SEQUENCES
+    batched_tokens: tuple[int, ...] = BATCHED_TOKENS
+
+    def shapes(self, heads: int, layers: int) -> Iterator[Shape]:
+        """Every model-on-an-instance, in the catalogue's order, for a model of so many heads and layers."""
+        for instance in self.instances:
+            for fmt in self._formats(instance):
+                for placement in placements(instance, heads, layers):
+                    for profile in self.profiles:
+                        yield Shape(instance.name, fmt, placement, profile)
+
+    def limits(self, longest: int, prompt: int) -> Iterator[BatchLimits]:
+        """Every batch limit, for requests of up to `longest` tokens of which `prompt` are the prompt's: room
+        for more tokens than that changes nothing."""
+        tokens = [n for n in self.batched_tokens if n < prompt]
+        tokens += [min((n for n in self.batched_tokens if n >= prompt), default=min(longest, MOST_TOKENS))]
+        for sequences in self.sequences:
+            for batched in tokens:
+                yield BatchLimits(longest, sequences, max(batched, sequences))
+
+    def _formats(self, instance: Instance) -> Sequence[Format]:
+        if self.formats is not None:
+            return self.formats
+        known = (FORMATS[name] for name in DEFAULT_FORMATS)
+        return [fmt for fmt in known if instance.support(fmt) is Support.NATIVE]
+
+
+def placements(instance: Instance, heads: int, layers: int) -> Iterator[Placement]:
+    """Cuts of the model that the instance's stack accepts, each with as many replicas as there are cores
+    for; where cores share a memory bank also with a half, a quarter ... of them."""
+    for tensor in instance.tensor_degrees:
+        if tensor <= heads:
+            for pipeline in _pipelines(instance, layers):
+                most = instance.cores // (pipeline * tensor)
+                for data in _replicas(instance, most):
+                    yield Placement(pipeline, tensor, data)
+
+
+def _pipelines(instance: Instance, layers: int) -> list[int]:
+    if instance.chip.core.resident_weight_bytes is None:
+        return [1]
+    return [2**i for i in range(layers.bit_length()) if 2**i <= min(layers, instance.cores)]
+
+
+def _replicas(instance: Instance, most: int) -> list[int]:
+    if most < 1:
+        return []
+    if instance.cores_per_bank == 1:
+        return [most]
+    return [most // 2**i for i in range(most.bit_length())]
+
+
+def instances_named(names: Sequence[str]) -> tuple[Instance, ...]:
+    """The catalogue's instances of these names, in its order; all where there are none."""
+    return tuple(i for i in INSTANCES if not names or i.name in names)

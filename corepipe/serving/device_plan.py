@@ -1,0 +1,130 @@
+"""The emulated side of a deployment: the model that is timed, where its parts are, and what else fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.models.registry import Architecture
+from corepipe.neuron import modes
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.compiler import describe
+from corepipe.neuron.cost import CostModel
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.memory import Limits, MemoryPlan, plan_memory
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import RuntimeProfile, profile
+from corepipe.neuron.program import Program
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.policy import Policy, policy
+from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.serving.config import EngineConfig
+
+DEFAULT_MODEL_LEN = 8192
+"""Longest sequence of a model that takes more, unless the config says otherwise."""
+
+HOST_PROFILE, DEVICE_PROFILE = "async", "vllm-neuron"
+"""Of a server that runs as fast as the host can, and of one that behaves like the deployment to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
+
+    batch: sequences that its decode graphs are compiled for.
+    """
+
+    graph: Graph
+    instance: Instance
+    placement: Placement
+    reason: str
+    programs: tuple[Program, ...]
+    memory: MemoryPlan
+    profile: RuntimeProfile
+    batch: int
+
+    def timeline(self, replica: int) -> Timeline:
+        """An idle replica's."""
+        data = self.placement.data
+        return Timeline(CostModel(self.programs, self.instance, data, replica, self.profile, self.batch))
+
+    def describe(self) -> dict[str, object]:
+        """What /v1/placement serves of it."""
+        return {
+            "emulated": True,
+            "format": self.graph.format.name,
+            "format_on_device": self.instance.support(self.graph.format).value,
+            "instance": self.instance.name,
+            "runtime_profile": self.profile.name,
+            "pipeline": self.placement.pipeline,
+            "tensor": self.placement.tensor,
+            "data": self.placement.data,
+            "reason": self.reason,
+            **describe(self.programs),
+        }
+
+
+def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
+    """Places `model` as `config` asks; reads no weights.
+
+    Raises UserError for an instance or a profile that does not exist, for more positions than the model
+    has, and for what does not fit the instance.
+    """
+    instance = find_instance(config.instance)
+    if config.lnc is not None:
+        instance = instance.with_lnc(config.lnc)
+    positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
+    graph = model.graph(FORMATS[config.format], positions)
+    limits = _limits(config, graph)
+    runtime = runtime_profile(config)
+    degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
+    placement, reason = modes.resolve(config.mode, graph, instance, limits, degrees, runtime)
+    cut = modes.compiler(graph, instance)
+    programs = cut(placement)
+    memory = plan_memory(programs, placement, instance, limits, cut)
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, config.max_num_seqs)
+
+
+def _limits(config: EngineConfig, graph: Graph) -> Limits:
+    sequence = -(-graph.max_positions // config.block_size)
+    most = config.num_blocks or config.max_num_seqs * sequence
+    return Limits(
+        graph.max_positions, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, most
+    )
+
+
+def runtime_profile(config: EngineConfig) -> RuntimeProfile:
+    """The device's software stack.  Raises UserError for what is neither a profile's name nor its file."""
+    paced = config.clock != "host" or config.timing_model is not None
+    return profile(config.profile or (DEVICE_PROFILE if paced else HOST_PROFILE))
+
+
+def batch_policy(config: EngineConfig) -> Policy:
+    """The policy that was asked for, or the profile's."""
+    return policy(config.policy or runtime_profile(config).policy)
+
+
+def scheduler_config(
+    config: EngineConfig, device: DevicePlan, blocks: int, max_model_len: int, max_cached_blocks: int | None
+) -> SchedulerConfig:
+    """The limits of one replica with `blocks` KV blocks."""
+    return SchedulerConfig(
+        num_blocks=blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        prefix_cache=config.prefix_cache,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        micro_batches=_micro_batches(config, device.placement),
+        max_cached_blocks=max_cached_blocks,
+    )
+
+
+def _micro_batches(config: EngineConfig, placement: Placement) -> int:
+    """Batches in flight: two a stage keep emulated cores full while one is handed over; the host, which
+    computes the stages one after the other, does better with fewer and larger batches."""
+    if placement.pipeline == 1 or config.clock == "host":
+        return placement.pipeline
+    return 2 * placement.pipeline

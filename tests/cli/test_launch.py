@@ -1,0 +1,80 @@
+"""What a paced server says and does: whose pace it is, when the host is too slow, and Ctrl-C in a step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from corepipe.serving.lateness import HOST_IS_SLOWER
+from tests.servers import TINY, Served, run, served, until
+
+PACED = (
+    "--clock",
+    "device",
+    "--timing-model",
+    "llama-3.1-70b",
+    "--instance",
+    "trn1.32xlarge",
+    "--tensor",
+    32,
+)
+
+
+@contextmanager
+def paced(scale: float, *flags: object) -> Iterator[Served]:
+    with served(TINY, "--served-model-name", "tiny", *PACED, "--time-scale", scale, *flags) as server:
+        yield server
+
+
+def ask(server: Served, tokens: int, **fields: object) -> httpx.Response:
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, **fields}
+    return server.post("/v1/completions", json=body)
+
+
+def test_whose_pace_it_is_and_who_computes() -> None:
+    with paced(2.0) as server:
+        said = "".join(server.stderr)
+        assert "llama-3.1-70b, int8" in said
+        assert "on trn1.32xlarge (emulated, vllm-neuron): pipeline 1, tensor 32, data 1" in said
+        assert "tokens llama3's" in said
+        assert "a second of the device takes 2 s" in said
+        assert (
+            "llama-3.1-70b takes 8192 tokens a request here; llama3, which the host computes, takes 256"
+            in said
+        )
+        shown = run("ls", "--url", server.url).stdout
+        assert "time, memory and limits are llama-3.1-70b's" in shown
+
+        start = time.perf_counter()
+        device = ask(server, 5, device_metrics=True).json()["corepipe"]
+        took = (time.perf_counter() - start) * 1e3
+        predicted = device["time_to_first_token_ms"] + 4 * device["time_per_output_token_ms"]
+        assert device["time_per_output_token_ms"] > 5, "a model of two layers would take less"
+        assert took >= 2 * 0.99 * predicted, "tokens left before the device had them"
+        assert ask(server, 300).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_host_that_is_too_slow_is_told_once() -> None:
+    with paced(1e-4) as server:
+        for _ in range(3):
+            assert ask(server, 60).status_code == 200
+        assert until(lambda: any(HOST_IS_SLOWER in line for line in server.stderr))
+        late, steps = (server.metric(f"corepipe_{name}_total") for name in ("late_steps", "steps"))
+        assert 0.9 * steps < late <= steps
+        assert sum(HOST_IS_SLOWER in line for line in server.stderr) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_step_that_takes_minutes(number: signal.Signals) -> None:
+    """Answers under way have five seconds, and then end unfinished."""
+    with paced(1e5) as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask, server, 9)
+        assert until(lambda: server.metric("vllm:num_requests_running") == 1)
+        assert server.end(number) == 0
+        assert answer.result().status_code == 503

@@ -1,0 +1,95 @@
+"""`corepipe predict`, `corepipe validate` and `corepipe fit` on a small file, from end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from corepipe.cli import app
+from corepipe.errors import UserError
+
+ROW = {
+    "instance": "inf2.48xlarge",
+    "model": "llama-3.1-8b",
+    "task": "text-generation",
+    "dtype": "bf16",
+    "parallelism": "TP8",
+    "batch_size": "1",
+    "input_len": "512",
+    "output_len": "64",
+    "metric": "tpot",
+    "value": "12.5",
+    "unit": "ms",
+    "percentile": "p50",
+    "sdk": "2.22",
+    "seq_len": "1024",
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(ROW))
+        writer.writeheader()
+        writer.writerows([ROW, ROW | {"batch_size": "16", "value": "20"}, ROW | {"task": "cnn"}])
+    return path
+
+
+def run(*args: object) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_predict_writes_the_same_rows(file, tmp_path):
+    out = tmp_path / "out.csv"
+    run("predict", file, "-o", out)
+    with out.open(newline="") as read:
+        rows = list(csv.DictReader(read))
+    assert {name: rows[0][name] for name in ROW} == ROW
+    assert list(rows[0]) == [*ROW, "predicted", "reason"]
+    assert 5 < float(rows[0]["predicted"]) < float(rows[1]["predicted"]) < 50
+    assert (rows[2]["predicted"], rows[2]["reason"]) == ("", "convolutional networks are not modelled")
+    again = tmp_path / "again.csv"
+    run("predict", out, "-o", again)
+    assert again.read_text() == out.read_text()
+
+
+def test_validate_scores_cell_by_cell(file):
+    table = run("validate", file)
+    assert "tpot" in table
+    assert "2 of 3 rows are predicted" in table
+    document = json.loads(run("validate", file, "--json"))
+    assert document["emulated"] is True
+    assert (document["rows"], document["not_predicted"]) == (3, 1)
+    (cell,) = document["cells"]
+    assert (cell["metric"], cell["profile"], cell["n"]) == ("tpot", "nxdi", 2)
+    assert 0 <= cell["median"] < cell["roofline_median"]
+    assert document["cross_validation"]
+
+
+def test_fit_writes_a_profile_that_commands_take(file, tmp_path):
+    profile = tmp_path / "mine.json"
+    run("fit", file, "-o", profile, "--profile", "nxdi")
+    before, after = (
+        json.loads(run("validate", file, "--json", "--profile", name))["cells"][0]["median"]
+        for name in ("nxdi", profile)
+    )
+    assert after < before
+
+
+def test_what_is_wrong_is_said(file, tmp_path):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("model,instance,metric\n")
+    for args in (
+        ["predict", tmp_path / "no.csv", "-o", tmp_path / "out.csv"],
+        ["predict", file, "-o", tmp_path / "out.csv", "--profile", "no-such"],
+        ["fit", empty, "-o", tmp_path / "mine.json"],
+        ["fit", file, "-o", tmp_path / "mine.json", "--profile", "no-such"],
+    ):
+        result = CliRunner().invoke(app, [str(arg) for arg in args])
+        assert isinstance(result.exception, UserError)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from corepipe.cli import app
+from corepipe.errors import UserError
+from tests.servers import run
+
+SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "--output-len", "uniform:5:30"]
+
+
+def test_a_table_for_people() -> None:
+    shown = run(*SMALL, "--slo", "ttft:500 tpot:50")
+    assert shown.returncode == 0
+    for words in ("(emulated", "40 of 40", "time to first token", "goodput", "bottleneck", "$ per million"):
+        assert words in shown.stdout
+
+
+def test_json_is_one_document_the_same_each_time(tmp_path: Path) -> None:
+    arguments = [*SMALL, "--rate", "20", "--seed", "3", "--json"]
+    written = tmp_path / "report.json"
+    first, again = run(*arguments), run(*arguments, "--output", str(written))
+    assert first.stdout == again.stdout == written.read_text()
+    document = json.loads(first.stdout)
+    assert document["emulated"] is True
+    assert document["workload"]["rate"] == 20.0
+    assert document["requests"]["completed"] == 40
+
+
+def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
+    trace, plot = tmp_path / "trace.csv", tmp_path / "plot.html"
+    made = run(*SMALL, "--rate", "5", "--write-trace", str(trace), "--trace-format", "burstgpt")
+    assert (made.returncode, made.stdout) == (0, "")
+    shown = run("simulate", "llama-3.2-1b", "--trace", str(trace), "--json", "--plot", str(plot))
+    assert json.loads(shown.stdout)["workload"]["schema"] == "burstgpt"
+    assert plot.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["llama-3.2-1b", "--instance", "inf3.xlarge"], ["inf3.xlarge", "inf2.xlarge"]),
+        (["llama-3.1-70b"], ["does not fit", "use --instance"]),
+        (["llama-3.2-1b", "--tensor", "64"], ["--tensor 64", "at most 32"]),
+        (["llama-3.2-1b", "--lnc", "2"], ["inf2.xlarge has 1"]),
+        (["llama-3.2-1b", "--rate", "1", "--users", "2"], ["--rate", "--users"]),
+        (["llama-3.2-1b", "--rate", "0"], ["--rate", "inf"]),
+        (["llama-3.2-1b", "--burstiness", "2", "--rate", "1"], ["--arrival gamma"]),
+        (["llama-3.2-1b", "--input-len", "much"], ["--input-len much", "uniform:LOW:HIGH"]),
+        (["llama-3.2-1b", "--slo", "fast"], ["--slo", "ttft:500"]),
+        (["llama-3.2-1b", "--prefix-tree", "8"], ["--prefix-tree 8", "1x512"]),
+        (["llama-3.2-1b", "--plot", "x.png"], ["--plot x.png", "x.html"]),
+        (["llama-3.2-1b", "--output", "/nowhere/x.json"], ["--output", "/nowhere"]),
+        (["llama-3.2-1b", "--trace", "nowhere.csv"], ["nowhere.csv"]),
+        (["llama-3.2-1b", "--trace", "nowhere.csv", "--rate", "2"], ["--rate", "--trace"]),
+        (["llama-3.2-1b", "--write-trace", "x"], ["--trace-format"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["simulate", *arguments])
+    assert isinstance(shown.exception, UserError)
+    assert shown.stdout == ""
+    line = shown.exception.message.splitlines()[0]
+    assert [name for name in names if name not in line] == []
+
+
+def test_what_is_wrong_is_one_line_and_exit_code_2() -> None:
+    shown = run("simulate", "llama-3.2-1b", "--rate", "0")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("corepipe: --rate")
+    assert shown.stderr.count("\n") == 1

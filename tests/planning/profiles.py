@@ -1,0 +1,39 @@
+"""Setups of small public models, for the tests of profiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corepipe.models.registry import architecture
+from corepipe.neuron.catalog import instance
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.profile import Run, Setup
+
+
+def setup(
+    model: str = "smollm2-135m",
+    where: str = "inf2.48xlarge",
+    fmt: str = "bf16",
+    profile: str = "async",
+    batch: int = 4,
+    input_len: int = 100,
+    decode_steps: int = 2,
+    **degrees: Any,
+) -> Setup:
+    return Setup(
+        architecture=architecture(model),
+        format=FORMATS[fmt],
+        instance=instance(where),
+        profile=PROFILES[profile],
+        batch=batch,
+        input_len=input_len,
+        decode_steps=decode_steps,
+        max_model_len=input_len + max(1, decode_steps),
+        placement=Placement(**degrees),
+    )
+
+
+def run(*args: Any, **kwargs: Any) -> Run:
+    return Run(setup(*args, **kwargs))
