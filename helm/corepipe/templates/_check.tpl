@@ -1,0 +1,29 @@
+{{/* What a schema cannot say readably: settings that do not go together. */}}
+{{- define "corepipe.check" -}}
+{{- with .Values }}
+{{- if and (ne (float64 .timeScale) 1.0) (ne .clock "device") }}
+{{- fail "timeScale: only the device's clock has a scale; set clock: device" }}
+{{- end }}
+{{- $beyond := or .ingress.enabled .httpRoute.enabled (ne .service.type "ClusterIP") }}
+{{- if and $beyond (not .apiKeys.existingSecret) (not .allowWithoutKeys) }}
+{{- fail "apiKeys.existingSecret: what is reached from beyond the cluster wants API keys; name a secret, or set allowWithoutKeys: true" }}
+{{- end }}
+{{- with .autoscaling }}
+{{- if and (ne .type "none") (gt (int .minReplicas) (int .maxReplicas)) }}
+{{- fail "autoscaling.minReplicas is more than autoscaling.maxReplicas" }}
+{{- end }}
+{{- if and (eq .type "keda") (not .keda.prometheusAddress) }}
+{{- fail "autoscaling.keda.prometheusAddress: KEDA asks Prometheus; give its address, such as http://prometheus-operated.monitoring.svc:9090" }}
+{{- end }}
+{{- end }}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) }}
+{{- fail "httpRoute.parentRefs: name the gateway, such as [{name: gateway, namespace: gateways}]" }}
+{{- end }}
+{{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
+{{- fail "inferencePool.endpointPicker.name: name the endpoint picker's Service" }}
+{{- end }}
+{{- if and .ingress.tlsSecret (not .ingress.host) }}
+{{- fail "ingress.host: a certificate (ingress.tlsSecret) is for a host" }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,83 @@
+{{/* Environment, volumes and spread of the server's pods. */}}
+
+{{- define "corepipe.env" -}}
+env:
+  - name: COREPIPE_CACHE
+    value: /var/cache/corepipe
+  {{- with .Values.apiKeys }}
+  {{- if .existingSecret }}
+  - name: COREPIPE_API_KEY
+    valueFrom:
+      secretKeyRef:
+        name: {{ .existingSecret }}
+        key: {{ .key }}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/* A model that came with the image stays visible: of its directory nothing is mounted over. */}}
+{{- define "corepipe.volumeMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: cache
+  mountPath: /var/cache/corepipe/packed
+  subPath: packed
+{{- if not .Values.image.includesModel }}
+- name: cache
+  mountPath: /var/cache/corepipe/models
+  subPath: models
+{{- end }}
+- name: cache
+  mountPath: /var/cache/corepipe/huggingface
+  subPath: huggingface
+{{- if .Values.chatTemplate }}
+- name: chat-template
+  mountPath: /etc/corepipe
+  readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "corepipe.volumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 256Mi
+- name: cache
+{{- with .Values.cache }}
+{{- if or .persistent .existingClaim }}
+  persistentVolumeClaim:
+    claimName: {{ .existingClaim | default (printf "%s-cache" (include "corepipe.fullname" $)) }}
+{{- else }}
+  emptyDir:
+    sizeLimit: {{ .size }}
+{{- end }}
+{{- end }}
+{{- if .Values.chatTemplate }}
+- name: chat-template
+  configMap:
+    name: {{ include "corepipe.fullname" . }}-chat-template
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "corepipe.spread" -}}
+{{- if kindIs "invalid" .Values.topologySpreadConstraints }}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ . }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "corepipe.selectorLabels" $ | nindent 6 }}
+{{- end }}
+{{- else }}
+{{- toYaml .Values.topologySpreadConstraints }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,95 @@
+{{/* What the server is told, and how long it takes to end. */}}
+
+{{/* "--name=value" of a list (name, value), unless the value leaves it to the server. */}}
+{{- define "corepipe.flag" -}}
+{{- $name := first . -}}
+{{- $value := last . -}}
+{{- if and (not (kindIs "invalid" $value)) (ne (toString $value) "") }}
+{{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $value = int64 $value }}{{ end }}
+- {{ printf "--%s=%v" $name $value | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "corepipe.args" -}}
+- serve
+{{- with .Values.model }}
+- {{ . | quote }}
+{{- end }}
+{{- with .Values }}
+{{- include "corepipe.flag" (list "host" .bindAddress) }}
+{{- include "corepipe.flag" (list "port" 8000) }}
+{{- range .servedModelNames }}
+{{- include "corepipe.flag" (list "served-model-name" .) }}
+{{- end }}
+{{- if .chatTemplate }}
+{{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
+{{- end }}
+{{- include "corepipe.flag" (list "dtype" .format) }}
+{{- include "corepipe.flag" (list "seed" .seed) }}
+{{- include "corepipe.flag" (list "instance" .instance) }}
+{{- include "corepipe.flag" (list "mode" .placement.mode) }}
+{{- include "corepipe.flag" (list "pipeline" .placement.pipeline) }}
+{{- include "corepipe.flag" (list "tensor" .placement.tensor) }}
+{{- include "corepipe.flag" (list "data" .placement.data) }}
+{{- include "corepipe.flag" (list "clock" .clock) }}
+{{- if ne (float64 .timeScale) 1.0 }}
+{{- include "corepipe.flag" (list "time-scale" .timeScale) }}
+{{- end }}
+{{- include "corepipe.flag" (list "timing-model" .timingModel) }}
+{{- include "corepipe.flag" (list "profile" .profile) }}
+{{- include "corepipe.flag" (list "policy" .policy) }}
+{{- with .batching }}
+{{- include "corepipe.flag" (list "max-model-len" .maxModelLen) }}
+{{- include "corepipe.flag" (list "max-num-seqs" .maxNumSeqs) }}
+{{- include "corepipe.flag" (list "max-num-batched-tokens" .maxNumBatchedTokens) }}
+{{- include "corepipe.flag" (list "block-size" .blockSize) }}
+{{- include "corepipe.flag" (list "num-blocks" .numBlocks) }}
+{{- include "corepipe.flag" (list "kv-cache-memory-bytes" .kvCacheMemoryBytes) }}
+{{- include "corepipe.flag" (list "max-num-queued-reqs" .maxNumQueuedReqs) }}
+{{- include "corepipe.flag" (list "max-num-queued-tokens" .maxNumQueuedTokens) }}
+{{- if not .prefixCaching }}
+- --no-enable-prefix-caching
+{{- end }}
+{{- end }}
+{{- include "corepipe.flag" (list "threads" (.threads | default (include "corepipe.cpus" .))) }}
+{{- if not .apiKeys.existingSecret }}
+- --insecure
+{{- end }}
+{{- range .extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Whole CPUs of the limit: a server that starts a thread for each of the node's would be throttled. */}}
+{{- define "corepipe.cpus" -}}
+{{- with dig "limits" "cpu" "" .resources | toString -}}
+{{- if hasSuffix "m" . }}{{ divf (trimSuffix "m" . | float64) 1000 | ceil }}{{ else }}{{ ceil . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* "true" where the pod gets its model from the network. */}}
+{{- define "corepipe.fetches" -}}
+{{- with .Values -}}
+{{- if ternary (not (hasPrefix "/" (.model | default ""))) (not .image.includesModel) (not (empty .model)) }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The server lets answers end for 5 s and has 2 s for last words; the rest is for the container to stop. */}}
+{{- define "corepipe.gracePeriod" -}}
+{{ add .Values.preStopSeconds 5 2 8 }}
+{{- end }}
+
+{{/* A probe of a list (context, path). */}}
+{{- define "corepipe.probe" -}}
+{{- $root := first . -}}
+{{- if eq $root.Values.probes.type "exec" -}}
+exec:
+  command: [python3, -m, corepipe.probe, {{ printf "http://127.0.0.1:8000%s" (last .) | quote }}]
+{{- else -}}
+httpGet:
+  path: {{ last . }}
+  port: http
+{{- end }}
+timeoutSeconds: 5
+{{- end }}

@@ -1,0 +1,276 @@
+"""The chart, rendered by Helm itself, is what Kubernetes and the server take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from corepipe.cli.serve import SETTINGS
+from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.limits import PUBLIC_PATHS, check_bind
+from tests.deploy import tools
+from tests.deploy.charts import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    container,
+    manifests,
+    of_kind,
+    pod_spec,
+    rendered,
+    serve_parameters,
+    template,
+    values_file,
+)
+
+MINORS = ("1.34", "1.35", "1.36", "1.37")
+CUSTOM = ("keda.sh/", "monitoring.coreos.com/", "gateway.networking.k8s.io/", "inference.networking.k8s.io/")
+"""Groups that kubernetes-validate has no schemas for; test_crds.py has."""
+
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+def test_lint_finds_nothing() -> None:
+    cases = [part for case in CASES for part in ("--values", values_file(case))]
+    for values in ([], *zip(cases[::2], cases[1::2], strict=True)):
+        done = tools.run([tools.wanted("helm"), "lint", "--strict", CHART, *values])
+        assert done.returncode == 0, done.stdout
+        assert "WARNING" not in done.stdout
+
+
+def test_kubernetes_knows_every_field(tmp_path: Path) -> None:
+    packages = tools.wanted(tools.KUBERNETES_VALIDATE)
+    documents = [
+        part for case in CASES for part in re.split(r"^---$", template(values_file(case)), flags=re.M)
+    ]
+    core = {
+        part for part in documents if "kind:" in part and not any(f"apiVersion: {g}" in part for g in CUSTOM)
+    }
+    (tmp_path / "all.yaml").write_text("---".join(sorted(core)))
+    command = [packages / "bin" / "kubernetes-validate", "--strict", "-k"]
+    for minor in MINORS:
+        done = tools.run([*command, minor, tmp_path / "all.yaml"], tools.environment(packages))
+        told = done.stdout + done.stderr
+        assert done.returncode == 0, told
+        assert told.count(f" against version {minor}") == len(core), told
+
+
+def test_the_validator_can_refuse(tmp_path: Path) -> None:
+    packages = tools.wanted(tools.KUBERNETES_VALIDATE)
+    wrong = template(values_file("default")).replace("enableServiceLinks:", "enableServiceLink:")
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    command = [packages / "bin" / "kubernetes-validate", "--strict", tmp_path / "wrong.yaml"]
+    assert tools.run(command, tools.environment(packages)).returncode != 0
+
+
+@each_case
+def test_the_server_takes_its_arguments(case: str) -> None:
+    found = manifests(case)
+    given = serve_parameters(found)
+    assert "command" not in container(found)  # the image's entry point
+    settings = {SETTINGS.get(flag, flag): value for flag, value in given.items()}
+    EngineConfig.model_validate(
+        {k: v for k, v in settings.items() if k in EngineConfig.model_fields}
+        | {"model": given["model"] or "default"}
+    )
+    keys = [e for e in container(found)["env"] if e["name"] == "COREPIPE_API_KEY"]
+    check_bind(given["host"], ["from the secret"] if keys else [], insecure=given["insecure"])
+    assert bool(keys) != given["insecure"]
+
+
+@each_case
+def test_probes_ask_for_what_the_server_answers_without_a_key(case: str) -> None:
+    served = container(manifests(case))
+    (port,) = served["ports"]
+    assert port["containerPort"] == serve_parameters(manifests(case))["port"]
+    asked = {kind: served[kind] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
+    paths = {}
+    for kind, probe in asked.items():
+        if "exec" in probe:
+            *command, url = probe["exec"]["command"]
+            assert command == ["python3", "-m", "corepipe.probe"]
+            paths[kind] = url.removeprefix(f"http://127.0.0.1:{port['containerPort']}")
+        else:
+            assert probe["httpGet"]["port"] == port["name"]
+            paths[kind] = probe["httpGet"]["path"]
+    assert set(paths.values()) <= PATHS & PUBLIC_PATHS
+    assert paths == {
+        "startupProbe": "/health",
+        "livenessProbe": "/health/live",
+        "readinessProbe": "/health/ready",
+    }
+
+
+@each_case
+def test_a_pod_has_time_to_end(case: str) -> None:
+    found = manifests(case)
+    lifecycle = container(found).get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}})
+    drain = ServerConfig().shutdown_timeout + LAST_WORDS_SECONDS
+    grace = pod_spec(found)["terminationGracePeriodSeconds"]
+    assert grace > lifecycle["preStop"]["sleep"]["seconds"] + drain
+
+
+@each_case
+def test_every_pod_passes_restricted_pod_security(case: str) -> None:
+    found = manifests(case)
+    pods = [pod_spec(found), *(pod["spec"] for pod in of_kind(found, "Pod"))]
+    assert len(pods) == 2  # the server's, and the test hook's
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert {kind for volume in pod.get("volumes", []) for kind in volume} <= {
+            "name",
+            "emptyDir",
+            "configMap",
+            "persistentVolumeClaim",
+        }
+        for one in pod["containers"]:
+            context = one["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert one["resources"]["requests"]["memory"] == one["resources"]["limits"]["memory"]
+
+
+@each_case
+def test_selectors_find_the_servers_pods_alone(case: str) -> None:
+    found = manifests(case)
+    (deployment,) = of_kind(found, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    (hook,) = of_kind(found, "Pod")
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        of_kind(found, "Service")[0]["spec"]["selector"],
+    ]
+    for kind in ("PodDisruptionBudget", "NetworkPolicy", "InferencePool"):
+        for one in of_kind(found, kind):
+            selectors.append((one["spec"].get("selector") or one["spec"]["podSelector"])["matchLabels"])
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= hook["metadata"]["labels"].items()
+
+
+@each_case
+def test_every_object_is_named_and_labelled_for_its_release(case: str) -> None:
+    names = set()
+    for manifest in manifests(case):
+        metadata = manifest["metadata"]
+        assert metadata["namespace"] == NAMESPACE
+        assert metadata["labels"]["app.kubernetes.io/instance"] == RELEASE
+        names.add((manifest["kind"], metadata["name"]))
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", metadata["name"])
+    assert len(names) == len(manifests(case))
+
+
+def test_a_long_release_name_stays_a_name() -> None:
+    long = rendered({"fullnameOverride": "a" * 52, "chatTemplate": "x", "dashboards": {"enabled": True}})
+    assert all(len(manifest["metadata"]["name"]) <= 68 for manifest in long)
+    (service,) = of_kind(long, "Service")
+    assert len(service["metadata"]["name"]) <= 63
+
+
+def test_what_is_mounted_is_there_and_the_other_way_round() -> None:
+    for case in CASES:
+        found = manifests(case)
+        mounts = container(found)["volumeMounts"]
+        assert {m["name"] for m in mounts} == {v["name"] for v in pod_spec(found)["volumes"]}
+        cache = {e["name"]: e.get("value") for e in container(found)["env"]}["COREPIPE_CACHE"]
+        assert f"{cache}/packed" in {m["mountPath"] for m in mounts}
+        for volume in pod_spec(found)["volumes"]:
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName", "models")
+            config = volume.get("configMap", {}).get("name")
+            made = {(m["kind"], m["metadata"]["name"]) for m in found}
+            assert claim == "models" or ("PersistentVolumeClaim", claim) in made
+            assert config is None or ("ConfigMap", config) in made
+
+
+def test_a_model_of_the_image_is_not_mounted_over() -> None:
+    def mounted(case: str) -> set[str]:
+        return {mount["mountPath"] for mount in container(manifests(case))["volumeMounts"]}
+
+    assert mounted("default") - mounted("offline") == {"/var/cache/corepipe/models"}
+    assert not any("/var/cache/corepipe/models".startswith(path) for path in mounted("offline"))
+
+
+def test_only_who_fetches_may_leave() -> None:
+    def ports(*, model: str | None, includes: bool) -> set[int]:
+        found = rendered({"model": model, "image": {"includesModel": includes}})
+        (policy,) = of_kind(found, "NetworkPolicy")
+        return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+    assert ports(model=None, includes=False) == {53, 443}
+    assert ports(model=None, includes=True) == {53}
+    assert ports(model="/models/llama", includes=False) == {53}
+    assert ports(model="org/name", includes=True) == {53, 443}
+
+
+def test_autoscaling_owns_the_number_of_pods() -> None:
+    kinds = {"autoscaled": "HorizontalPodAutoscaler", "watched": "ScaledObject"}
+    for case, kind in kinds.items():
+        found = manifests(case)
+        (deployment,) = of_kind(found, "Deployment")
+        (scaler,) = of_kind(found, kind)
+        assert "replicas" not in deployment["spec"]
+        assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+        assert [m["kind"] for m in found if m["kind"] in kinds.values()] == [kind]
+    assert of_kind(manifests("planned"), "Deployment")[0]["spec"]["replicas"] == 2
+
+
+def test_prometheus_sends_the_key_that_the_secret_holds_for_it() -> None:
+    found = manifests("watched")
+    (monitor,) = of_kind(found, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "corepipe-keys", "key": "prometheus"}
+    assert endpoint["path"] in PATHS - PUBLIC_PATHS
+    (service,) = of_kind(found, "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads"), [("2", 2), (3, 3), ("500m", 1), ("1500m", 2), ("1.5", 2), (None, None)]
+)
+def test_threads_are_the_cpu_limit(limit: str | int | None, threads: int | None) -> None:
+    assert serve_parameters(rendered({"resources": {"limits": {"cpu": limit}}}))["threads"] == threads
+
+
+def test_the_secret_may_hold_several_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COREPIPE_API_KEY", "first second\n")
+    assert serve_parameters(manifests("autoscaled"))["api_key"] == ["first", "second"]
+
+
+def test_threads_may_be_told() -> None:
+    assert serve_parameters(manifests("full"))["threads"] == 4
+
+
+def test_the_route_leads_to_the_pool_if_there_is_one() -> None:
+    def backend(case: str) -> tuple[str, str]:
+        (route,) = of_kind(manifests(case), "HTTPRoute")
+        ((only,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
+        return only.get("kind", "Service"), only["name"]
+
+    assert backend("gateway") == (
+        "InferencePool",
+        of_kind(manifests("gateway"), "InferencePool")[0]["metadata"]["name"],
+    )
+    assert backend("route") == ("Service", of_kind(manifests("route"), "Service")[0]["metadata"]["name"])
+
+
+def test_the_hook_asks_the_service() -> None:
+    for case in CASES:
+        found = manifests(case)
+        (hook,) = of_kind(found, "Pod")
+        (service,) = of_kind(found, "Service")
+        (port,) = service["spec"]["ports"]
+        (asking,) = hook["spec"]["containers"]
+        (url,) = asking["args"]
+        assert asking["command"] == ["python3", "-m", "corepipe.probe"]
+        assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        assert url == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}/health"

@@ -1,0 +1,285 @@
+"""values.yaml, its schema, its README and the settings of the server say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any, get_args
+
+import pytest
+import typer.main
+import yaml
+
+from corepipe.cli import app
+from corepipe.cli.options import ModeOption
+from corepipe.cli.serve import SETTINGS as FLAG_SETTINGS
+from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import profile
+from corepipe.planning.emit_helm import FLAGS, helm_values
+from corepipe.planning.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.serving.config import EngineConfig
+from tests.deploy import chart_readme
+from tests.deploy.charts import (
+    CASES,
+    CHART,
+    ROOT,
+    attempt,
+    container,
+    default_values,
+    of_kind,
+    parsed,
+    refusal,
+    rendered,
+    serve_parameters,
+    values_file,
+)
+
+SETTINGS = {
+    "format": ("bf16", "format"),
+    "seed": (3, "seed"),
+    "instance": ("trn1.2xlarge", "instance"),
+    "placement.mode": ("latency", "mode"),
+    "placement.pipeline": (2, "pipeline"),
+    "placement.tensor": (2, "tensor"),
+    "placement.data": (2, "data"),
+    "clock": ("device", "clock"),
+    "timeScale": (0.5, "time_scale"),
+    "timingModel": ("llama-3.1-8b", "timing_model"),
+    "profile": ("nxdi", "profile"),
+    "policy": ("segregated", "policy"),
+    "batching.maxModelLen": (512, "max_model_len"),
+    "batching.maxNumSeqs": (16, "max_num_seqs"),
+    "batching.maxNumBatchedTokens": (64, "max_num_batched_tokens"),
+    "batching.blockSize": (64, "block_size"),
+    "batching.numBlocks": (100, "num_blocks"),
+    "batching.kvCacheMemoryBytes": (2_000_000_000, "kv_cache_bytes"),
+    "batching.prefixCaching": (False, "prefix_cache"),
+    "batching.maxNumQueuedReqs": (10, "max_queued_requests"),
+    "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),
+    "threads": (3, "threads"),
+}
+"""Value -> an example, and the server's setting that it is."""
+
+OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"}
+"""Flags that tests of their own look at, or that follow from other values."""
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"instance": "inf9.large"}, r"at '/instance': value must be one of .*'inf2.xlarge'"),
+    ({"instnce": "inf2.xlarge"}, r"additional properties 'instnce' not allowed"),
+    ({"placement": {"tensr": 2}}, r"at '/placement': additional properties 'tensr' not allowed"),
+    ({"placement": {"tensor": 0}}, r"at '/placement/tensor': minimum: got 0, want 1"),
+    ({"format": "int4"}, r"at '/format': value must be one of .*'int8'"),
+    ({"clock": "virtual"}, r"at '/clock': value must be one of 'host', 'device'"),
+    ({"batching": {"blockSize": 17}}, r"at '/batching/blockSize': multipleOf: got 17, want 16"),
+    ({"replicas": "two"}, r"at '/replicas': got string, want integer"),
+    (
+        {"autoscaling": {"type": "both"}},
+        r"at '/autoscaling/type': value must be one of 'none', 'hpa', 'keda'",
+    ),
+    ({"autoscaling": {"type": ["hpa", "keda"]}}, r"at '/autoscaling/type': value must be one of"),
+    ({"image": {"digest": "latest"}}, r"at '/image/digest': 'latest' does not match pattern"),
+    ({"resources": {"limits": {"memory": "much"}}}, r"at '/resources/limits/memory': 'much' does not match"),
+    ({"cache": {"accessMode": "ReadOnlyMany"}}, r"at '/cache/accessMode': value must be one of"),
+    ({"timeScale": 2}, r"timeScale: only the device's clock has a scale; set clock: device"),
+    ({"ingress": {"enabled": True}}, r"apiKeys.existingSecret: .* wants API keys; name a secret"),
+    ({"service": {"type": "LoadBalancer"}}, r"apiKeys.existingSecret: "),
+    (
+        {"httpRoute": {"enabled": True}, "allowWithoutKeys": True},
+        r"httpRoute.parentRefs: name the gateway",
+    ),
+    ({"inferencePool": {"enabled": True}}, r"inferencePool.endpointPicker.name: "),
+    ({"autoscaling": {"type": "keda"}}, r"autoscaling.keda.prometheusAddress: KEDA asks Prometheus"),
+    (
+        {"autoscaling": {"type": "hpa", "minReplicas": 5}},
+        r"autoscaling.minReplicas is more than autoscaling.maxReplicas",
+    ),
+    (
+        {"ingress": {"enabled": True, "tlsSecret": "x"}, "allowWithoutKeys": True},
+        r"ingress.host: a certificate",
+    ),
+]
+
+
+def nested(key: str, value: object) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    return {head: nested(rest, value)} if rest else {head: value}
+
+
+def schema() -> dict[str, Any]:
+    return json.loads((CHART / "values.schema.json").read_text())
+
+
+def schema_of(key: str) -> dict[str, Any]:
+    at = schema()
+    for part in key.split("."):
+        at = at["properties"][part]
+        if "$ref" in at:
+            at = schema()["$defs"][at["$ref"].rpartition("/")[2]]
+    return at
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), WRONG, ids=lambda v: json.dumps(v) if isinstance(v, dict) else ""
+)
+def test_what_is_wrong_is_refused_readably(values: dict[str, Any], message: str) -> None:
+    told = refusal(values)
+    assert re.search(message, told), told
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_value_is_a_setting_of_the_server(key: str) -> None:
+    value, setting = SETTINGS[key]
+    more = {"clock": "device"} if key == "timeScale" else {}
+    found = rendered({**nested(key, value), **more})
+    given = {FLAG_SETTINGS.get(flag, flag): given for flag, given in serve_parameters(found).items()}
+    assert given[setting] == value
+
+
+def test_every_flag_of_the_server_is_a_value() -> None:
+    group: Any = typer.main.get_command(app)
+    flags = {parameter.name for parameter in group.commands["serve"].params} - OTHER_FLAGS
+    assert {FLAG_SETTINGS.get(flag, flag) for flag in flags} == {setting for _, setting in SETTINGS.values()}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_the_schema_has_the_bounds_of_the_setting(key: str) -> None:
+    field = EngineConfig.model_fields[SETTINGS[key][1]]
+    bounds = {
+        name: getattr(m, name)
+        for m in field.metadata
+        for name in ("ge", "le", "multiple_of")
+        if hasattr(m, name)
+    }
+    named = {"ge": "minimum", "le": "maximum", "multiple_of": "multipleOf"}
+    said = schema_of(key)
+    assert {name: said.get(named[name]) for name in bounds} == bounds
+
+
+def test_the_schema_lists_what_there_is() -> None:
+    assert schema_of("instance")["enum"] == [instance.name for instance in INSTANCES]
+    assert set(schema_of("format")["enum"]) == set(get_args(EngineConfig.model_fields["format"].annotation))
+    assert set(schema_of("placement.mode")["enum"]) == {mode.value for mode in get_args(ModeOption)[0]}
+
+
+def test_the_schema_refuses_what_it_does_not_know() -> None:
+    def objects(at: object) -> list[dict[str, Any]]:
+        inner = at.values() if isinstance(at, dict) else at if isinstance(at, list) else []
+        found = [one for value in inner for one in objects(value)]
+        return (
+            [*found, at]
+            if isinstance(at, dict) and "properties" in at and at.get("type") == "object"
+            else found
+        )
+
+    assert len(objects(schema())) > 20
+    assert all(one["additionalProperties"] is False for one in objects(schema()))
+
+
+def test_the_schema_has_every_value_and_no_other() -> None:
+    def keys(at: dict[str, Any], path: str = "") -> set[str]:
+        found = set()
+        for name, inner in at["properties"].items():
+            at_name = schema()["$defs"][inner["$ref"].rpartition("/")[2]] if "$ref" in inner else inner
+            found |= keys(at_name, f"{path}{name}.") if "properties" in at_name else {path + name}
+        return found
+
+    def values(at: dict[str, Any], known: set[str], path: str = "") -> set[str]:
+        found = set()
+        for name, inner in at.items():
+            whole = path + name in known or not isinstance(inner, dict)
+            found |= {path + name} if whole else values(inner, known, f"{path}{name}.")
+        return found
+
+    known = keys(schema()) - {"global"}
+    assert values(default_values(), known) == known
+
+
+def test_every_value_is_used_by_a_template() -> None:
+    text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
+    unused = [key for key in chart_readme.leaves(default_values()) if key.split(".")[-1] not in text]
+    whole = ("resources.", "probes.", "podSecurityContext.", "securityContext.", "dashboards.labels.")
+    assert [key for key in unused if not key.startswith(whole)] == []
+
+
+def test_the_cases_use_every_switch() -> None:
+    switches = {key for key in chart_readme.leaves(default_values()) if key.endswith(".enabled")}
+    used = set()
+    for case in CASES:
+        found = yaml.safe_load(values_file(case).read_text())
+        used |= {key for key in chart_readme.leaves(found) if key.endswith(".enabled")}
+    on = {"networkPolicy.enabled", "podDisruptionBudget.enabled"}
+    assert switches - used == on
+    off = rendered({"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}})
+    assert not of_kind(off, "NetworkPolicy") + of_kind(off, "PodDisruptionBudget")
+
+
+def test_the_readme_is_the_one_of_these_values() -> None:
+    assert chart_readme.PAGE.read_text() == chart_readme.page()
+
+
+def test_the_readme_describes_every_value() -> None:
+    rows = [row for part in chart_readme.sections((CHART / "values.yaml").read_text()) for row in part.rows]
+    described = [key for key, _, _ in rows]
+    assert len(described) == len(set(described))
+    missing = [
+        leaf
+        for leaf in chart_readme.leaves(default_values())
+        if not any(leaf == key or leaf.startswith(f"{key}.") for key in described)
+    ]
+    assert missing == []
+
+
+def test_chart_and_package_have_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == project["version"]
+
+
+def plan(**more: Any) -> Deployment:
+    place = Placement(pipeline=1, tensor=2, data=1)
+    shape = Shape("trn1.2xlarge", FORMATS["bf16"], place, profile("nxdi"))
+    return Deployment(Candidate(shape, BatchLimits(4096, 8, 2048)), instances=3)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_what_a_plan_emits_installs_unchanged(weights: bool, tmp_path: Any) -> None:
+    emitted = tmp_path / "plan.yaml"
+    emitted.write_text(helm_values("llama-3.1-8b", weights=weights, deployment=plan(), notes=["a note"]))
+    found = parsed(attempt([emitted]))
+    given = serve_parameters(found)
+    assert of_kind(found, "Deployment")[0]["spec"]["replicas"] == 3
+    assert (given["model"], given["timing_model"]) == (
+        ("llama-3.1-8b", None) if weights else (None, "llama-3.1-8b")
+    )
+    shown = {
+        name: given[name] for name in ("instance", "pipeline", "tensor", "data", "dtype", "clock", "profile")
+    }
+    assert shown == {
+        "instance": "trn1.2xlarge",
+        "pipeline": 1,
+        "tensor": 2,
+        "data": 1,
+        "dtype": "bf16",
+        "clock": "device",
+        "profile": "nxdi",
+    }
+    assert (given["max_model_len"], given["max_num_seqs"], given["max_num_batched_tokens"]) == (4096, 8, 2048)
+
+
+def test_a_plan_names_the_flags_that_the_chart_makes_of_its_values() -> None:
+    values = {key: value for key, (value, _) in SETTINGS.items() if key in FLAGS}
+    assert {*values, "model"} == set(FLAGS)
+    together: dict[str, Any] = {}
+    for key, value in values.items():
+        head, _, rest = key.partition(".")
+        if rest:
+            together.setdefault(head, {})[rest] = value
+        else:
+            together[head] = value
+    arguments = container(rendered(together))["args"]
+    assert [
+        f"{FLAGS[key]}={value}" for key, value in values.items() if f"{FLAGS[key]}={value}" not in arguments
+    ] == []
