@@ -27,6 +27,8 @@ from tests.servers import TINY, Served, default_model, served
 TIMED = "llama-3.1-8b"
 ONE_CORE = {"pipeline": 1, "tensor": 1, "data": 1}
 TWO_STAGES = {**ONE_CORE, "pipeline": 2}
+LATE_SHARE = 0.01
+"""Of steps more than a millisecond late, as a shared machine has them, up to which clients are compared."""
 LEAD_SECONDS = 0.5
 """Of the host, before the first arrival."""
 
@@ -89,6 +91,7 @@ async def ask(client: httpx.AsyncClient, turn: Turn, at: float, scale: float) ->
         "ignore_eos": True,
         "stream": True,
         "device_metrics": True,
+        "logprobs": 0,  # with them each token is told, also where its text is not a whole character yet
     }
     await asyncio.sleep(at - time.perf_counter())
     sent, came, device = time.perf_counter(), [], {}
@@ -140,15 +143,16 @@ def quantiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def compare(case: Case, server: Served) -> bool:
-    """False where steps were late, so that what clients measured is the host's doing."""
+    """False where so many steps were late that what clients measured is the host's doing."""
     workload = case.workload()
     answers = asyncio.run(play(server.url, list(workload.sessions()), case.scale))
     late, steps = (server.metric(f"corepipe_{name}_total") for name in ("late_steps", "steps"))
     print(f"{case.name}: {late:.0f} of {steps:.0f} steps late")
     same_decisions(case, answers)
-    if late == 0:
+    kept_up = late <= LATE_SHARE * steps
+    if kept_up:
         alike_for_clients(case, workload, answers)
-    return late == 0
+    return kept_up
 
 
 def same_decisions(case: Case, answers: list[Seen]) -> None:
