@@ -34,6 +34,7 @@ bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 
 docs-curves: setup      ## the tables and charts of docs/placement-physics.md
 	$(BIN)/python benchmarks/placement_curves.py
+	$(BIN)/python benchmarks/prediction_table.py
 
 wheel: setup            ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

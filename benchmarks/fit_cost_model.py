@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from corepipe.cli.validate import show, wide_console
+from corepipe.cli.run.validate import show, wide_console
 from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
 from corepipe.planning import rows
 from corepipe.planning.cases import Cases

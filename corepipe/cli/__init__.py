@@ -1,4 +1,4 @@
-"""The `corepipe` command: one file a command.
+"""The `corepipe` command: one file a command, with its flags; `run` has what is heavy to import.
 
 Results go to stdout, progress and logs to stderr.  Exit codes: 0 success, 1 our fault, 2 what the user
 got wrong, 3 it ran and a condition that the user set is not met.

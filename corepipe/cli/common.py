@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from corepipe.errors import UserError
 
 
 def errors() -> Console:
@@ -22,6 +26,29 @@ def errors() -> Console:
 def print_json(result: object) -> None:
     """A command's result for machines, on stdout."""
     typer.echo(json.dumps(result, indent=2))
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Raises UserError where a result cannot be written to `path`: before the work, not after it."""
+    if path is None:
+        return
+    problem = None
+    if not path.parent.is_dir():
+        problem = f"there is no directory {path.parent}"
+    elif path.is_dir():
+        problem = "is a directory"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "may not be written"
+    if problem is not None:
+        raise UserError(f"{flag} {path}: {problem}", flag.lstrip("-"))
+
+
+def write_result(flag: str, path: Path, text: str) -> None:
+    """Writes a file that the user named with `flag`.  Raises UserError where that fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}", flag.lstrip("-")) from error
 
 
 @contextmanager

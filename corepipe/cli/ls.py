@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +48,8 @@ def ls(
 
 def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
     """The server's placement; None where no URL was given and nothing answers at the usual place."""
+    import httpx  # noqa: PLC0415 -- heavy: the other commands do without
+
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
@@ -61,7 +63,7 @@ def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
 
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
-    """A line on the deployment and a row for each core of a replica."""
+    """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
     degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
     timed = placement["timing_model"] or placement["model"]
     console.print(
@@ -76,17 +78,30 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     for limit in placement["host_limits"]:
         console.print(f"[yellow]{limit}[/yellow]")
     cores = Table("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token", box=None)
-    for core in placement["cores"]:
-        cores.add_row(
-            *(str(core[name]) for name in ("core", "stage", "rank")),
-            layer_range(core["layers"]),
-            *(str(core[name]) for name in ("heads", "kv_heads")),
-            f"{sum(core['weight_bytes'].values()) / 1e6:.1f} MB",
-            f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
-        )
+    for (stage, *held), run in groupby(placement["cores"], key=_held):
+        alike = list(run)
+        numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
+        cores.add_row(numbers, stage, ranks, *held)
     console.print(cores)
 
 
-def layer_range(layers: list[int]) -> str:
-    """First and last layer of a core, as `0-14`."""
-    return f"{layers[0]}-{layers[-1]}" if layers else "-"
+def _held(core: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is shown of a core beside its number and rank."""
+    return (
+        str(core["stage"]),
+        span(core["layers"]),
+        *(str(core[name]) for name in ("heads", "kv_heads")),
+        _size(sum(core["weight_bytes"].values())),
+        f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The first and the last of consecutive numbers, as `0-14`."""
+    if not numbers:
+        return "-"
+    return f"{numbers[0]}-{numbers[-1]}" if numbers[0] != numbers[-1] else str(numbers[0])

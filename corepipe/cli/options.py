@@ -68,6 +68,16 @@ ChatTemplate = Annotated[
     Path | None,
     _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),
 ]
+ShutdownTimeout = Annotated[
+    float,
+    _option(
+        "--shutdown-timeout",
+        help="Seconds that answers under way have when the server ends.",
+        panel=SERVER,
+        min=0,
+        max=86_400,
+    ),
+]
 
 Format = Annotated[
     Dtype,

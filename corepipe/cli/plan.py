@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, print_json, progress_bar
-from corepipe.errors import UserError
-from corepipe.models.registry import architecture
-from corepipe.neuron import catalog, profiles
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
-from corepipe.planning import emit_vllm
-from corepipe.planning.bounds import Objectives
-from corepipe.planning.confidence import METRICS, shipped_validation
-from corepipe.planning.emit_helm import helm_values
-from corepipe.planning.emit_vllm import vllm_manifests
-from corepipe.planning.evaluate import Demand
-from corepipe.planning.lengths import Lengths
-from corepipe.planning.plan_report import document, million, percentile_note, reasons
-from corepipe.planning.planner import SPREAD, Inquiry, Market, Plan, Remedy
-from corepipe.planning.planner import plan as make_plan
-from corepipe.planning.planner import remedy as find_remedy
-from corepipe.planning.prices import REGION, Purchase, list_prices, read_prices
-from corepipe.planning.search import Option
-from corepipe.planning.space import Shape, Space
-
-DEFAULT_PROFILE = "vllm-neuron"
-PIPE_WIDTH = 200
-
-UNMET = 3
-"""Exit code where nothing meets the objectives."""
+from corepipe.planning.prices import REGION, Purchase
 
 
 class Emit(StrEnum):
@@ -111,6 +80,7 @@ AsJson = Annotated[bool, _option("--json", help="Print the result as JSON.", pan
 
 
 def plan(
+    ctx: typer.Context,
     model: Model,
     rate: Rate,
     ttft: Ttft = None,
@@ -135,160 +105,6 @@ def plan(
 
     Searches instances, placements, formats and batch limits in virtual time; reads no weights.
     """
-    if emit and as_json:
-        raise UserError("--emit prints a file and --json a document: give one of them", "emit")
-    objectives = Objectives(_seconds("--ttft", ttft), _seconds("--tpot", tpot), percentile, _rate(rate))
-    lengths = Lengths.parse(input_len, "input-len"), Lengths.parse(output_len, "output-len")
-    inquiry = Inquiry(
-        architecture=architecture(model),
-        demand=Demand(*lengths, objectives, requests, seed),
-        space=_space(instance or [], dtype or [], profile or [DEFAULT_PROFILE], emit),
-        market=Market(read_prices(prices) if prices else list_prices(), purchase, region),
-        validation=shipped_validation(),
-        max_model_len=max_model_len,
-        max_error=None if max_error is None else max_error / 100,
-        accepts=emit_vllm.runs if emit is Emit.VLLM_NEURON else _anything,
-        spread=1.0 if emit else SPREAD,
-    )
-    with progress_bar(errors()) as report:
-        found = make_plan(inquiry, report)
-        remedy = None if found.best else find_remedy(found)
-    _show(found, remedy, model, emit, as_json=as_json)
-    if found.best is None:
-        raise typer.Exit(UNMET)
+    from corepipe.cli.run.plan import run  # noqa: PLC0415 -- heavy: the other commands do without
 
-
-def _space(instances: list[str], formats: list[options.Dtype], stacks: list[str], emit: Emit | None) -> Space:
-    """What may be chosen; vLLM on Neuron computes whole prompts, one at a time."""
-    named = {catalog.instance(name).name for name in instances}
-    chosen = tuple(i for i in INSTANCES if not named or i.name in named)
-    given = tuple(FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
-    space = Space(chosen, given, tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks)))
-    return replace(space, batched_tokens=()) if emit is Emit.VLLM_NEURON else space
-
-
-def _anything(_shape: Shape) -> bool:
-    return True
-
-
-def _rate(rate: float) -> float:
-    if not 0 < rate < inf:
-        raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
-    return rate
-
-
-def _seconds(flag: str, text: str | None) -> float | None:
-    """Reads 500ms or 0.5s.  Raises UserError for anything else."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)", text.strip())
-    seconds = float(match[1]) / (1e3 if match[2] == "ms" else 1) if match else 0.0
-    if not seconds > 0:
-        raise UserError(f"{flag} {text}: give a time with its unit, as 500ms or 0.5s", flag.lstrip("-"))
-    return seconds
-
-
-def _show(plan: Plan, remedy: Remedy | None, model: str, emit: Emit | None, *, as_json: bool) -> None:
-    if as_json:
-        print_json(document(plan, remedy))
-        return
-    _print(errors() if emit else _console(), plan, remedy)
-    if emit and plan.best:
-        typer.echo(_emitted(plan, plan.best, model, emit), nl=False)
-
-
-def _console() -> Console:
-    """Standard output; in a pipe, lines are as long as they need to be."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
-
-
-def _emitted(plan: Plan, best: Option, model: str, emit: Emit) -> str:
-    notes = [f"{plan.inquiry.architecture.name}: {_sentence(plan, best)}", *_doubts(plan, best)]
-    if emit is Emit.VLLM_NEURON:
-        return vllm_manifests(model, best.deployment, notes)
-    weights = Path(model).is_dir() or Path(model).suffix == ".gguf"
-    return helm_values(model, weights=weights, deployment=best.deployment, notes=notes)
-
-
-def _print(console: Console, plan: Plan, remedy: Remedy | None) -> None:
-    found = plan.found
-    if plan.best:
-        console.print(f"[bold]{_sentence(plan, plan.best)}[/bold]")
-        for doubt in _doubts(plan, plan.best):
-            console.print(doubt)
-        console.print(_options(plan, plan.front, "latency against cost (emulated)"))
-        if plan.tied:
-            console.print(_options(plan, plan.tied, "tied with the choice: within the validation error"))
-    else:
-        _print_unmet(console, plan, remedy)
-    _print_failures(console, plan)
-    console.print(
-        f"[dim]{found.configurations} configurations, {found.simulations} simulated; "
-        f"prices: {plan.inquiry.market.purchase}, {plan.inquiry.market.region}[/dim]"
-    )
-
-
-def _sentence(plan: Plan, option: Option) -> str:
-    outcome = option.outcome
-    return (
-        f"{option.deployment} at {option.price:.4g} $/h (emulated): TTFT {_ms(outcome.ttft)} ms, "
-        f"TPOT {_ms(outcome.tpot)} ms at p{plan.inquiry.demand.objectives.percentile:g}, "
-        f"{million(plan, option):.3g} $ for a million output tokens"
-    )
-
-
-def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-
-
-def _doubts(plan: Plan, option: Option) -> list[str]:
-    """How sure the figures are, and where the price is from."""
-    shape, known = option.deployment.candidate.shape, plan.inquiry.validation
-    sure = {figure: known.of(figure, shape) for figure in METRICS}
-    parts = ", ".join(f"{figure} {confidence}" for figure, confidence in sure.items())
-    bases = "; ".join(dict.fromkeys(c.basis for c in sure.values() if c.error is not None))
-    return [
-        f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
-        f"price: {plan.prices[shape.instance].source}",
-    ]
-
-
-def _options(plan: Plan, options: Sequence[Option], title: str) -> Table:
-    table = Table("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms", "deployment", title=title, box=None)
-    table.title_justify = "left"
-    for option in options:
-        outcome = option.outcome
-        latencies = (outcome.ttft, outcome.tpot, outcome.latency)
-        table.add_row(
-            f"{option.price:.4g}",
-            f"{million(plan, option):.3g}",
-            *map(_ms, latencies),
-            str(option.deployment),
-        )
-    return table
-
-
-def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
-    console.print("[bold]Nothing meets the objectives.[/bold]")
-    if plan.nearest is not None:
-        console.print(f"nearest: {plan.nearest.shape}: {plan.nearest.failure.text}")
-    if remedy is not None:
-        asked = remedy.objectives
-        flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
-        changed = " ".join(f"{flag} {value * 1e3:g}ms" for flag, value in flags.items() if value)
-        console.print(f"{changed} would be met by {_sentence(plan, remedy.option)}")
-
-
-def _print_failures(console: Console, plan: Plan) -> None:
-    table = Table("instance", "fails by", "of", "nearest", title="what fails", box=None)
-    table.title_justify = "left"
-    for instance, reason, count, nearest in reasons(plan):
-        table.add_row(instance, reason, str(count), nearest)
-    if table.row_count:
-        console.print(table)
-    if plan.unpriced:
-        console.print(
-            f"left out, without a price: {', '.join(plan.unpriced)} ({plan.inquiry.market.purchase})"
-        )
+    run(ctx.params)

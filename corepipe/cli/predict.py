@@ -8,11 +8,6 @@ from typing import Annotated
 import typer
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, progress_bar
-from corepipe.neuron.profiles import profile as find_profile
-from corepipe.planning.cases import Cases
-from corepipe.planning.predict import Predictor
-from corepipe.planning.rows import read, write
 
 Rows = Annotated[Path, typer.Argument(help="A CSV file with a row for each figure.", dir_okay=False)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Write the rows here, with predictions.")]
@@ -23,17 +18,6 @@ def predict(rows: Rows, output: Output, profile: options.Profile = None) -> None
 
     `predicted` is empty where nothing can be said; `reason` says why, or what a figure must be read with.
     """
-    chosen = find_profile(profile) if profile else None
-    table = read(rows)
-    predictor = Predictor(cases=Cases(chosen))
-    written: list[dict[str, str]] = []
-    with progress_bar(errors()) as report:
-        for number, row in enumerate(table.rows):
-            report("predicting", number / len(table.rows))
-            found = predictor.predict(row)
-            value = "" if found.value is None else f"{found.value:.6g}"
-            written.append({**row, "predicted": value, "reason": found.reason})
-    columns = [name for name in table.columns if name not in {"predicted", "reason"}]
-    write(output, [*columns, "predicted", "reason"], written)
-    done = sum(bool(row["predicted"]) for row in written)
-    errors().print(f"{done} of {len(written)} rows are predicted; written to {output}")
+    from corepipe.cli.run.predict import run  # noqa: PLC0415 -- heavy: the other commands do without
+
+    run(rows, output, profile)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
-from pydantic import BaseModel
 
 from corepipe.cli import options
 from corepipe.errors import UserError
 from corepipe.models import hub
-from corepipe.serving.config import EngineConfig, ServerConfig, validated
+
+if TYPE_CHECKING:  # heavy
+    from pydantic import BaseModel
 
 
 def serve(
@@ -23,6 +25,7 @@ def serve(
     insecure: options.Insecure = False,
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
+    shutdown_timeout: options.ShutdownTimeout = 5.0,
     dtype: options.Format = options.Dtype.INT8,
     max_model_len: options.MaxModelLen = None,
     seed: options.Seed = 0,
@@ -50,13 +53,15 @@ def serve(
 
     Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (93 MB).
     """
+    # Heavy: the other commands do without.
+    from corepipe.cli.launch import launch  # noqa: PLC0415
+    from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
+
     chosen = hub.DEFAULT_MODEL if model is None else model
     given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
     given |= {"chat_template": _text(chat_template), "api_key": api_key or []}
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
-    from corepipe.cli.launch import launch  # noqa: PLC0415 -- heavy: other commands do without the server
-
     launch(engine, server)
 
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.serve import config_fields, flag_of
-from corepipe.errors import UserError
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import FORMS, Lengths
-from corepipe.planning.plot import page
-from corepipe.planning.report import LATENCIES, NO_SLO, Report, Slo
-from corepipe.planning.simulate import SimulationConfig
-from corepipe.planning.simulate import simulate as run
-from corepipe.planning.traces import trace_workload, write_trace
-from corepipe.planning.workload import PrefixTree, Synthetic, Workload
-from corepipe.serving.config import EngineConfig, validated
+from corepipe.planning.lengths import FORMS
 
 WORKLOAD, RESULT = "Workload", "Result"
 
@@ -31,6 +17,7 @@ DEFAULT_USERS = 8
 """Of a closed loop, where neither a rate, users nor a trace is given: no deployment is overrun."""
 
 DEFAULT_REQUESTS = 500
+INPUT_LEN, OUTPUT_LEN = "512", "128"
 
 
 class Arrival(StrEnum):
@@ -156,8 +143,8 @@ def simulate(
     think_time: Think = 0.0,
     requests: Requests = None,
     duration: Duration = None,
-    input_len: InputLen = "512",
-    output_len: OutputLen = "128",
+    input_len: InputLen = INPUT_LEN,
+    output_len: OutputLen = OUTPUT_LEN,
     prefix_tree: Prefixes = None,
     turns: Turns = 1,
     trace: Trace = None,
@@ -173,170 +160,6 @@ def simulate(
 
     Runs the server's own scheduler in virtual time; reads no weights.
     """
-    config = SimulationConfig(
-        validated(EngineConfig, config_fields(EngineConfig, ctx.params), flag_of),
-        Slo.parse(slo) if slo else NO_SLO,
-    )
-    workload = _workload(ctx.params)
-    if write_trace is not None:
-        _write_trace(write_trace, workload, trace_format)
-        return
-    _check_writable(output, plot)
-    with progress_bar(errors()) as progress:
-        report = run(config, workload, progress)
-    _show(report, output, plot, as_json=as_json)
+    from corepipe.cli.run.simulate import run  # noqa: PLC0415 -- heavy: the other commands do without
 
-
-def _workload(given: dict[str, Any]) -> Workload:
-    """What the flags describe.  Raises UserError for flags that contradict each other."""
-    if given["trace"] is not None:
-        return _traced(given)
-    rate, users, requests = given["rate"], given["users"], given["requests"]
-    if rate is not None and users is not None:
-        raise UserError("--rate is an open loop and --users a closed one: give one of them", "rate")
-    if rate is None and users is None:
-        users = DEFAULT_USERS
-    if requests is None and given["duration"] is None:
-        requests = DEFAULT_REQUESTS
-    return Synthetic(
-        Lengths.parse(given["input_len"], "input-len"),
-        Lengths.parse(given["output_len"], "output-len"),
-        requests,
-        given["duration"],
-        None if rate is None else Arrivals(rate, given["arrival"].value, given["burstiness"]),
-        users,
-        given["turns"],
-        given["think_time"],
-        PrefixTree.parse(given["prefix_tree"]) if given["prefix_tree"] else PrefixTree(),
-        given["seed"],
-    ).workload()
-
-
-def _traced(given: dict[str, Any]) -> Workload:
-    excluded = {"rate": None, "users": None, "prefix_tree": None, "turns": 1, "think_time": 0.0}
-    for name, absent in excluded.items():
-        if given[name] != absent:
-            flag = flag_of(name)
-            raise UserError(
-                f"{flag}: a trace has its own requests and times; leave out {flag} or --trace", name
-            )
-    schema = given["trace_format"]
-    return trace_workload(given["trace"], schema and schema.value, given["requests"], given["duration"])
-
-
-def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> None:
-    if schema is None:
-        raise UserError("--write-trace needs --trace-format mooncake, azure or burstgpt", "trace_format")
-    count = write_trace(path, workload, schema.value)
-    errors().print(f"{count} requests in {path}")
-
-
-def _check_writable(output: Path | None, plot: Path | None) -> None:
-    """Before the work, not after it."""
-    if plot is not None and plot.suffix not in {".html", ".htm"}:
-        raise UserError(
-            f"--plot {plot}: plots are HTML pages; call it {plot.with_suffix('.html').name}", "plot"
-        )
-    for flag, path in (("--output", output), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"{flag} {path}: there is no directory {path.parent}", flag.lstrip("-"))
-
-
-def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool) -> None:
-    if output is not None:
-        output.write_text(report.to_json() + "\n", encoding="utf-8")
-    if plot is not None:
-        plot.write_text(page(report), encoding="utf-8")
-    if as_json:
-        typer.echo(report.to_json())
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for line in _headline(report):
-        console.print(line)
-    console.print(_latencies(report))
-    console.print(_facts(report))
-
-
-def _headline(report: Report) -> Iterator[str]:
-    placed = report.deployment
-    degrees = ", ".join(f"{name} {placed[name]}" for name in ("pipeline", "tensor", "data"))
-    yield (
-        f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
-        f"{placed['runtime_profile']}): {degrees}"
-    )
-    yield f"[dim]{placed['reason']}[/dim]"
-    yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
-    if report.rejected["overloaded"]:
-        yield f"{report.rejected['overloaded']} found the queue full (--max-num-queued-reqs)"
-    if report.rejected["invalid"]:
-        yield (
-            f"{report.rejected['invalid']} were too long for --max-model-len {placed['max_model_len']} or "
-            "the KV blocks"
-        )
-
-
-LABELS = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "between tokens",
-    "e2e": "end to end",
-    "queue": "in the queue",
-}
-
-
-def _latencies(report: Report) -> Table:
-    table = Table("milliseconds", box=None)
-    for column in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(column, justify="right")
-    for name in LATENCIES:
-        quantiles = getattr(report, name)
-        if quantiles is not None:
-            table.add_row(LABELS[name], *(f"{value:,.1f}" for value in quantiles.scaled(1e3).values()))
-    return table
-
-
-def _facts(report: Report) -> Table:
-    table = Table("", "", box=None, show_header=False)
-    for label, text in (*_rates(report), *_device(report)):
-        table.add_row(label, text)
-    return table
-
-
-def _rates(report: Report) -> Iterator[tuple[str, str]]:
-    rates = report.throughput
-    yield (
-        "throughput",
-        f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
-        f"{rates.total_tokens:,.1f} tokens/s",
-    )
-    if report.slo != NO_SLO:
-        share = report.good / report.sent if report.sent else 0.0
-        yield "goodput", f"{rates.good_requests:.2f} requests/s meet the objectives: {share:.1%}"
-    dollars = report.dollars_per_million_output_tokens
-    if dollars is not None:
-        yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
-
-
-def _device(report: Report) -> Iterator[tuple[str, str]]:
-    usage = report.usage
-    yield "queue", f"{usage.waiting_mean:.1f} waiting on average, {usage.waiting_max} at most"
-    yield (
-        "KV cache",
-        f"{usage.kv_mean:.0%} held on average, {usage.kv_peak:.0%} at most, of {usage.kv_blocks} blocks",
-    )
-    if usage.preemptions:
-        yield "preemptions", f"{usage.preemptions}"
-    if usage.prefix_queries:
-        found = usage.prefix_hits / usage.prefix_queries
-        yield "prefix cache", f"{found:.1%} of prompt tokens found"
-    yield (
-        "batches",
-        f"{usage.batch_mean:.1f} sequences on average, {usage.padding:.1%} of the rows are padding",
-    )
-    stages = report.deployment["pipeline"]
-    if stages != 1:
-        yield "pipeline", f"{usage.fill:.0%} of the time all stages busy, {usage.occupancy:.0%} on average"
-    engines = ", ".join(f"{name} {share:.0%}" for name, share in usage.engines.items() if share >= 0.005)
-    yield "cores", f"{usage.busy:.0%} busy; of that {engines}"
-    bound = ", ".join(f"{name} {share:.0%}" for name, share in usage.bound.items() if share >= 0.005)
-    yield "bottleneck", f"{usage.bottleneck} ({bound})"
+    run(ctx.params)

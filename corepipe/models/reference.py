@@ -37,7 +37,7 @@ What the Graphs of these families leave out, or have in a simpler form:
 - OLMo 2 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone; its context is source and target together.
 - Encoders give what the base model gives: a vector a sequence where it has a pooler, otherwise one a token.
-  `"head": "masked-lm"` in a config asks for the logits of every token (the names with `-mlm`).
+  `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
 - Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; the format is the
   one that is asked for.
 """

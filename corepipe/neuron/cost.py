@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Axis, Graph, Op, WeightRole
+from corepipe.neuron.graph import Axis, Graph, Op, Rows, WeightRole
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.opcost import op_cost
-from corepipe.neuron.ops import AllGather, Linear, Receive
+from corepipe.neuron.ops import AllGather, Linear, PatchEmbed, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -91,6 +91,7 @@ class CostModel:
         self._programs = programs
         self._longest = longest or programs[0].max_positions
         self._vocabulary = _vocabulary(programs)
+        self._returned = _returned(programs)
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
@@ -175,6 +176,11 @@ class CostModel:
             return 0.0
         logits = self.padded(shape).logit_rows * self._vocabulary
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
+
+    def output_seconds(self, shape: StepShape) -> float:
+        """Time to copy to the host what a model returns that is run once over its input."""
+        rows, size = self._returned
+        return shape.count(rows) * size / HOST_LINK_BYTES_PER_SECOND
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
@@ -261,6 +267,18 @@ def _vocabulary(programs: Sequence[Program]) -> int:
     last = programs[-1].ops[-1]
     vocab = isinstance(last, Linear | AllGather) and last.out.axis is Axis.VOCAB
     return last.out.width if vocab else 0
+
+
+def _returned(programs: Sequence[Program]) -> tuple[Rows, int]:
+    """What a model returns that is run once: of which rows, and bytes of each.
+
+    Logits where the graph ends in them; otherwise the last hidden state of every token, or of an image its
+    one vector, as the base models and the classifiers of images in Hugging Face's transformers do.
+    """
+    last = programs[-1].ops[-1]
+    image = any(isinstance(op, PatchEmbed) for op in programs[0].ops)
+    rows = last.out.rows if image or last.out.axis is Axis.VOCAB else Rows.TOKENS
+    return rows, last.out.width * programs[-1].format.compute.bytes
 
 
 def _matrix_bytes(programs: Sequence[Program]) -> list[int]:

@@ -76,7 +76,7 @@ PASSES: Mapping[type[Op], Passes] = MappingProxyType(
         Scale: Passes(one=1),
     }
 )
-SOFTMAX = Passes(one=2, two=1, scalar=1)  # maximum, transposed; plus the mask; exponentials
+SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 COMBINE = Passes(two=2)  # an expert's result times its weight, and added
 
 

@@ -13,6 +13,7 @@ from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import Axis, DType, Format, Graph
 from corepipe.neuron.hardware import GIB, Instance
+from corepipe.neuron.ops import Linear, PatchEmbed
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
@@ -26,7 +27,7 @@ from corepipe.planning.rows import (
     number_format,
     text,
 )
-from corepipe.planning.stacks import profile_of
+from corepipe.planning.stacks import ENCODERS, profile_of
 
 DEFAULT_ENCODER_TOKENS = 128
 """Tokens of a text that an encoder reads, where a row does not say: that of all published rows that do."""
@@ -38,7 +39,8 @@ class Case:
 
     place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
-    compiled for.  encodes: the model is run once over its input, and its output head is left out.
+    compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
+    is then left out.
     """
 
     model: str
@@ -52,6 +54,7 @@ class Case:
     outputs: int
     longest: int
     encodes: bool
+    causal: bool
 
     @property
     def placement(self) -> Placement:
@@ -74,14 +77,16 @@ class Cases:
         """The case of a row.  Raises Unpredictable, or UserError for a model or an instance."""
         degrees_ = degrees(row)
         batch = count(row, "batch_size", 1) or 1
+        model, task = text(row, "model"), text(row, "task").lower()
         profile = self._profile or profile_of(row, batch, degrees_)
         machine = _instance(row, degrees_)
         fmt = _native(number_format(row), machine)
-        model = text(row, "model")
-        encodes = not self._graph(model, fmt).causal or text(row, "task").lower() == "encoder"
-        lengths = _lengths(row, encodes)
+        graph = self._graph(model, fmt)
+        encodes = not graph.causal or task in ENCODERS
+        image = any(isinstance(op, PatchEmbed) for op in graph.ops)
+        lengths = (graph.max_positions, 0, graph.max_positions) if image else _lengths(row, encodes)
         place = (machine.name, machine.lnc)
-        return Case(model, place, machine, fmt, degrees_, profile, batch, *lengths, encodes)
+        return Case(model, place, machine, fmt, degrees_, profile, batch, *lengths, encodes, graph.causal)
 
     def cost(self, case: Case, constants: Mapping[str, Constants] | None = None) -> CostModel:
         """The case's cost model, with its profile's constants or those given.  Raises Unpredictable where
@@ -118,7 +123,9 @@ class Cases:
 
     def _compile(self, model: str, fmt: Format, placement: Placement, encodes: bool) -> tuple[Program, ...]:
         graph = self._graph(model, fmt)
-        return compile_for_timing(_headless(graph) if encodes and graph.causal else graph, placement)
+        wanted = _headless(graph) if encodes and graph.causal else graph
+        finer = placement.pipeline > graph.num_layers and not wanted.causal
+        return compile_for_timing(_finer(wanted) if finer else wanted, placement)
 
 
 def _graph(model: str, fmt: Format) -> Graph:
@@ -128,6 +135,20 @@ def _graph(model: str, fmt: Format) -> Graph:
 def _headless(graph: Graph) -> Graph:
     """The graph up to its last hidden state."""
     return replace(graph, ops=tuple(op for op in graph.ops if op.out.axis is not Axis.VOCAB))
+
+
+def _finer(graph: Graph) -> Graph:
+    """The graph with a part for each of its matrices instead of for each layer.
+
+    NeuronCore Pipeline cuts within layers where it has more cores than there are layers
+    (about-neuron/arch/neuron-features/neuroncore-pipeline.rst).
+    """
+    parts, ops = 0, []
+    for op in graph.ops:
+        inside = 0 <= op.layer < graph.num_layers
+        parts += inside and isinstance(op, Linear)
+        ops.append(replace(op, layer=max(0, parts - 1)) if op.layer >= 0 else op)
+    return replace(graph, ops=tuple(ops), num_layers=max(1, parts))
 
 
 def _instance(row: Raw, cut: Degrees) -> Instance:

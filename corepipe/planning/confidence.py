@@ -19,7 +19,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "tpot": ("tpot", "itl", "per_token_latency"),
     "throughput": ("output_throughput", "total_throughput"),
 }
-"""A plan's figures -> metrics of the measurements that they are validated with."""
+"""A plan's figures -> metrics of the measurements that they are validated with, the figure itself first."""
 
 MEDIAN = 50.0
 NOT_VALIDATED = "not validated"
@@ -37,7 +37,9 @@ class Confidence:
 
 
 class Validation:
-    """The cells of a cross-validation: objects with metric, instance, profile, validated, n and median."""
+    """The cells of a cross-validation: objects with the fields of `score.Cell`.
+
+    No figure is surer than its measurements are exact (`noise`)."""
 
     def __init__(self, cells: Sequence[Mapping[str, object]]) -> None:
         self._cells = [cell for cell in cells if cell["validated"]]
@@ -48,9 +50,10 @@ class Validation:
         cells = [c for c in self._cells if c["metric"] in METRICS[figure] and _version(c) == version]
         if not cells:
             return Confidence(None, f"{NOT_VALIDATED} on {shape.instance.partition('.')[0]}")
-        best = max(cells, key=lambda c: (_nearness(c, shape), c["n"]))
+        order = METRICS[figure].index
+        best = max(cells, key=lambda c: (_nearness(c, shape), -order(str(c["metric"])), c["n"]))
         basis = f"median of {best['n']} measurements, {best['instance']}, profile {best['profile']}"
-        return Confidence(float(str(best["median"])), basis)
+        return Confidence(max(float(str(best[name])) for name in ("median", "noise")), basis)
 
     def worst(self, shape: Shape) -> Confidence:
         """The figure of a shape that is known least well."""

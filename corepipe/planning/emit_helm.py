@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 from types import MappingProxyType
 
 from corepipe.planning.space import BLOCK_SIZE, Deployment
+
+LEAST_DRAIN, MOST_DRAIN = 5, 86_400
+"""Seconds: the default of `--shutdown-timeout`, and the most that it takes."""
 
 FLAGS: Mapping[str, str] = MappingProxyType(
     {
@@ -23,6 +28,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "clock": "--clock",
         "profile": "--profile",
         "policy": "--policy",
+        "drainSeconds": "--shutdown-timeout",
         "batching.maxModelLen": "--max-model-len",
         "batching.maxNumSeqs": "--max-num-seqs",
         "batching.maxNumBatchedTokens": "--max-num-batched-tokens",
@@ -32,28 +38,39 @@ FLAGS: Mapping[str, str] = MappingProxyType(
 """Key in the values file -> flag of `corepipe serve`."""
 
 
-def helm_values(model: str, *, weights: bool, deployment: Deployment, notes: Sequence[str]) -> str:
-    """The values file as YAML.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the pods serve, as `corepipe plan` was told.
 
-    `weights`: whether `model` can be loaded and served itself; otherwise the default model answers, at the
-    pace and within the memory of `model`.  `notes` become comments at its head.
+    weights: whether `model` can be loaded and served itself; otherwise the default model answers, at the pace
+    and within the memory of `model`.  profile: a name, or a file.  answer_seconds: of the slowest requests.
     """
-    values = {"replicas": deployment.instances, **_values(model, deployment, weights=weights)}
+
+    model: str
+    weights: bool
+    profile: str
+    answer_seconds: float
+
+
+def helm_values(served: Served, deployment: Deployment, notes: Sequence[str]) -> str:
+    """The values file as YAML; `notes` become comments at its head."""
+    values = {"replicas": deployment.instances, **_values(served, deployment)}
     return "\n".join([*(f"# {note}" for note in notes), *_lines(values), ""])
 
 
-def _values(model: str, deployment: Deployment, *, weights: bool) -> dict[str, object]:
+def _values(served: Served, deployment: Deployment) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     place = shape.placement
     return {
-        "model": model if weights else None,
-        "timingModel": None if weights else model,
+        "model": served.model if served.weights else None,
+        "timingModel": None if served.weights else served.model,
         "instance": shape.instance,
         "placement": {"pipeline": place.pipeline, "tensor": place.tensor, "data": place.data},
         "format": shape.format.name,
         "clock": "device",
-        "profile": shape.profile.name,
+        "profile": served.profile,
         "policy": shape.profile.policy,
+        "drainSeconds": min(max(LEAST_DRAIN, ceil(served.answer_seconds)), MOST_DRAIN),
         "batching": {
             "maxModelLen": limits.max_model_len,
             "maxNumSeqs": limits.max_num_seqs,

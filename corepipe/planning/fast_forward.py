@@ -23,17 +23,19 @@ WORTHWHILE = 2
 """Fewer steps than this are not run through."""
 
 
-def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> None:
-    """Runs each lane on its own to `until` at most, as far as it only repeats itself."""
+def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> bool:
+    """Runs each lane on its own to `until` at most, as far as it only repeats itself; whether any did."""
+    moved = False
     for lane in lanes:
         cruise = Cruise.of(lane, record)
         if cruise is not None:
             while cruise.can_move(until):
                 cruise.move()
-            cruise.end()
+            moved |= cruise.end()
+    return moved
 
 
-def fast_forward_together(lanes: Sequence[Lane], until: float, record: Record) -> None:
+def fast_forward_together(lanes: Sequence[Lane], until: float, record: Record) -> bool:
     """As `fast_forward`, but no lane gets beyond the moment at which another one does something new."""
     cruises = []
     for lane in lanes:
@@ -47,8 +49,8 @@ def fast_forward_together(lanes: Sequence[Lane], until: float, record: Record) -
         if not first.can_move(until):
             break
         first.move()
-    for cruise in cruises:
-        cruise.end()
+    moved = [cruise.end() for cruise in cruises]
+    return any(moved)
 
 
 @dataclass(slots=True)
@@ -93,10 +95,14 @@ class Cruise:
     @classmethod
     def of(cls, lane: Lane, record: Record) -> Cruise | None:
         """None where there is nothing to run through."""
-        shapes = [flight.step.shape for _, flight in lane.flights]
-        scheduler = lane.engine.scheduler
-        if any(s.rows > s.sequences for s in shapes) or sum(s.sequences for s in shapes) != scheduler.running:
-            return None  # what the scheduler would say, at less expense
+        scheduler, sequences = lane.engine.scheduler, 0
+        for _, flight in lane.flights:
+            shape = flight.step.shape
+            if shape.rows > shape.sequences:
+                return None  # what the scheduler would say, at less expense
+            sequences += shape.sequences
+        if not sequences or sequences != scheduler.running:
+            return None
         rotation = scheduler.rotation([flight.step.batch for _, flight in lane.flights])
         if rotation is None or rotation.most < WORTHWHILE:
             return None
@@ -122,10 +128,10 @@ class Cruise:
         self._moves += 1
         self.next_move = self._plan(group.timing.accepts_at)
 
-    def end(self) -> None:
-        """Leaves the lane as if every move had been made for itself."""
+    def end(self) -> bool:
+        """Leaves the lane as if every move had been made for itself; whether any was."""
         if self._moves == 0:
-            return
+            return False
         batches = self._lane.engine.scheduler.advance(self._rotation, self._moves)
         self._lane.flights.clear()
         for group, batch in zip(self._groups, batches, strict=True):
@@ -135,6 +141,7 @@ class Cruise:
                 self._record.repeated(group.requests, group.landed_at)
         self._lane.accepts_at = self._groups[-1].timing.accepts_at
         self._lane.stirred = True
+        return True
 
     def _plan(self, accepts_at: float) -> float | None:
         if self._moves == self._rotation.most:

@@ -6,14 +6,14 @@ As guidellm measures them: for a set time, and only what has ended by then count
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.timeline import Timeline
-from corepipe.planning.arrivals import Arrivals
+from corepipe.planning.arrivals import ArrivalKind, Arrivals
 from corepipe.planning.cases import Case
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.rows import Raw, Unpredictable, count, number, text
@@ -34,6 +34,14 @@ INPUT_SPREAD, OUTPUT_SPREAD = 0.10, 0.08
 BLOCK = 32
 """Positions in a KV block."""
 
+ALONE = frozenset({"synchronous", "sequential"})
+CONSTANT = frozenset({"constant", "uniform", "fixed"})
+OPEN = CONSTANT | {"poisson", "asynchronous", "async", "open", "rate"}
+CLOSED = frozenset({"", "throughput", "concurrent", "concurrency", "closed", "closed-loop"})
+BURSTS = frozenset({"burst", "batch"})
+"""What `arrival` may say: one request after another, at a rate, so many users, all at once."""
+
+MOST_BATCH = 4096
 MOST_USERS = 1024
 MOST_RATE = 100.0
 MOST_OUTPUTS = 16384
@@ -42,10 +50,12 @@ MOST_OUTPUTS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who sends: `users` in a closed loop, or `rate` requests a second."""
+    """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`."""
 
     users: int | None
     rate: float | None
+    kind: ArrivalKind = "poisson"
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +71,37 @@ class Served:
 
 
 def load(row: Raw) -> Load:
-    """`arrival`, `users` and `rate`.  Raises Unpredictable where they say too little."""
+    """`arrival`, `users` and `rate`.  Raises Unpredictable where they say too little.
+
+    Without `arrival` a rate means Poisson arrivals, users alone a closed loop; beside a rate, `users` is the
+    most that the benchmark would have kept open, and does not count.
+    """
     arrival = text(row, "arrival").lower()
     users, rate = count(row, "users", 0), number(row, "rate")
-    match arrival:
-        case "synchronous" | "sequential":
-            return Load(1, None)
-        case "poisson" | "asynchronous" | "constant":
-            if rate is None:
-                raise Unpredictable("a row with Poisson arrivals needs its rate")
-            if rate > MOST_RATE:
-                raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")
-            return Load(None, rate)
-        case "throughput" | "concurrent" | "closed" | "":
-            if not users:
-                raise Unpredictable("a row under load needs its users, or arrival poisson and a rate")
-            if users > MOST_USERS:
-                raise Unpredictable(f"users must be up to {MOST_USERS}, not {users}")
-            return Load(users, None)
-        case _:
-            raise Unpredictable(f"arrival {arrival!r:.40} is not synchronous, poisson or throughput")
+    if rate is not None and rate > MOST_RATE:
+        raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")
+    if users > MOST_USERS:
+        raise Unpredictable(f"users must be up to {MOST_USERS}, not {users}")
+    if arrival in ALONE:
+        return Load(1, None)
+    if arrival in OPEN or (not arrival and rate is not None):
+        if rate is None:
+            raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
+        return Load(None, rate, kind="constant" if arrival in CONSTANT else "poisson")
+    if arrival in CLOSED or arrival in BURSTS:
+        if not users:
+            raise Unpredictable("a row under load needs its users, or its rate")
+        return Load(users, None, once=arrival in BURSTS)
+    known = ", ".join(sorted((ALONE | OPEN | CLOSED | BURSTS) - {""}))
+    raise Unpredictable(f"arrival {arrival!r:.40} is none of {known}")
 
 
 def serve(case: Case, cost: CostModel, offered: Load) -> Served:
     """Plays the load on all replicas of the case.  Raises Unpredictable for one that is too long."""
     if case.outputs > MOST_OUTPUTS:
         raise Unpredictable(f"under load output_len must be up to {MOST_OUTPUTS}, not {case.outputs}")
+    if case.batch > MOST_BATCH:
+        raise Unpredictable(f"under load batch_size must be up to {MOST_BATCH}, not {case.batch}")
     limits = SchedulerConfig(
         num_blocks=case.batch * -(-case.longest // BLOCK),
         block_size=BLOCK,
@@ -100,7 +115,7 @@ def serve(case: Case, cost: CostModel, offered: Load) -> Served:
     timelines = [Timeline(cost) for _ in range(case.degrees.data)]
     run = Simulation(limits, policy(case.profile.policy), timelines, _workload(case, offered)).run()
     requests, (gaps, counts) = run.requests, run.gaps
-    ended = requests["last_at"] <= MEASURED_SECONDS
+    ended = requests["last_at"] <= (inf if offered.once else MEASURED_SECONDS)
     if not ended.any():
         raise Unpredictable(f"no request ends within {MEASURED_SECONDS:g} s")
     found = {name: values[ended] for name, values in requests.items()}
@@ -119,8 +134,9 @@ def _workload(case: Case, offered: Load) -> Workload:
     return Synthetic(
         input_len=_around(case.inputs, INPUT_SPREAD, case.longest - case.outputs),
         output_len=_around(case.outputs, OUTPUT_SPREAD, case.longest - case.inputs),
-        duration=MEASURED_SECONDS,
-        arrivals=None if offered.rate is None else Arrivals(offered.rate),
+        requests=offered.users if offered.once else None,
+        duration=None if offered.once else MEASURED_SECONDS,
+        arrivals=None if offered.rate is None else Arrivals(offered.rate, offered.kind),
         users=offered.users,
     ).workload()
 

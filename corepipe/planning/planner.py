@@ -182,6 +182,9 @@ def _max_model_len(inquiry: Inquiry) -> int:
             "input_len",
         )
     given = inquiry.max_model_len or min(most, 1 << (needed - 1).bit_length())
+    if given > most:
+        message = f"--max-model-len {given}: {inquiry.architecture.name} takes {most}; use at most that"
+        raise UserError(message, "max_model_len")
     if given < needed:
         message = f"--max-model-len {given}: requests have up to {needed} tokens; use at least that"
         raise UserError(message, "max_model_len")

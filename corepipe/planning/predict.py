@@ -96,6 +96,8 @@ class Predictor:
             return Prediction(None, str(error), profile)
         except UserError as error:
             return Prediction(None, str(error).splitlines()[0], profile)
+        except OSError as error:  # a name that no file can have, or a file that cannot be read
+            return Prediction(None, f"model or profile: {error.strerror}", profile)
 
     def ask(self, row: Raw) -> Asked:
         """What a row asks for.  Raises Unpredictable, or UserError."""
@@ -132,15 +134,25 @@ class Predictor:
         return serve(case, self._cases.cost(case, self._constants), offered)
 
     def _encode(self, case: Case) -> Pass:
-        """One batch after the other on each replica; in a pipeline each stage has another one."""
+        """Batches on each replica: one after the other, or with several in flight each in its turn.
+
+        While the cores work on one batch, the host copies the results of another, if there is another.
+        """
         cost = self._cases.cost(case, self._constants)
-        tokens = case.batch * case.inputs
-        shape = StepShape.of([(0, case.inputs)] * case.batch, tokens if case.encodes else case.batch)
-        host = case.profile.host_seconds
-        seconds = host + cost.latency(shape) + cost.sampling_seconds(shape)
-        step = seconds if cost.stages == 1 else max(host, *cost.stage_seconds(shape))
+        shape = _whole(case)
+        host = case.profile.host_seconds + cost.output_seconds(shape)
+        alone = host + cost.latency(shape)
         workers = case.profile.workers
-        return Pass(seconds * workers, case.degrees.data / step, case.batch)
+        if cost.stages == 1 and workers == 1:
+            return Pass(alone, case.degrees.data / alone, case.batch)
+        step = max(host, *cost.stage_seconds(shape))
+        return Pass(max(alone, workers * step), case.degrees.data / step, case.batch)
+
+
+def _whole(case: Case) -> StepShape:
+    """A batch of whole inputs; a decoder that is used as an encoder gives a vector for every token."""
+    every = case.encodes and case.causal
+    return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
 
 
 def _prefill(cost: CostModel, case: Case) -> float:

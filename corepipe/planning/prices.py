@@ -90,9 +90,9 @@ class PriceList:
             return
         regions = sorted({where for _, _, where in self._prices})
         if region not in regions:
-            near = difflib.get_close_matches(region, regions, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(region, regions, n=1) or regions
             raise UserError(
-                f"--region {region}: {self._origin} has no prices there; use --region {near[0]}, "
+                f"--region {region}: {self._origin} has no prices there; use --region {' or '.join(near)}, "
                 "or give your own with --prices FILE",
                 "region",
             )
@@ -133,11 +133,13 @@ def read_prices(path: Path) -> PriceList:
     the row and the field for whatever is missing or wrong.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:  # not its size: a pipe or a device has none
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
             raise UserError(
                 f"--prices {path}: larger than {MAX_FILE_BYTES} bytes, not a price list", "prices"
             )
-        text = path.read_text(encoding="utf-8-sig")
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--prices {path}: cannot be read: {error}", "prices") from error
     rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)

@@ -102,9 +102,7 @@ class Simulation:
         shown = 0
         while True:
             while self._due():
-                if self._run_through is not None:
-                    self._run_through(tuple(self._lanes), self._source.next_arrival, self._record)
-                if self._due():
+                if not self._ran_through() or self._due():
                     self._turn()
             if self._record.sent >= shown:
                 progress("simulating", self._source.share)
@@ -118,6 +116,12 @@ class Simulation:
         """Whether anything happens before the next request comes, or at that moment."""
         event = self._lanes.next_event()
         return event <= self._source.next_arrival and event < inf
+
+    def _ran_through(self) -> bool:
+        """Whether anything was run through that comes before the next request."""
+        if self._run_through is None:
+            return False
+        return self._run_through(tuple(self._lanes), self._source.next_arrival, self._record)
 
     def _turn(self) -> None:
         completed = self._lanes.complete()

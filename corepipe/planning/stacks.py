@@ -20,6 +20,9 @@ NXDI_YEAR = 2025
 
 CONVOLUTIONS = "convolutional networks are not modelled"
 
+ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding"})
+"""Tasks of models that are run once over their input."""
+
 
 def profile_of(row: Raw, batch: int, degrees: Degrees) -> RuntimeProfile:  # noqa: PLR0911 -- one return a kind
     """The profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
@@ -34,13 +37,13 @@ def profile_of(row: Raw, batch: int, degrees: Degrees) -> RuntimeProfile:  # noq
             return PROFILES[_static(sdk, batch)]
         case "text-generation":
             return PROFILES["transformers-neuronx" if _older(sdk) else "nxdi"]
-        case "text-generation(in+out)":
+        case "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
             return PROFILES["transformers-neuronx"]
         case "serving-tgi":
             return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
         case "serving":
             return PROFILES["optimum-nxdi"]
-        case "encoder":
+        case _ if task in ENCODERS:
             return PROFILES[_encoder(degrees, text(row, "instance"))]
         case "cnn":
             raise Unpredictable(CONVOLUTIONS)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -26,6 +27,9 @@ TraceFormat = Literal["mooncake", "azure", "burstgpt"]
 
 MOONCAKE_BLOCK = 512
 """Tokens for which a hash id stands."""
+
+LONGEST_HEAD = 1 << 16
+"""Characters of a first line that is looked at."""
 
 EPOCH = datetime(2023, 11, 16, tzinfo=UTC)
 """When traces that are written as Azure's begin, as its first one does."""
@@ -85,7 +89,9 @@ def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
     if given is not None:
         return given
     with _opened(path) as file:
-        head = file.readline().strip().lstrip("\ufeff")
+        head = file.readline(LONGEST_HEAD).strip().lstrip("\ufeff")
+    if not head:
+        raise UserError(f"--trace {path}: its first line is empty; a trace has a request a line", "trace")
     if head.startswith("{"):
         return "mooncake"
     columns = next(csv.reader([head]), [])
@@ -94,7 +100,8 @@ def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
         if set(COLUMNS[name][1:]) & set(columns):
             return name
     raise UserError(
-        f"--trace {path}: its first line is of no known schema (mooncake, azure, burstgpt); say which",
+        f"--trace {path}: its first line is of no known schema (mooncake, azure, burstgpt); "
+        "say which with --trace-format",
         "trace",
     )
 
@@ -189,11 +196,18 @@ class _Chain:
         return tuple(segments)
 
 
-def _opened(path: Path) -> TextIO:
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The file as text.  Raises UserError for one that cannot be read, also while it is read."""
     try:
-        return path.open(encoding="utf-8-sig", newline="")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
     except OSError as error:
         raise UserError(f"--trace {path}: {error.strerror}", "trace") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--trace {path}: is not text in UTF-8 ({error.reason})", "trace") from error
+    except csv.Error as error:
+        raise UserError(f"--trace {path}: is not CSV ({error})", "trace") from error
 
 
 def _json_lines(path: Path) -> Iterator[_Line]:
@@ -202,7 +216,7 @@ def _json_lines(path: Path) -> Iterator[_Line]:
             line = _Line(path, number, {}, "mooncake")
             try:
                 fields = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise line.error("text", f"not JSON ({error})", "give one object a line") from error
             if not isinstance(fields, dict):
                 raise line.error("text", "not an object", "give one object a line")
@@ -227,13 +241,16 @@ def write_trace(path: Path, workload: Workload, schema: TraceFormat) -> int:
     """Writes an open-loop workload of single requests; how many.
 
     Times are rounded to what the schema has.  Raises UserError for a workload whose times depend on
-    answers.
+    answers, and for a file that cannot be written.
     """
     if workload.chained:
         raise UserError("a trace has given times: no --users and no --turns", "trace")
     sessions = [(session.start or 0.0, session.turns[0]) for session in workload.sessions()]
     lines = {"mooncake": _mooncake, "azure": _azure, "burstgpt": _burstgpt}[schema](sessions)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--write-trace {path}: {error.strerror}", "write_trace") from error
     return len(sessions)
 
 

@@ -130,8 +130,8 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.requests is None and self.duration is None:
-            raise UserError("a workload without end: give --requests or --duration", "requests")
+        if self.requests is None and self.duration in {None, inf}:
+            raise UserError("a workload without end: give --requests or a finite --duration", "requests")
         if (self.arrivals is None) == (self.users is None):
             raise UserError("give --rate for an open loop or --users for a closed one, not both", "rate")
 
@@ -175,9 +175,10 @@ class Synthetic:
 
     def _about(self) -> dict[str, object]:
         arrivals = self.arrivals
+        at_once = arrivals is not None and arrivals.rate == inf  # JSON has no infinity
         return {
-            "arrival": arrivals.kind if arrivals else "closed loop",
-            "rate": arrivals.rate if arrivals else None,
+            "arrival": "all at once" if at_once else arrivals.kind if arrivals else "closed loop",
+            "rate": arrivals.rate if arrivals and not at_once else None,
             "burstiness": arrivals.burstiness if arrivals else None,
             "users": self.users,
             "requests": self.requests,

@@ -10,7 +10,8 @@ class SchedulerConfig:
     """Limits of one replica.
 
     A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
-    `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them.
+    `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them,
+    and take turns where it is full with fewer.
     `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
     Raises ValueError for a limit below 1.
     """

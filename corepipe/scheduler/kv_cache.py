@@ -68,6 +68,8 @@ class KVCache:
 
     def commit(self, request: Request, count: int) -> None:
         """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
+        if not self._prefix_cache:
+            return
         first = (request.num_done - count) // self.block_size
         for index in range(first, request.num_done // self.block_size):
             self.publish(request, index)

@@ -12,10 +12,14 @@ class BatchBuilder(Protocol):
     """What a policy may do to the next batch.  Nothing is added where a limit or the blocks forbid it."""
 
     def ready(self) -> Sequence[Request]:
-        """Running requests that have known tokens to compute, by rank."""
+        """Running requests that have known tokens to compute: by priority, and among equals the one first
+        that was scheduled longest ago."""
 
     def run(self, request: Request) -> bool:
-        """Adds the next chunk of a running request; whether it was added."""
+        """Adds the next chunk of a running request; whether it was added.
+
+        Until `admit` has failed, some seats may be kept from those who generate.
+        """
 
     def admit(self) -> bool:
         """Adds the first chunk of the request that heads the queue; whether it was added."""
@@ -26,10 +30,11 @@ Policy = Callable[[BatchBuilder], None]
 
 def mixed(batch: BatchBuilder) -> None:
     """As vLLM: running requests first, then waiting ones; prompts share a batch with generation."""
-    for request in batch.ready():
-        batch.run(request)
+    seatless = [request for request in batch.ready() if not batch.run(request)]
     while batch.admit():
         pass
+    for request in seatless:
+        batch.run(request)
 
 
 def segregated(batch: BatchBuilder) -> None:

@@ -19,7 +19,7 @@ from corepipe.scheduler.queue import WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, Request
 
 Group = Sequence[Request]
-"""The requests of a batch, by rank."""
+"""The requests of a batch, in the order in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def find(
 ) -> Rotation | None:
     """The rotation of `batches`, all that is in flight, oldest first; None where there is none.
 
-    running: by rank.  seats: of a batch.
+    running: in the order in which they run.  seats: of a batch.
     """
     chunks = [chunk for batch in batches for chunk in batch.chunks]
     if len(chunks) != len(running) or not chunks:
@@ -106,7 +106,7 @@ def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int 
 
 
 def _groups(batches: Sequence[Batch], running: Sequence[Request]) -> tuple[Group, ...]:
-    """The requests of batches that hold all running ones, each batch's by rank."""
+    """The requests of batches that hold all running ones, each batch's in the order of `running`."""
     if len(batches) == 1:
         return (tuple(running),)
     place = {chunk.request: number for number, batch in enumerate(batches) for chunk in batch.chunks}

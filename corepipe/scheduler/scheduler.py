@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from operator import attrgetter
 
 from corepipe.scheduler import rotation as rotations
 from corepipe.scheduler.config import SchedulerConfig
@@ -39,7 +40,7 @@ class Scheduler:
         )
         self._requests: dict[str, Request] = {}
         self._ranks: dict[Request, Rank] = {}
-        self._running: list[Request] = []  # by rank
+        self._running: list[Request] = []  # by priority, then by who was scheduled longest ago
         self._leaving: set[Request] = set()  # aborted, with a batch still in flight
         self._num_added = 0
         self._num_scheduled = 0
@@ -70,11 +71,14 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next batch; None where nothing can run now."""
-        step = _Step(self, self._config.max_num_batched_tokens, self._batch_seats())
+        seats, kept = self._batch_seats()
+        step = _Step(self, self._config.max_num_batched_tokens, seats, kept)
         self._policy(step)
         if not step.chunks:
             return None
         self._num_scheduled += 1
+        if len(step.chunks) < len(self._running):
+            self._queue_up([chunk.request for chunk in step.chunks])
         return Batch(self._num_scheduled, tuple(step.chunks))
 
     def update(self, batch: Batch, tokens: Sequence[int | None]) -> list[TokenEvent]:
@@ -99,9 +103,8 @@ class Scheduler:
         """
         if self._leaving:
             return None
-        return rotations.find(
-            batches, self._running, self._queue, self._kv, self._config, self._batch_seats()
-        )
+        seats, _ = self._batch_seats()
+        return rotations.find(batches, self._running, self._queue, self._kv, self._config, seats)
 
     def advance(self, rotation: Rotation, moves: int) -> tuple[Batch, ...]:
         """Makes so many moves of a rotation, at most `rotation.most`; what is in flight then, oldest first.
@@ -111,7 +114,10 @@ class Scheduler:
         rotations.advance(rotation, moves, self._kv)
         self._num_updated += moves
         self._num_scheduled += moves
-        return rotation.in_flight(moves)
+        batches = rotation.in_flight(moves)
+        if len(batches) > 1:
+            self._queue_up([chunk.request for batch in batches for chunk in batch.chunks])
+        return batches
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""
@@ -205,13 +211,23 @@ class Scheduler:
         if [c.samples for c in batch.chunks] != [t is not None for t in tokens]:
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
 
-    def _batch_seats(self) -> int:
-        """Sequences that a batch may have, so that all micro-batches get their share."""
+    def _queue_up(self, requests: list[Request]) -> None:
+        """Puts running requests that were scheduled, in this order, behind the others of their priority."""
+        if self._running[-len(requests) :] == requests:
+            return
+        scheduled = set(requests)
+        others = [request for request in self._running if request not in scheduled]
+        self._running = sorted([*others, *requests], key=attrgetter("priority"))
+
+    def _batch_seats(self) -> tuple[int, int]:
+        """Sequences that a batch may have, so that all micro-batches get their share; how many of these
+        seats are kept for waiting requests, which else might wait for as long as others run."""
         config = self._config
         if config.micro_batches == 1:
-            return config.max_num_seqs
-        active = len(self._running) + self._admissible()
-        return -(-active // config.micro_batches)
+            return config.max_num_seqs, 0
+        coming = self._admissible()
+        active = len(self._running) + coming
+        return -(-active // config.micro_batches), -(-coming // config.micro_batches)
 
     def _admissible(self) -> int:
         """Waiting requests that seats and blocks would let in now, if none found a cached prefix."""
@@ -247,7 +263,7 @@ class Scheduler:
         """Starts a request after `hits` tokens that it found in the prefix cache."""
         rank = self._ranks[request]
         self._queue.remove(request, rank)
-        insort(self._running, request, key=self._ranks.__getitem__)
+        insort(self._running, request, key=attrgetter("priority"))
         if request.num_preemptions == 0:
             request.num_cached = hits
             self._kv.count_prefix(request, hits)
@@ -266,7 +282,8 @@ class Scheduler:
     def _make_room(self, blocks: int, rank: Rank) -> bool:
         """Preempts requests after `rank` until so many blocks are available; whether they are."""
         while self._kv.pool.available < blocks:
-            victim = next((r for r in reversed(self._running) if not r.in_flight), None)
+            idle = [request for request in self._running if not request.in_flight]
+            victim = max(idle, key=self._ranks.__getitem__, default=None)
             if victim is None or self._ranks[victim] <= rank:
                 return False
             self._preempt(victim)
@@ -325,14 +342,21 @@ class Scheduler:
 
 
 class _Step:
-    """The batch that is being put together, as its policy sees it."""
+    """The batch that is being put together, as its policy sees it.
 
-    def __init__(self, scheduler: Scheduler, tokens: int, seats: int) -> None:
+    kept: how many of its seats are only for prompts and for who has a higher priority than the head of the
+    queue, as long as the queue has somebody who may start.
+    """
+
+    def __init__(self, scheduler: Scheduler, tokens: int, seats: int, kept: int) -> None:
         self._scheduler = scheduler
         self._tokens = tokens
         self._seats = seats
+        head = scheduler._queue.peek()
+        self._kept, self._kept_for = (0, 0) if head is None else (kept, head.priority)
         self._block_size = scheduler._config.block_size
         self._short: Rank | None = None
+        self._admitted: set[Request] = set()
         self.chunks: list[Chunk] = []
 
     def ready(self) -> Sequence[Request]:
@@ -341,6 +365,23 @@ class _Step:
     def run(self, request: Request) -> bool:
         if self._tokens == 0 or self._seats == 0:
             return False
+        if self._seats <= self._kept and request.generates and request.priority >= self._kept_for:
+            return False
+        if request in self._admitted:  # preempted for another chunk of this batch, and back in it already
+            return False
+        return self._run(request)
+
+    def admit(self) -> bool:
+        if self._tokens > 0 and self._seats > 0:
+            request = self._scheduler._admit(self._short)
+            if request is not None and self._run(request):
+                self._admitted.add(request)
+                self._kept = max(0, self._kept - 1)
+                return True
+        self._kept = 0
+        return False
+
+    def _run(self, request: Request) -> bool:
         if request.status is not Status.RUNNING:  # preempted for another chunk of this batch
             return False
         start, known = request.num_computed, request.num_tokens
@@ -354,9 +395,3 @@ class _Step:
         self._tokens -= end - start
         self._seats -= 1
         return True
-
-    def admit(self) -> bool:
-        if self._tokens == 0 or self._seats == 0:
-            return False
-        request = self._scheduler._admit(self._short)
-        return request is not None and self.run(request)

@@ -68,7 +68,7 @@ class ServerConfig(_Config):
     insecure: bool = False
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
-    shutdown_timeout: float = Field(default=5.0, ge=0)
+    shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     chat_template: str | None = None
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from corepipe.cli.common import progress_bar
+from corepipe.cli.common import check_writable, progress_bar, write_result
+from corepipe.errors import UserError
 
 
 def test_logs_get_a_line_for_each_thing_that_is_done() -> None:
@@ -22,3 +25,13 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
         report("packing weights", 0.5)
     assert "packing weights" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_results_can_be_written_or_it_is_said_before_the_work(tmp_path: Path) -> None:
+    check_writable("--output", None)
+    check_writable("--output", tmp_path / "new.json")
+    for path, said in ((tmp_path, "is a directory"), (tmp_path / "no" / "x", "there is no directory")):
+        with pytest.raises(UserError, match=f"--output .*{said}"):
+            check_writable("--output", path)
+        with pytest.raises(UserError, match="--output"):
+            write_result("--output", path, "text")

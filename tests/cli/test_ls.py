@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
-from corepipe.cli.ls import layer_range
+from corepipe.cli.ls import print_placement, span
+from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.compiler import compile_for_timing, describe
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
 from tests.servers import run
 
 
@@ -32,6 +38,22 @@ def test_every_instance_is_suggested_for_an_unknown_one() -> None:
     assert all(instance.name in line for instance in INSTANCES)
 
 
-@pytest.mark.parametrize(("layers", "shown"), [([0, 1, 2], "0-2"), ([], "-")])
-def test_layers_of_a_core(layers: list[int], shown: str) -> None:
-    assert layer_range(layers) == shown
+@pytest.mark.parametrize(("numbers", "shown"), [([0, 1, 2], "0-2"), ([3, 3], "3"), ([], "-")])
+def test_a_span(numbers: list[int], shown: str) -> None:
+    assert span(numbers) == shown
+
+
+def test_cores_that_hold_the_same_share_a_row() -> None:
+    graph = architecture("llama-3.1-70b").graph(FORMATS["bf16"])
+    placement = {
+        **dict.fromkeys(("model", "format", "format_on_device", "instance", "runtime_profile", "reason"), ""),
+        **dict.fromkeys(("pipeline", "tensor", "data"), 1),
+        "timing_model": None,
+        "time_scale": 1.0,
+        "host_limits": [],
+        **describe(compile_for_timing(graph, Placement(2, 16))),
+    }
+    shown = io.StringIO()
+    print_placement(Console(file=shown, width=80), placement)
+    rows = [line.split() for line in shown.getvalue().splitlines()[-2:]]
+    assert [row[:3] for row in rows] == [["0-15", "0", "0-15"], ["16-31", "1", "0-15"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ sys.meta_path.insert(0, Interrupter())
 
 def test_the_version() -> None:
     assert run("--version").stdout == f"corepipe {corepipe.__version__}\n"
+
+
+def test_help_imports_nothing_that_only_a_command_needs() -> None:
+    script = "import sys, corepipe.cli; print(*(set(sys.modules) & {'numpy', 'pydantic', 'httpx', 'jinja2'}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_every_command_is_listed() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from corepipe.cli.plan import _seconds
+from corepipe.cli.run.plan import _seconds
 from corepipe.errors import UserError
+from corepipe.neuron.profiles import PROFILES, write
 from tests.planning.test_planner import CONFIG
 from tests.servers import run
 
@@ -61,6 +63,15 @@ def test_emitted_values_are_all_of_stdout(model: str) -> None:
     assert "1 x inf2.xlarge" in shown.stderr
 
 
+def test_a_profile_of_ones_own_is_emitted_by_its_path(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    own = replace(PROFILES["vllm-neuron"], name="measured")
+    write(own, "vllm-neuron", file, {})
+    shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--profile", str(file), "--emit", "helm")
+    assert shown.returncode == 0
+    assert yaml.safe_load(shown.stdout)["profile"] == str(file)
+
+
 def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str) -> None:
     wanted = ("--instance", "inf1.xlarge", "--instance", "inf2.xlarge", "--emit", "vllm-neuron")
     shown = run("plan", model, *ASKED, *wanted, "--ttft", "100ms")
@@ -86,7 +97,12 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
         (("--emit", "helm", "--json"), "give one of them"),
         (("--rate", "0"), "--rate must be a number of requests a second above 0"),
         (("--profile", "nvidia"), "--profile nvidia: no such file"),
-        (("--emit", "vllm-neuron", "--dtype", "int8"), "nothing to choose from"),
+        (
+            ("--emit", "vllm-neuron", "--dtype", "int8", "--instance", "inf2.xlarge"),
+            "has no int8; use --dtype",
+        ),
+        (("--emit", "vllm-neuron", "--instance", "inf1.xlarge"), "vLLM does not run on inf1.xlarge"),
+        (("--max-model-len", "999999999"), "--max-model-len 999999999: "),
     ],
 )
 def test_what_is_wrong_is_one_line(model: str, flags: tuple[str, ...], says: str) -> None:

@@ -40,6 +40,11 @@ def test_the_table_is_labelled_as_emulated() -> None:
     assert "- decode: " in shown
 
 
+def test_an_encoder_needs_no_room_for_answers() -> None:
+    shown = run("profile", "bert-base", "--input-len", "512", "--batch", "1", "--json")
+    assert [step["phase"] for step in json.loads(shown.stdout)["steps"]] == ["prefill"]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -49,8 +54,9 @@ def test_the_table_is_labelled_as_emulated() -> None:
         (["llama-3.1-70b"], "does not fit the memory of inf2.xlarge; use --instance"),
         (["smollm2-135m", "--profile", "nothing"], "--profile nothing: no such file"),
         (["smollm2-135m", "--max-model-len", "100"], "use --max-model-len 515"),
-        (["smollm2-135m", "--batch", "1", "-o", "/nowhere/trace"], "--output /nowhere/trace: No such file"),
-        (["smollm2-135m", "--input-len", "8192"], "8192 positions"),
+        (["smollm2-135m", "--batch", "1", "-o", "/nowhere/trace"], "--output /nowhere/trace: there is no"),
+        (["smollm2-135m", "--input-len", "8192"], "takes 8192 tokens; use --input-len 8189"),
+        (["vit-base"], "takes 197 tokens; use --input-len 197"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_what_works(flags: list[str], said: str) -> None:

@@ -57,7 +57,14 @@ def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
         (["llama-3.2-1b", "--output", "/nowhere/x.json"], ["--output", "/nowhere"]),
         (["llama-3.2-1b", "--trace", "nowhere.csv"], ["nowhere.csv"]),
         (["llama-3.2-1b", "--trace", "nowhere.csv", "--rate", "2"], ["--rate", "--trace"]),
+        (["llama-3.2-1b", "--trace", "nowhere.csv", "--input-len", "9"], ["--input-len", "--trace"]),
         (["llama-3.2-1b", "--write-trace", "x"], ["--trace-format"]),
+        (["llama-3.2-1b", "--slo", ""], ["--slo", "ttft:500"]),
+        (["llama-3.2-1b", "--rate", "1", "--duration", "inf"], ["finite --duration"]),
+        (["llama-3.2-1b", "--rate", "1", "--duration", "0"], ["--duration 0", "no request"]),
+        (["llama-3.2-1b", "--arrival", "gamma"], ["--arrival gamma", "--rate"]),
+        (["llama-3.2-1b", "--rate", "1", "--think-time", "2"], ["--think-time", "--users"]),
+        (["bert-base"], ["bert-base generates no tokens", "corepipe profile"]),
     ],
 )
 def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.cli.serve import SETTINGS
 from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import EngineConfig
 from corepipe.serving.limits import PUBLIC_PATHS, check_bind
 from tests.deploy import tools
 from tests.deploy.charts import (
@@ -109,7 +109,7 @@ def test_probes_ask_for_what_the_server_answers_without_a_key(case: str) -> None
 def test_a_pod_has_time_to_end(case: str) -> None:
     found = manifests(case)
     lifecycle = container(found).get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}})
-    drain = ServerConfig().shutdown_timeout + LAST_WORDS_SECONDS
+    drain = serve_parameters(found)["shutdown_timeout"] + LAST_WORDS_SECONDS
     grace = pod_spec(found)["terminationGracePeriodSeconds"]
     assert grace > lifecycle["preStop"]["sleep"]["seconds"] + drain
 

@@ -18,9 +18,9 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import profile
-from corepipe.planning.emit_helm import FLAGS, helm_values
+from corepipe.planning.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.space import BatchLimits, Candidate, Deployment, Shape
-from corepipe.serving.config import EngineConfig
+from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.deploy import chart_readme
 from tests.deploy.charts import (
     CASES,
@@ -60,6 +60,7 @@ SETTINGS = {
     "batching.maxNumQueuedReqs": (10, "max_queued_requests"),
     "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),
     "threads": (3, "threads"),
+    "drainSeconds": (30, "shutdown_timeout"),
 }
 """Value -> an example, and the server's setting that it is."""
 
@@ -146,7 +147,7 @@ def test_every_flag_of_the_server_is_a_value() -> None:
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_the_schema_has_the_bounds_of_the_setting(key: str) -> None:
-    field = EngineConfig.model_fields[SETTINGS[key][1]]
+    field = {**EngineConfig.model_fields, **ServerConfig.model_fields}[SETTINGS[key][1]]
     bounds = {
         name: getattr(m, name)
         for m in field.metadata
@@ -247,7 +248,7 @@ def plan(**more: Any) -> Deployment:
 @pytest.mark.parametrize("weights", [True, False])
 def test_what_a_plan_emits_installs_unchanged(weights: bool, tmp_path: Any) -> None:
     emitted = tmp_path / "plan.yaml"
-    emitted.write_text(helm_values("llama-3.1-8b", weights=weights, deployment=plan(), notes=["a note"]))
+    emitted.write_text(helm_values(Served("llama-3.1-8b", weights, "nxdi", 12.3), plan(), ["a note"]))
     found = parsed(attempt([emitted]))
     given = serve_parameters(found)
     assert of_kind(found, "Deployment")[0]["spec"]["replicas"] == 3

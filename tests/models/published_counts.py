@@ -1,8 +1,8 @@
 """Parameter counts of public models as their makers and the model hub state them, in millions.
 
 Text decoders with their head, tied weights once; encoders without a task's head, with the pooler where the
-base model has one; Llama 4 and Gemma 3 without what sees images; DeepSeek-V3 without the layers that predict
-further tokens.  ViT and DeiT count the base model's pooler.
+base model has one, but XLM-R with its masked-LM head; Llama 4 and Gemma 3 without what sees images;
+DeepSeek-V3 without the layers that predict further tokens.  ViT and DeiT count the base model's pooler.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ COUNTS = {
     "vit-large-patch32-384": 306.7,
     "vit-small-patch16-224": 21.8,
     "vit-tiny-patch16-224": 5.56,
-    "xlm-roberta-base": 278.0,
+    "xlm-roberta-base": 278.3,
     "xlm-roberta-base-mlm": 278.3,
-    "xlm-roberta-large": 559.9,
+    "xlm-roberta-large": 560.1,
     "yi-1.5-9b": 8829.4,
     "yi-34b": 34388.9,
     "yi-6b": 6061.0,

@@ -115,7 +115,7 @@ def test_there_are_enough() -> None:
         ("gpt-oss-120b", "GptOssConfig", {}),
         ("smollm3-3b", "SmolLM3Config", {}),
         ("xlm-roberta-base", "XLMRobertaConfig", {"vocab_size": 250002, "max_position_embeddings": 514,
-                                                  "type_vocab_size": 1}),
+                                                  "type_vocab_size": 1, "head": "masked-lm"}),
     ],
 )  # fmt: skip
 def test_shapes_are_transformers_defaults(

@@ -445,7 +445,7 @@ def test_other_constants_are_another_model():
 def test_logits_go_to_the_host_where_tokens_are_drawn_there():
     programs, shape = whole(llama()), StepShape.decode(3, 10)
     host, device = (CostModel(programs, INF2, profile=PROFILES[n]) for n in ("transformers-neuronx", "nxdi"))
-    assert host.sampling_seconds(shape) == pytest.approx(3 * 49152 * 4 / 3.2e9)
+    assert host.sampling_seconds(shape) == pytest.approx(3 * 49152 * 4 / 3.4e9)
     assert device.sampling_seconds(shape) == 0
     assert host.sampling_seconds(StepShape.of([(0, 5)], 0)) == 0
 

@@ -17,7 +17,7 @@ def shape(instance: str = "inf2.48xlarge", profile: str = "nxdi") -> Shape:
 
 def cell(instance: str, profile: str, median: float, n: int = 10, **changes: Any) -> dict[str, object]:
     known = {"metric": "tpot", "instance": instance, "profile": profile, "n": n, "median": median}
-    return {**known, "validated": True, **changes}
+    return {**known, "noise": 0.0, "validated": True, **changes}
 
 
 CELLS = [
@@ -34,6 +34,19 @@ def test_the_same_instance_and_profile_counts_first() -> None:
     assert found.error == 0.06
     assert found.basis == "median of 10 measurements, inf2.48xlarge, profile nxdi"
     assert str(found) == "±6%"
+
+
+def test_no_figure_is_surer_than_its_measurements() -> None:
+    found = Validation([cell("inf2.48xlarge", "nxdi", 0.0, noise=0.03)]).of("tpot", shape())
+    assert found.error == 0.03
+
+
+def test_the_figure_itself_counts_before_others_like_it() -> None:
+    cells = [
+        cell("inf2.48xlarge", "nxdi", 0.0, n=99, metric="ttft_whole_batch"),
+        cell("inf2.48xlarge", "nxdi", 0.2, metric="ttft"),
+    ]
+    assert Validation(cells).of("ttft", shape()).error == 0.2
 
 
 def test_then_the_profile_then_the_generation() -> None:

@@ -18,10 +18,10 @@ from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
-from corepipe.planning.emit_helm import FLAGS, helm_values
+from corepipe.planning.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.emit_vllm import buckets, neuron_resource, runs, vllm_manifests
 from corepipe.planning.space import BatchLimits, Candidate, Deployment, Shape
-from corepipe.serving.config import EngineConfig
+from corepipe.serving.config import EngineConfig, ServerConfig
 
 NEURON_CONFIG = {
     "tp_degree", "batch_size", "ctx_batch_size", "tkg_batch_size", "is_continuous_batching",
@@ -46,9 +46,8 @@ def deployment(
 
 
 def values(*, weights: bool) -> dict[str, Any]:
-    text = helm_values(
-        "llama-3.1-8b", weights=weights, deployment=deployment(), notes=["predicted", "emulated"]
-    )
+    served = Served("llama-3.1-8b", weights, "vllm-neuron", 12.3)
+    text = helm_values(served, deployment(), ["predicted", "emulated"])
     assert text.startswith("# predicted\n# emulated\n")
     parsed = yaml.safe_load(text)
     assert isinstance(parsed, dict)
@@ -75,6 +74,7 @@ def test_helm_values_are_flags_of_serve_and_the_engine_takes_them(weights: bool)
     parameters = serve_parameters()
     given = {parameters[FLAGS[key]]: value for key, value in leaves.items() if key != "replicas"}
     settings = {SETTINGS.get(name, name): value for name, value in given.items()}
+    assert ServerConfig(shutdown_timeout=settings.pop("shutdown_timeout")).shutdown_timeout == 13
     config = EngineConfig.model_validate({**settings, "model": settings["model"] or "default"})
     assert config.instance == "inf2.48xlarge"
     assert (config.pipeline, config.tensor, config.data) == (1, 8, 3)
@@ -90,7 +90,7 @@ def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
 
 
 def test_every_line_of_the_values_names_its_flag() -> None:
-    text = helm_values("m", weights=True, deployment=deployment(), notes=[])
+    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
     for flag in FLAGS.values():
         assert f"# {flag}" in text
 

@@ -120,5 +120,9 @@ def test_files_that_are_no_price_lists(tmp_path: Path, text: str, name: str, say
     assert says in complaint(file(tmp_path, text, name))
 
 
+def test_what_never_ends_is_no_price_list() -> None:
+    assert "larger than" in complaint(Path("/dev/zero"))
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "cannot be read" in complaint(tmp_path / "none.csv")

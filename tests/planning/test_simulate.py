@@ -92,6 +92,19 @@ def test_a_closed_loop_goes_at_the_servers_pace_and_an_open_one_at_its_own() -> 
     assert last_end(0.04, 2.0, None) == pytest.approx(last_end(0.02, 2.0, None), rel=0.05)
 
 
+@pytest.mark.parametrize("batches", ["mixed", "segregated"])
+@pytest.mark.parametrize(("stages", "users"), [(2, 3), (3, 6), (3, 8), (3, 12), (4, 16)])
+def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: str) -> None:
+    """The pipe is full before two batches a stage are in flight."""
+    load = workload(3 * users, None, input_len=20, output_len=200, users=users)
+    record = play(load, cost=Cost(stages), batches=batches, max_num_seqs=users)
+    times = latencies(record)
+    assert times.ttft.max() < 3 * users * 0.01
+    assert times.tpot.max() < 1.05 * times.tpot.min()
+    if users >= 2 * stages:
+        assert record.lanes[0].engine.device.timeline.fill > 0.9
+
+
 def test_users_think() -> None:
     record = play(
         workload(10, None, input_len=9, output_len=2, users=1, think_seconds=3.0), cost=Cost(fixed=0.5)

@@ -110,7 +110,8 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
         (BURST + "5,ChatGPT,472,0,472,Conversation log\n", ["line 2, Response tokens: 0 tokens", "failed"]),
         (BURST + "5,ChatGPT,many,3,472,Conversation log\n", ["Request tokens", "'many' is no number"]),
         ("a,b\n1,2\n", ["no known schema", "mooncake, azure, burstgpt"]),
-        ("", ["no known schema"]),
+        ("", ["first line is empty"]),
+        ('{"timestamp": ' + "[" * 100_000 + "\n", ["line 1", "not JSON"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line_and_what_would_help(
@@ -122,6 +123,21 @@ def test_what_is_wrong_is_named_with_its_line_and_what_would_help(
     assert str(path) in refused.value.message
     assert [name for name in names if name not in refused.value.message] == []
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfeT\x00", AZURE.encode() + b"2023-11-16 18:17:03,\xff,4\n"], ids=["head", "line"]
+)
+def test_a_file_that_is_no_text(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="is not text in UTF-8"):
+        read(path)
+
+
+def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--write-trace .*: Is a directory"):
+        write_trace(tmp_path, load(), "azure")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from itertools import islice
+from math import inf
 
 import pytest
 
@@ -82,10 +84,18 @@ def test_a_prefix_tree_that_is_none(spec: str) -> None:
         PrefixTree.parse(spec)
 
 
+def test_what_a_report_says_of_a_workload_is_json() -> None:
+    length = lengths(5)
+    about = Synthetic(length, length, 5, arrivals=Arrivals(inf)).workload().about
+    assert (about["arrival"], about["rate"]) == ("all at once", None)
+    json.dumps(about, allow_nan=False)
+
+
 def test_a_workload_needs_an_end_and_one_kind_of_loop() -> None:
     length = lengths(5)
-    with pytest.raises(UserError, match="--requests or --duration"):
-        Synthetic(length, length, arrivals=Arrivals(1.0))
+    for duration in (None, inf):
+        with pytest.raises(UserError, match="--requests or a finite --duration"):
+            Synthetic(length, length, duration=duration, arrivals=Arrivals(1.0))
     for arrivals, users in ((None, None), (Arrivals(1.0), 3)):
         with pytest.raises(UserError, match="not both"):
             Synthetic(length, length, 5, arrivals=arrivals, users=users)

@@ -24,6 +24,7 @@
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
+{{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
 {{- include "corepipe.flag" (list "dtype" .format) }}
 {{- include "corepipe.flag" (list "seed" .seed) }}
 {{- include "corepipe.flag" (list "instance" .instance) }}
@@ -75,9 +76,9 @@
 {{- end }}
 {{- end }}
 
-{{/* The server lets answers end for 5 s and has 2 s for last words; the rest is for the container to stop. */}}
+{{/* The server lets answers end and has 2 s for last words; the rest is for the container to stop. */}}
 {{- define "corepipe.gracePeriod" -}}
-{{ add .Values.preStopSeconds 5 2 8 }}
+{{ add .Values.preStopSeconds .Values.drainSeconds 2 8 }}
 {{- end }}
 
 {{/* A probe of a list (context, path). */}}

@@ -1,0 +1,30 @@
+"""What `corepipe predict` does: a file's rows with predictions, into another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corepipe.cli.common import check_writable, errors, progress_bar
+from corepipe.neuron.profiles import profile as find_profile
+from corepipe.planning.cases import Cases
+from corepipe.planning.predict import Predictor
+from corepipe.planning.rows import read, write
+
+
+def run(rows: Path, output: Path, profile: str | None) -> None:
+    """Predicts the rows.  Raises UserError for files that cannot be read or written."""
+    chosen = find_profile(profile) if profile else None
+    table = read(rows)
+    check_writable("--output", output)
+    predictor = Predictor(cases=Cases(chosen))
+    written: list[dict[str, str]] = []
+    with progress_bar(errors()) as report:
+        for number, row in enumerate(table.rows):
+            report("predicting", number / len(table.rows))
+            found = predictor.predict(row)
+            value = "" if found.value is None else f"{found.value:.6g}"
+            written.append({**row, "predicted": value, "reason": found.reason})
+    columns = [name for name in table.columns if name not in {"predicted", "reason"}]
+    write(output, [*columns, "predicted", "reason"], written)
+    done = sum(bool(row["predicted"]) for row in written)
+    errors().print(f"{done} of {len(written)} rows are predicted; written to {output}")

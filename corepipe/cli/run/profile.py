@@ -1,0 +1,146 @@
+"""What `corepipe profile` does: from the flags to a timeline, a summary of its steps, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from corepipe.cli import options
+from corepipe.cli.common import check_writable, errors, print_json, progress_bar
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture, architecture
+from corepipe.neuron import modes, perfetto, profiles
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.graph import FORMATS
+from corepipe.planning.bottlenecks import Bottleneck, bottlenecks
+from corepipe.planning.profile import Run, Setup, placed
+from corepipe.planning.step_summary import Measured, Summary, measure
+from corepipe.planning.step_trace import build
+
+DEFAULT_PROFILE = "async"
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A profile to show; `reason` is the placement's, `output` the timeline's file."""
+
+    run: Run
+    reason: str
+    measured: Sequence[Measured]
+    bottlenecks: Sequence[Bottleneck]
+    output: Path | None
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Profiles with these flags and prints the result.  Raises UserError for what cannot be profiled."""
+    check_writable("--output", given["output"])
+    degrees = modes.Degrees(given["pipeline"], given["tensor"], given["data"])
+    result = _result(_setup(given), given["mode"], degrees, given["output"])
+    if given["as_json"]:
+        print_json(_document(result))
+    else:
+        _print(Console(highlight=False, soft_wrap=True), result)
+
+
+def _setup(given: Mapping[str, Any]) -> Setup:
+    model = architecture(given["model"])
+    return Setup(
+        architecture=model,
+        format=FORMATS[given["dtype"].value],
+        instance=find_instance(given["instance"]),
+        profile=profiles.profile(given["profile"] or DEFAULT_PROFILE),
+        batch=given["batch"],
+        input_len=given["input_len"],
+        decode_steps=given["output_steps"],
+        max_model_len=_longest(model, given),
+    )
+
+
+def _longest(model: Architecture, given: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence: of a prompt alone, where the model generates nothing."""
+    causal = model.graph(FORMATS["bf16"]).causal
+    input_len: int = given["input_len"]
+    max_model_len: int | None = given["max_model_len"]
+    steps = given["output_steps"] if causal else 0
+    needed, most = input_len + steps, model.max_positions
+    if needed > most:
+        raise UserError(
+            f"--input-len {input_len}: {model.name} takes {most} tokens; use --input-len {most - steps}",
+            "input_len",
+        )
+    if max_model_len is not None and max_model_len < needed:
+        raise UserError(
+            f"--max-model-len {max_model_len}: the sequence has {needed} tokens; "
+            f"use --max-model-len {needed}",
+            "max_model_len",
+        )
+    return max_model_len or needed
+
+
+def _result(wanted: Setup, mode: options.Mode, degrees: modes.Degrees, output: Path | None) -> _Result:
+    with progress_bar(errors()) as report:
+        report("predicting the steps", 0.0)
+        setup, reason = placed(wanted, mode.value, degrees)
+        run = Run(setup)
+        measured = [measure(run, phase) for phase in run.phases]
+        report("predicting the steps", 1.0)
+        if output is not None:
+            report("writing the timeline", 0.0)
+            _write(run, output)
+            report("writing the timeline", 1.0)
+        report("trying what would help", 0.0)
+        return _Result(run, reason, measured, bottlenecks(run, measured), output)
+
+
+def _write(run: Run, path: Path) -> None:
+    try:
+        perfetto.write(build(run), path)
+    except OSError as error:
+        raise UserError(f"--output {path}: {error.strerror}", "output") from error
+
+
+def _document(result: _Result) -> dict[str, object]:
+    run, setup = result.run, result.run.setup
+    return {
+        "emulated": True,
+        "model": run.graph.name,
+        "instance": setup.instance.name,
+        "format": setup.format.name,
+        "profile": setup.profile.name,
+        "placement": asdict(setup.placement) | {"reason": result.reason},
+        "batch": setup.batch,
+        "input_len": setup.input_len,
+        "max_model_len": setup.max_model_len,
+        "steps": [{"name": s.name, "phase": s.phase, "seconds": s.seconds} for s in run.steps],
+        "summary": [{"phase": part.phase, **asdict(part.summary)} for part in result.measured],
+        "bottlenecks": [asdict(bottleneck) for bottleneck in result.bottlenecks],
+        "trace": None if result.output is None else str(result.output),
+    }
+
+
+def _print(console: Console, result: _Result) -> None:
+    setup = result.run.setup
+    console.print(
+        f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} (emulated), "
+        f"profile {setup.profile.name}: {setup.batch} sequences of {setup.input_len} tokens"
+    )
+    console.print(f"[dim]{result.reason}[/dim]")
+    table = Table("a step", box=None)
+    for part in result.measured:
+        table.add_column(part.phase.value, justify="right")
+    for field in fields(Summary):
+        table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
+    console.print(table)
+    for bottleneck in result.bottlenecks:
+        console.print(f"- {bottleneck}")
+    if result.output is not None:
+        console.print(f"{result.output}: open it at https://ui.perfetto.dev")
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"

@@ -1,0 +1,235 @@
+"""What `corepipe simulate` does: from the flags to a workload, from a report to text, JSON and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.cli.serve import config_fields, flag_of
+from corepipe.cli.simulate import DEFAULT_REQUESTS, DEFAULT_USERS, INPUT_LEN, OUTPUT_LEN, Arrival, TraceSchema
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron.graph import FORMATS
+from corepipe.planning.arrivals import Arrivals
+from corepipe.planning.lengths import Lengths
+from corepipe.planning.plot import page
+from corepipe.planning.report import LATENCIES, NO_SLO, Report, Slo
+from corepipe.planning.simulate import SimulationConfig, simulate
+from corepipe.planning.traces import trace_workload, write_trace
+from corepipe.planning.workload import PrefixTree, Synthetic, Workload
+from corepipe.serving.config import EngineConfig, validated
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated."""
+    engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
+    config = SimulationConfig(engine, NO_SLO if given["slo"] is None else Slo.parse(given["slo"]))
+    workload = _workload(given)
+    if given["write_trace"] is not None:
+        _write_trace(given["write_trace"], workload, given["trace_format"])
+        return
+    _check_generates(given["model"])
+    output, plot = given["output"], given["plot"]
+    _check_writable(output, plot)
+    with progress_bar(errors()) as progress:
+        report = simulate(config, workload, progress)
+    if report.sent == 0:
+        raise UserError(f"--duration {given['duration']:g}: no request comes in it; give more", "duration")
+    _show(report, output, plot, as_json=given["as_json"])
+
+
+def _check_generates(model: str) -> None:
+    described = architecture(model)
+    if not described.graph(FORMATS["bf16"]).causal:
+        raise UserError(
+            f"{described.name} generates no tokens, and nothing schedules it; corepipe profile has its times",
+            "model",
+        )
+
+
+def _workload(given: Mapping[str, Any]) -> Workload:
+    """What the flags describe.  Raises UserError for flags that contradict each other."""
+    if given["trace"] is not None:
+        return _traced(given)
+    _check_open_loop(given)
+    rate, users, requests = given["rate"], given["users"], given["requests"]
+    if rate is not None and users is not None:
+        raise UserError("--rate is an open loop and --users a closed one: give one of them", "rate")
+    if rate is None and users is None:
+        users = DEFAULT_USERS
+    if requests is None and given["duration"] is None:
+        requests = DEFAULT_REQUESTS
+    return Synthetic(
+        Lengths.parse(given["input_len"], "input-len"),
+        Lengths.parse(given["output_len"], "output-len"),
+        requests,
+        given["duration"],
+        None if rate is None else Arrivals(rate, given["arrival"].value, given["burstiness"]),
+        users,
+        given["turns"],
+        given["think_time"],
+        PrefixTree.parse(given["prefix_tree"]) if given["prefix_tree"] else PrefixTree(),
+        given["seed"],
+    ).workload()
+
+
+def _check_open_loop(given: Mapping[str, Any]) -> None:
+    """Raises UserError for a flag that does nothing without others."""
+    if given["rate"] is None and given["arrival"] is not Arrival.POISSON:
+        arrival = given["arrival"].value
+        raise UserError(f"--arrival {arrival}: in a closed loop answers set the times; add --rate", "arrival")
+    if given["rate"] is not None and given["think_time"] and given["turns"] == 1:
+        raise UserError(
+            "--think-time: in an open loop it is between --turns; add them, or use --users", "think_time"
+        )
+
+
+NOT_OF_A_TRACE: Mapping[str, object] = MappingProxyType(
+    {
+        "rate": None,
+        "arrival": Arrival.POISSON,
+        "burstiness": 1.0,
+        "users": None,
+        "think_time": 0.0,
+        "input_len": INPUT_LEN,
+        "output_len": OUTPUT_LEN,
+        "prefix_tree": None,
+        "turns": 1,
+    }
+)
+"""Flags that a trace leaves nothing to do, and what they are where they are not given."""
+
+
+def _traced(given: Mapping[str, Any]) -> Workload:
+    for name, absent in NOT_OF_A_TRACE.items():
+        if given[name] != absent:
+            flag = flag_of(name)
+            raise UserError(
+                f"{flag}: a trace has its own requests and times; leave out {flag} or --trace", name
+            )
+    schema = given["trace_format"]
+    return trace_workload(given["trace"], schema and schema.value, given["requests"], given["duration"])
+
+
+def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> None:
+    if schema is None:
+        raise UserError("--write-trace needs --trace-format mooncake, azure or burstgpt", "trace_format")
+    count = write_trace(path, workload, schema.value)
+    errors().print(f"{count} requests in {path}")
+
+
+def _check_writable(output: Path | None, plot: Path | None) -> None:
+    """Before the work, not after it."""
+    if plot is not None and plot.suffix not in {".html", ".htm"}:
+        raise UserError(
+            f"--plot {plot}: plots are HTML pages; call it {plot.with_suffix('.html').name}", "plot"
+        )
+    check_writable("--output", output)
+    check_writable("--plot", plot)
+
+
+def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    if output is not None:
+        write_result("--output", output, report.to_json() + "\n")
+    if plot is not None:
+        write_result("--plot", plot, page(report))
+    if as_json:
+        typer.echo(report.to_json())
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in _headline(report):
+        console.print(line)
+    console.print(_latencies(report))
+    console.print(_facts(report))
+
+
+def _headline(report: Report) -> Iterator[str]:
+    placed = report.deployment
+    degrees = ", ".join(f"{name} {placed[name]}" for name in ("pipeline", "tensor", "data"))
+    yield (
+        f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
+        f"{placed['runtime_profile']}): {degrees}"
+    )
+    yield f"[dim]{placed['reason']}[/dim]"
+    yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
+    if report.rejected["overloaded"]:
+        yield f"{report.rejected['overloaded']} found the queue full (--max-num-queued-reqs)"
+    if report.rejected["invalid"]:
+        yield (
+            f"{report.rejected['invalid']} were too long for --max-model-len {placed['max_model_len']} or "
+            "the KV blocks"
+        )
+
+
+LABELS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between tokens",
+    "e2e": "end to end",
+    "queue": "in the queue",
+}
+
+
+def _latencies(report: Report) -> Table:
+    table = Table("milliseconds", box=None)
+    for column in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(column, justify="right")
+    for name in LATENCIES:
+        quantiles = getattr(report, name)
+        if quantiles is not None:
+            table.add_row(LABELS[name], *(f"{value:,.1f}" for value in quantiles.scaled(1e3).values()))
+    return table
+
+
+def _facts(report: Report) -> Table:
+    table = Table("", "", box=None, show_header=False)
+    for label, text in (*_rates(report), *_device(report)):
+        table.add_row(label, text)
+    return table
+
+
+def _rates(report: Report) -> Iterator[tuple[str, str]]:
+    rates = report.throughput
+    yield (
+        "throughput",
+        f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
+        f"{rates.total_tokens:,.1f} tokens/s",
+    )
+    if report.slo != NO_SLO:
+        share = report.good / report.sent if report.sent else 0.0
+        yield "goodput", f"{rates.good_requests:.2f} requests/s meet the objectives: {share:.1%}"
+    dollars = report.dollars_per_million_output_tokens
+    if dollars is not None:
+        yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
+
+
+def _device(report: Report) -> Iterator[tuple[str, str]]:
+    usage = report.usage
+    yield "queue", f"{usage.waiting_mean:.1f} waiting on average, {usage.waiting_max} at most"
+    yield (
+        "KV cache",
+        f"{usage.kv_mean:.0%} held on average, {usage.kv_peak:.0%} at most, of {usage.kv_blocks} blocks",
+    )
+    if usage.preemptions:
+        yield "preemptions", f"{usage.preemptions}"
+    if usage.prefix_queries:
+        found = usage.prefix_hits / usage.prefix_queries
+        yield "prefix cache", f"{found:.1%} of prompt tokens found"
+    yield (
+        "batches",
+        f"{usage.batch_mean:.1f} sequences on average, {usage.padding:.1%} of the rows are padding",
+    )
+    stages = report.deployment["pipeline"]
+    if stages != 1:
+        yield "pipeline", f"{usage.fill:.0%} of the time all stages busy, {usage.occupancy:.0%} on average"
+    engines = ", ".join(f"{name} {share:.0%}" for name, share in usage.engines.items() if share >= 0.005)
+    yield "cores", f"{usage.busy:.0%} busy; of that {engines}"
+    bound = ", ".join(f"{name} {share:.0%}" for name, share in usage.bound.items() if share >= 0.005)
+    yield "bottleneck", f"{usage.bottleneck} ({bound})"

@@ -1,0 +1,113 @@
+"""What `corepipe validate` does: rows predicted and compared, cell by cell, as a table or a document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from corepipe.cli.common import errors, print_json, progress_bar
+from corepipe.neuron.constants import IDEAL, provenance, shipped
+from corepipe.neuron.profiles import profile as find_profile
+from corepipe.planning.cases import Cases
+from corepipe.planning.predict import Prediction, Predictor
+from corepipe.planning.rows import read
+from corepipe.planning.score import Cell, cells, pair
+
+WIDTH = 100
+"""Columns that the table takes where the output is not a terminal."""
+
+Stored = Mapping[tuple[str, str, str], tuple[float, float]]
+
+
+def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
+    """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read."""
+    chosen = find_profile(profile) if profile else None
+    table, cases = read(rows), Cases(chosen)
+    predictor = Predictor(cases=cases)
+    plain = Predictor(constants=dict.fromkeys(shipped(), IDEAL), cases=cases)
+    predicted: list[Prediction] = []
+    baseline: list[Prediction] = []
+    with progress_bar(errors()) as report:
+        for number, row in enumerate(table.rows):
+            report("predicting", number / len(table.rows))
+            predicted.append(predictor.predict(row))
+            baseline.append(plain.predict(row))
+    found = cells(pair(table.rows, predicted, baseline))
+    skipped = sum(p.value is None for p in predicted)
+    if as_json:
+        print_json(_document(found, len(table.rows), skipped))
+        return
+    console = wide_console()
+    show(console, found, _stored())
+    console.print(
+        f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
+        "errors in percent, median / p90; left out: by cross-validation; few rows and tails: not validated."
+    )
+
+
+def _stored() -> Stored:
+    """Cross-validation errors of the shipped constants: metric, instance, profile -> median and p90."""
+    return {
+        (cell["metric"], cell["instance"], cell["profile"]): (cell["median"], cell["p90"])
+        for cell in provenance().get("cells", ())
+    }
+
+
+def _document(found: Sequence[Cell], total: int, skipped: int) -> dict[str, object]:
+    known = provenance()
+    return {
+        "emulated": True,
+        "rows": total,
+        "not_predicted": skipped,
+        "cells": [cell.as_json() for cell in found],
+        "cross_validation": known.get("cells", []),
+        "constants_date": known.get("date"),
+    }
+
+
+def wide_console() -> Console:
+    """The terminal, or a file with room for the table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def show(console: Console, found: Sequence[Cell], stored: Stored | None = None) -> None:
+    """Prints the cells under their metrics; `stored`: cross-validation errors to stand beside them.
+
+    It fits a terminal of 100 columns.
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("metric and profile", "instance"):
+        table.add_column(name, no_wrap=True)
+    for name in ("n", "|error|", "bias", *(["left out"] if stored else []), "roofline", "noise"):
+        table.add_column(name, justify="right", no_wrap=True)
+    above: tuple[bool, str] = (True, "")
+    for cell in found:
+        if above[0] and not cell.validated:
+            table.add_row("[italic]not validated:[/italic]")
+        if above != (cell.validated, cell.metric):
+            table.add_row(f"[bold]{cell.metric}[/bold]")
+        table.add_row(*_cells(cell, stored))
+        above = cell.validated, cell.metric
+    console.print(table)
+
+
+def _cells(cell: Cell, stored: Stored | None) -> list[str]:
+    apart = (stored or {}).get((cell.metric, cell.instance, cell.profile), (None, None))
+    pairs = [_pair(*apart)] if stored else []
+    known = [_pair(cell.median, cell.p90), _percent(cell.bias), *pairs]
+    known += [_pair(cell.roofline_median, cell.roofline_p90), _percent(cell.noise)]
+    return [f"  {cell.profile}", cell.instance, str(cell.n), *known]
+
+
+def _pair(median: float | None, p90: float | None) -> str:
+    return "-" if median is None else f"{_percent(median)} / {_percent(p90)}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:.0f}" if abs(share) >= 1 else f"{100 * share:.1f}"
