@@ -34,7 +34,8 @@ def serve(
     Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
     `seconds` paces the Stats.
     """
-    last_stats = seconds() - STATS_SECONDS
+    _send(send, [], driver.stats())  # gauges are there before the first request
+    last_stats = seconds()
     while True:
         driver.complete()
         try:
