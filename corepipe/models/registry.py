@@ -234,8 +234,8 @@ def _refuse_uncomputed(fields: Fields) -> None:
     if model_type in FAMILIES and model_type not in COMPUTED:
         raise fields.error(
             "model_type",
-            f"{model_type} is timed, not computed yet: it can be simulated, planned and predicted, not served "
-            f"(served are {', '.join(sorted(COMPUTED))})",
+            f"{model_type} is timed, not computed yet: it can be simulated, planned and predicted, "
+            f"not served (served are {', '.join(sorted(COMPUTED))})",
         )
     if fields.has("quantization_config"):
         raise fields.error(
