@@ -39,7 +39,7 @@ def serve(
     while True:
         driver.complete()
         try:
-            commands = inbox.receive(driver.patience())
+            commands = inbox.receive(_patience(driver, last_stats + STATS_SECONDS - seconds()))
         except EOFError:
             return
         if not _handle(driver, commands):
@@ -52,6 +52,14 @@ def serve(
         if stats_due:
             last_stats = now
         _send(send, outputs, driver.stats() if stats_due else [])
+
+
+def _patience(driver: Driver, until_stats: float) -> float | None:
+    """How long to wait for commands: a step of minutes must not hold the Stats back."""
+    patience = driver.patience()
+    if patience is None or not driver.busy:
+        return patience
+    return min(patience, max(0.0, until_stats))
 
 
 def _handle(driver: Driver, commands: list[Command]) -> bool:
