@@ -35,11 +35,11 @@ def serve(
     `seconds` paces the Stats.
     """
     _send(send, [], driver.stats())  # gauges are there before the first request
-    last_stats = seconds()
+    last_stats = now = seconds()
     while True:
         driver.complete()
         try:
-            commands = inbox.receive(_patience(driver, last_stats + STATS_SECONDS - seconds()))
+            commands = inbox.receive(_patience(driver, last_stats + STATS_SECONDS - now))
         except EOFError:
             return
         if not _handle(driver, commands):
