@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.graph import FORMATS, Format
 from corepipe.neuron.hardware import Instance, Support
@@ -143,8 +142,3 @@ def _replicas(instance: Instance, most: int) -> list[int]:
     if instance.cores_per_bank == 1:
         return [most]
     return [most // 2**i for i in range(most.bit_length())]
-
-
-def instances_named(names: Sequence[str]) -> tuple[Instance, ...]:
-    """The catalogue's instances of these names, in its order; all where there are none."""
-    return tuple(i for i in INSTANCES if not names or i.name in names)
