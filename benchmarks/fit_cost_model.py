@@ -19,12 +19,12 @@ from pathlib import Path
 
 from corepipe.cli.run.validate import show, wide_console
 from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
-from corepipe.planning import rows
-from corepipe.planning.cases import Cases
-from corepipe.planning.fit import Fit, family, fit, leave_one_family_out, usable, version
-from corepipe.planning.predict import Prediction, Predictor
-from corepipe.planning.rows import Raw
-from corepipe.planning.score import Cell, cells, pair
+from corepipe.planning.calibration import rows
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.fit import Fit, family, fit, leave_one_family_out, usable, version
+from corepipe.planning.calibration.predict import Prediction, Predictor
+from corepipe.planning.calibration.rows import Raw
+from corepipe.planning.calibration.score import Cell, cells, pair
 
 FEW_ROWS = ("v3",)
 """Generations with a handful of measurements: their constants stay near those of the one before."""
@@ -37,7 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", type=Path, help="measurements, with the columns of planning/rows.py")
+    parser.add_argument(
+        "rows", type=Path, help="measurements, with the columns of planning/calibration/rows.py"
+    )
     parser.add_argument("--cross-validate-only", action="store_true", help="print the errors, write nothing")
     parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
     given = parser.parse_args()

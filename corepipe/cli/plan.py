@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from corepipe.cli import options
-from corepipe.planning.prices import REGION, Purchase
+from corepipe.planning.planner.prices import REGION, Purchase
 
 
 class Emit(StrEnum):

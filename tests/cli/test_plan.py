@@ -12,7 +12,7 @@ import yaml
 from corepipe.cli.run.plan import _seconds
 from corepipe.errors import UserError
 from corepipe.neuron.profiles import PROFILES, write
-from tests.planning.test_planner import CONFIG
+from tests.planning.planner.test_planner import CONFIG
 from tests.servers import run
 
 ASKED = ("--rate", "100", "--input-len", "uniform:100:300", "--output-len", "10", "--requests", "40")

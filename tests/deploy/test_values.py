@@ -18,8 +18,8 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import profile
-from corepipe.planning.emit_helm import FLAGS, Served, helm_values
-from corepipe.planning.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
+from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
 from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.deploy import chart_readme
 from tests.deploy.charts import (

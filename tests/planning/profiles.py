@@ -9,7 +9,7 @@ from corepipe.neuron.catalog import instance
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
-from corepipe.planning.profile import Run, Setup
+from corepipe.planning.profiling.profile import Run, Setup
 
 
 def setup(

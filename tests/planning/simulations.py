@@ -11,8 +11,8 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
-from corepipe.planning.record import Record
-from corepipe.planning.simulate import Simulation
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.simulate import Simulation
 from corepipe.planning.workload import Synthetic, Workload
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig

@@ -9,10 +9,10 @@ from corepipe.cli.common import check_writable, errors
 from corepipe.errors import UserError
 from corepipe.neuron.constants import shipped
 from corepipe.neuron.profiles import PROFILES, write
-from corepipe.planning.cases import Cases
-from corepipe.planning.fit import fit as fit_constants
-from corepipe.planning.fit import usable
-from corepipe.planning.rows import read
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.fit import fit as fit_constants
+from corepipe.planning.calibration.fit import usable
+from corepipe.planning.calibration.rows import read
 
 PULL = 4.0
 """How strongly the constants stay near the shipped ones: a tenth apart weighs as four rows a tenth off."""

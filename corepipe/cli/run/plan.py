@@ -22,20 +22,20 @@ from corepipe.neuron import catalog, profiles
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.planning import emit_vllm
-from corepipe.planning.bounds import Objectives
-from corepipe.planning.confidence import METRICS, shipped_validation
-from corepipe.planning.emit_helm import Served, helm_values
-from corepipe.planning.emit_vllm import vllm_manifests
-from corepipe.planning.evaluate import Demand
 from corepipe.planning.lengths import Lengths
-from corepipe.planning.plan_report import document, million, percentile_note, reasons
-from corepipe.planning.planner import SPREAD, Inquiry, Market, Plan, Remedy
-from corepipe.planning.planner import plan as make_plan
-from corepipe.planning.planner import remedy as find_remedy
-from corepipe.planning.prices import list_prices, read_prices
-from corepipe.planning.search import Option
-from corepipe.planning.space import Shape, Space
+from corepipe.planning.planner import emit_vllm
+from corepipe.planning.planner.bounds import Objectives
+from corepipe.planning.planner.confidence import METRICS, shipped_validation
+from corepipe.planning.planner.emit_helm import Served, helm_values
+from corepipe.planning.planner.emit_vllm import vllm_manifests
+from corepipe.planning.planner.evaluate import Demand
+from corepipe.planning.planner.plan_report import document, million, percentile_note, reasons
+from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan, Remedy
+from corepipe.planning.planner.planner import plan as make_plan
+from corepipe.planning.planner.planner import remedy as find_remedy
+from corepipe.planning.planner.prices import list_prices, read_prices
+from corepipe.planning.planner.search import Option
+from corepipe.planning.planner.space import Shape, Space
 
 DEFAULT_PROFILE = "vllm-neuron"
 PIPE_WIDTH = 200

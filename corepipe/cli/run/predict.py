@@ -6,9 +6,9 @@ from pathlib import Path
 
 from corepipe.cli.common import check_writable, errors, progress_bar
 from corepipe.neuron.profiles import profile as find_profile
-from corepipe.planning.cases import Cases
-from corepipe.planning.predict import Predictor
-from corepipe.planning.rows import read, write
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.rows import read, write
 
 
 def run(rows: Path, output: Path, profile: str | None) -> None:

@@ -17,10 +17,10 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron import modes, perfetto, profiles
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.graph import FORMATS
-from corepipe.planning.bottlenecks import Bottleneck, bottlenecks
-from corepipe.planning.profile import Run, Setup, placed
-from corepipe.planning.step_summary import Measured, Summary, measure
-from corepipe.planning.step_trace import build
+from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
+from corepipe.planning.profiling.profile import Run, Setup, placed
+from corepipe.planning.profiling.step_summary import Measured, Summary, measure
+from corepipe.planning.profiling.step_trace import build
 
 DEFAULT_PROFILE = "async"
 

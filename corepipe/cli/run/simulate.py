@@ -19,9 +19,9 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.graph import FORMATS
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
-from corepipe.planning.plot import page
-from corepipe.planning.report import LATENCIES, NO_SLO, Report, Slo
-from corepipe.planning.simulate import SimulationConfig, simulate
+from corepipe.planning.simulation.plot import page
+from corepipe.planning.simulation.report import LATENCIES, NO_SLO, Report, Slo
+from corepipe.planning.simulation.simulate import SimulationConfig, simulate
 from corepipe.planning.traces import trace_workload, write_trace
 from corepipe.planning.workload import PrefixTree, Synthetic, Workload
 from corepipe.serving.config import EngineConfig, validated

@@ -11,10 +11,10 @@ from rich.table import Table
 from corepipe.cli.common import errors, print_json, progress_bar
 from corepipe.neuron.constants import IDEAL, provenance, shipped
 from corepipe.neuron.profiles import profile as find_profile
-from corepipe.planning.cases import Cases
-from corepipe.planning.predict import Prediction, Predictor
-from corepipe.planning.rows import read
-from corepipe.planning.score import Cell, cells, pair
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.predict import Prediction, Predictor
+from corepipe.planning.calibration.rows import read
+from corepipe.planning.calibration.score import Cell, cells, pair
 
 WIDTH = 100
 """Columns that the table takes where the output is not a terminal."""

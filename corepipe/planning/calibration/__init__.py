@@ -1,0 +1,1 @@
+"""Measured rows: predictions for them, scores against them, constants fitted to them."""

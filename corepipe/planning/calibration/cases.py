@@ -1,0 +1,197 @@
+"""What a row describes: a model on the cores of an instance, and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from corepipe.models.registry import architecture
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.compiler import compile_for_timing, weight_bytes_by_format
+from corepipe.neuron.constants import Constants
+from corepipe.neuron.cost import CostModel
+from corepipe.neuron.graph import Axis, DType, Format, Graph
+from corepipe.neuron.hardware import GIB, Instance
+from corepipe.neuron.ops import Linear, PatchEmbed
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import RuntimeProfile
+from corepipe.neuron.program import Program
+from corepipe.planning.calibration.rows import (
+    Degrees,
+    Raw,
+    Unpredictable,
+    count,
+    degrees,
+    input_tokens,
+    number_format,
+    text,
+)
+from corepipe.planning.calibration.stacks import ENCODERS, profile_of
+
+DEFAULT_ENCODER_TOKENS = 128
+"""Tokens of a text that an encoder reads, where a row does not say: that of all published rows that do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A configuration that is measured.
+
+    place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
+    inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
+    compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
+    is then left out.
+    """
+
+    model: str
+    place: tuple[str, int]
+    instance: Instance = field(compare=False)
+    format: Format
+    degrees: Degrees
+    profile: RuntimeProfile
+    batch: int
+    inputs: int
+    outputs: int
+    longest: int
+    encodes: bool
+    causal: bool
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.degrees.pipeline, self.degrees.tensor, self.degrees.data)
+
+
+class Cases:
+    """Reads cases from rows, and keeps what several of them need.
+
+    profile: for all rows, whatever they say.
+    """
+
+    def __init__(self, profile: RuntimeProfile | None = None) -> None:
+        self._profile = profile
+        self._graph = cache(_graph)
+        self._programs = cache(self._compile)
+        self._models: dict[tuple[object, ...], CostModel] = {}
+
+    def read(self, row: Raw) -> Case:
+        """The case of a row.  Raises Unpredictable, or UserError for a model or an instance."""
+        degrees_ = degrees(row)
+        batch = count(row, "batch_size", 1) or 1
+        model, task = text(row, "model"), text(row, "task").lower()
+        profile = self._profile or profile_of(row, batch, degrees_)
+        machine = _instance(row, degrees_)
+        fmt = _native(number_format(row), machine)
+        graph = self._graph(model, fmt)
+        encodes = not graph.causal or task in ENCODERS
+        image = any(isinstance(op, PatchEmbed) for op in graph.ops)
+        lengths = (graph.max_positions, 0, graph.max_positions) if image else _lengths(row, encodes)
+        place = (machine.name, machine.lnc)
+        return Case(model, place, machine, fmt, degrees_, profile, batch, *lengths, encodes, graph.causal)
+
+    def cost(self, case: Case, constants: Mapping[str, Constants] | None = None) -> CostModel:
+        """The case's cost model, with its profile's constants or those given.  Raises Unpredictable where
+        the weights do not fit, or the model cannot be cut so."""
+        key = (
+            case.model,
+            case.format,
+            case.place,
+            case.degrees,
+            case.profile,
+            case.batch,
+            case.longest,
+            case.encodes,
+        )
+        if key not in self._models:
+            self._models[key] = self._cost_model(case)
+        base = self._models[key]
+        version = case.instance.chip.core.version
+        return base.with_constants(constants[version]) if constants and version in constants else base
+
+    def _cost_model(self, case: Case) -> CostModel:
+        place = case.placement
+        cut = Placement(place.pipeline, place.tensor)
+        programs = self._programs(case.model, case.format, cut, case.encodes)
+        _refuse_large(programs, place, case.instance)
+        return CostModel(
+            programs,
+            case.instance,
+            place.data,
+            profile=case.profile,
+            batch=case.batch,
+            longest=case.longest,
+        )
+
+    def _compile(self, model: str, fmt: Format, placement: Placement, encodes: bool) -> tuple[Program, ...]:
+        graph = self._graph(model, fmt)
+        wanted = _headless(graph) if encodes and graph.causal else graph
+        finer = placement.pipeline > graph.num_layers and not wanted.causal
+        return compile_for_timing(_finer(wanted) if finer else wanted, placement)
+
+
+def _graph(model: str, fmt: Format) -> Graph:
+    return architecture(model).graph(fmt)
+
+
+def _headless(graph: Graph) -> Graph:
+    """The graph up to its last hidden state."""
+    return replace(graph, ops=tuple(op for op in graph.ops if op.out.axis is not Axis.VOCAB))
+
+
+def _finer(graph: Graph) -> Graph:
+    """The graph with a part for each of its matrices instead of for each layer.
+
+    NeuronCore Pipeline cuts within layers where it has more cores than there are layers
+    (about-neuron/arch/neuron-features/neuroncore-pipeline.rst).
+    """
+    parts, ops = 0, []
+    for op in graph.ops:
+        inside = 0 <= op.layer < graph.num_layers
+        parts += inside and isinstance(op, Linear)
+        ops.append(replace(op, layer=max(0, parts - 1)) if op.layer >= 0 else op)
+    return replace(graph, ops=tuple(ops), num_layers=max(1, parts))
+
+
+def _instance(row: Raw, cut: Degrees) -> Instance:
+    """The instance; with one physical core as a logical one where more cores are used than there are of two.
+
+    Raises Unpredictable where it has too few cores.
+    """
+    found = find_instance(text(row, "instance"))
+    needed = cut.tensor * cut.pipeline * cut.data
+    if needed > found.cores and found.lnc > 1:
+        found = found.with_lnc(1)
+    if needed > found.cores:
+        raise Unpredictable(f"{needed} cores are needed and {found.name} has {found.cores}")
+    return found
+
+
+def _native(fmt: Format, instance: Instance) -> Format:
+    """neuron-cc computes fp32 models in bf16 on inf1 (serving facts: neuron-cc --fast-math, default)."""
+    if instance.chip.core.version != "v1" or fmt.compute is not DType.FP32:
+        return fmt
+    return Format(fmt.name, DType.BF16, DType.BF16, DType.BF16)
+
+
+def _lengths(row: Raw, encodes: bool) -> tuple[int, int, int]:
+    """Tokens in, tokens out, and of the longest sequence that the graphs are compiled for."""
+    given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
+    if isinstance(given, tuple):
+        raise Unpredictable("images are read by vision models alone")
+    if encodes:
+        inputs = given or longest or DEFAULT_ENCODER_TOKENS
+        return inputs, 0, max(inputs, longest)
+    if not given + outputs:
+        raise Unpredictable("input_len and output_len are missing")
+    inputs = given or 1
+    return inputs, outputs, max(longest, inputs + outputs)
+
+
+def _refuse_large(programs: tuple[Program, ...], placement: Placement, instance: Instance) -> None:
+    """Raises Unpredictable where the weights alone do not fit the memory banks of the cores."""
+    held = max(sum(weight_bytes_by_format(p).values()) for p in {id(p.ops): p for p in programs}.values())
+    sharing = min(placement.cores, instance.cores_per_bank)
+    if held * sharing > instance.bank_bytes:
+        raise Unpredictable(
+            f"weights of {held * sharing / GIB:.1f} GiB do not fit a bank of "
+            f"{instance.bank_bytes / GIB:.0f} GiB"
+        )

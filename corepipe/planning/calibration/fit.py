@@ -1,0 +1,187 @@
+"""Fits the cost model's constants to measured rows: robust least squares on the log of predicted / measured.
+
+Constants are fitted as logs, each generation of cores on the rows of its own instances.  A row's error is
+divided by what its cell may be off by, so that the many rows of one chart do not outvote the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.constants import FITTED, Constants, shipped
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.rows import Raw, text
+from corepipe.planning.calibration.score import pair, resolution
+
+F64 = npt.NDArray[np.float64]
+
+SOFT = 0.1
+"""Errors beyond this share count less and less (soft l1)."""
+
+FAR = 5.0
+"""Rows that are this many times off are mistaken about what was measured (a core's weights, a deployment's
+cores), and not fitted to."""
+
+STEP = 1e-3
+"""Of a logarithm, for slopes."""
+
+ENOUGH = 1e-4
+"""A relative gain below this ends the search."""
+
+GIVE_UP = 1e6
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "memory_efficiency": (0.3, 1.0),
+    "descriptor_bytes": (1.0, 2000.0),
+    "engine_efficiency": (0.05, 1.0),
+    "collective_seconds": (1e-6, 5e-4),
+    "collective_bytes_per_second": (1e9, 1e12),
+}
+"""What a constant can be at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Constants of each generation that had rows, and how many rows that were."""
+
+    constants: Mapping[str, Constants]
+    rows: Mapping[str, int]
+
+
+def version(row: Raw) -> str:
+    """The generation of cores of a row's instance."""
+    return find_instance(text(row, "instance")).chip.core.version
+
+
+def usable(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
+    """Rows that can be predicted, measured alone and at their middle: no serving under load, no tails."""
+    predictor = Predictor(cases=cases)
+    middle = [row for row in rows if _middle(row)]
+    scored = pair(middle, [predictor.predict(row) for row in middle])
+    return [one.row for one in scored if abs(log(one.predicted / one.value)) < log(FAR)]
+
+
+def _middle(row: Raw) -> bool:
+    alone = not text(row, "arrival") and not text(row, "task").startswith("serving")
+    return alone and text(row, "percentile") in {"", "mean", "p50"}
+
+
+def fit(
+    rows: Sequence[Raw],
+    cases: Cases,
+    start: Mapping[str, Constants] | None = None,
+    pull: float = 0.0,
+) -> Fit:
+    """The constants that suit `rows` best, generation by generation.
+
+    start: where to begin, and with `pull` > 0 where constants are drawn to: as strongly as by so many rows
+    that are off by a tenth for each tenth that a constant differs.
+    """
+    begin = dict(start or shipped())
+    by_version: dict[str, list[Raw]] = {}
+    for row in rows:
+        by_version.setdefault(version(row), []).append(row)
+    found = {v: _fit_one(v, group, cases, begin, pull) for v, group in by_version.items()}
+    return Fit(found, {v: len(group) for v, group in by_version.items()})
+
+
+def _fit_one(
+    generation: str, rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants], pull: float
+) -> Constants:
+    weights = _weights(rows)
+    asked = [Predictor(cases=cases).ask(row) for row in rows]
+    measured = [(float(text(row, "value")), resolution(row) / 2) for row in rows]
+    base = start[generation]
+    origin = np.log([max(getattr(base, name), BOUNDS[name][0]) for name in FITTED])
+    low, high = (np.log([BOUNDS[name][i] for name in FITTED]) for i in (0, 1))
+    origin = np.clip(origin, low + 1e-6, high - 1e-6)
+
+    def residuals(x: F64) -> F64:
+        constants = {**start, generation: _constants(base, x)}
+        predictor = Predictor(constants=constants, cases=cases)
+        known = {one: predictor.answer(one) for one in set(asked)}
+        errors = [_log_error(known[one], *value) for one, value in zip(asked, measured, strict=True)]
+        return np.concatenate([np.array(errors) * weights, np.sqrt(pull) * (x - origin)])
+
+    return _constants(base, least_squares(residuals, origin, low, high))
+
+
+def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) -> F64:
+    """The x within [low, high] with the least soft-l1 loss of its residuals.
+
+    Levenberg and Marquardt's steps, each residual weighted by the slope of its loss (Triggs et al. 2000).
+    """
+    found, damping = residuals(x), 1e-3
+    while damping < GIVE_UP:
+        columns = [(residuals(_moved(x, i)) - found) / STEP for i in range(len(x))]
+        slopes = np.stack(columns, axis=1)
+        weights = 1 / np.sqrt(1 + (found / SOFT) ** 2)
+        normal = slopes.T @ (slopes * weights[:, None])
+        pull = slopes.T @ (weights * found)
+        free = np.flatnonzero(~(((x <= low) & (pull > 0)) | ((x >= high) & (pull < 0))))
+        while damping < GIVE_UP:
+            there = x.copy()
+            damped = normal[np.ix_(free, free)] + damping * np.eye(len(free))
+            there[free] -= np.linalg.solve(damped, pull[free])
+            there = np.clip(there, low, high)
+            new = residuals(there)
+            gain = 1 - _loss(new) / _loss(found)
+            damping *= 0.2 if gain > 0 else 5
+            if gain > 0:
+                x, found = there, new
+                break
+        if gain < ENOUGH:
+            break
+    return x
+
+
+def _moved(x: F64, i: int) -> F64:
+    there = x.copy()
+    there[i] += STEP
+    return there
+
+
+def _loss(residuals: F64) -> float:
+    return float((np.sqrt(1 + (residuals / SOFT) ** 2) - 1).sum()) + 1e-12
+
+
+def _constants(base: Constants, x: F64) -> Constants:
+    return replace(base, **{name: float(np.exp(value)) for name, value in zip(FITTED, x, strict=True)})
+
+
+def _log_error(predicted: float, value: float, slack: float) -> float:
+    """log(predicted / measured), 0 within what the source rounds to the same figure."""
+    if predicted > value + slack:
+        return log(predicted / (value + slack))
+    return min(0.0, log(predicted / (value - slack)))
+
+
+def _weights(rows: Sequence[Raw]) -> F64:
+    """1 / sqrt(repeats): rows that measure one configuration again count as one."""
+    keys = [tuple(text(row, c) for c in _CONFIGURATION) for row in rows]
+    repeats = Counter(keys)
+    return np.array([repeats[key] ** -0.5 for key in keys])
+
+
+_CONFIGURATION = ("task", "instance", "model", "dtype", "parallelism", "batch_size", "metric", "seq_len")
+
+
+def family(row: Raw) -> str:
+    """Models of one family are alike: what is learnt from one may not be tested on another."""
+    return text(row, "family") or text(row, "model")
+
+
+def leave_one_family_out(
+    rows: Sequence[Raw], cases: Cases, fitted: Callable[[Sequence[Raw], Cases], Fit]
+) -> dict[str, Fit]:
+    """For each family of models what is `fitted` to the others' rows."""
+    names = sorted({family(row) for row in rows})
+    return {name: fitted([row for row in rows if family(row) != name], cases) for name in names}

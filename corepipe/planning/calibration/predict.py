@@ -1,0 +1,232 @@
+"""What the cost model predicts for a row: the figure that the row's metric names, in the row's unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.errors import UserError
+from corepipe.neuron.constants import Constants
+from corepipe.neuron.cost import CostModel
+from corepipe.neuron.step import StepShape
+from corepipe.planning.calibration.cases import Case, Cases
+from corepipe.planning.calibration.load import Load, Served, load, serve
+from corepipe.planning.calibration.load import figure as load_figure
+from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
+
+F64 = npt.NDArray[np.float64]
+
+NOT_VALIDATED = "not validated"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
+
+    profile: the runtime profile that was taken; empty where it did not come to that.
+    """
+
+    value: float | None
+    reason: str
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a row asks for: a figure of a case; quantile None: the mean; load None: a batch alone."""
+
+    case: Case
+    metric: str
+    unit: str
+    quantile: float | None
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A batch that is generated: seconds to its first tokens, of each step that follows; sequences in all
+    replicas; tokens of each."""
+
+    first: float
+    steps: F64
+    sequences: int
+    inputs: int
+    outputs: int
+
+    @property
+    def total(self) -> float:
+        return self.first + float(self.steps.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """An encoder's batch: seconds, and batches a second of all cores."""
+
+    seconds: float
+    batches_per_second: float
+    batch: int
+
+
+class Predictor:
+    """Predicts rows with one set of constants.
+
+    constants: by generation of cores, instead of the profiles'.  cases may be shared between predictors,
+    which then compile everything once.
+    """
+
+    def __init__(self, constants: Mapping[str, Constants] | None = None, cases: Cases | None = None) -> None:
+        self._cases = cases or Cases()
+        self._constants = constants
+        self._generation = cache(self._generate)
+        self._pass = cache(self._encode)
+        self._served = cache(self._serve)
+
+    def predict(self, row: Raw) -> Prediction:
+        """The row's figure; never raises for what a row holds."""
+        profile = ""
+        try:
+            asked = self.ask(row)
+            profile = asked.case.profile.name
+            return Prediction(self.answer(asked), _caveat(row, asked.case), profile)
+        except Unpredictable as error:
+            return Prediction(None, str(error), profile)
+        except UserError as error:
+            return Prediction(None, str(error).splitlines()[0], profile)
+        except OSError as error:  # a name that no file can have, or a file that cannot be read
+            return Prediction(None, f"model or profile: {error.strerror}", profile)
+
+    def ask(self, row: Raw) -> Asked:
+        """What a row asks for.  Raises Unpredictable, or UserError."""
+        case = self._cases.read(row)
+        metric, unit = text(row, "metric").lower(), text(row, "unit")
+        if unit not in UNITS:
+            raise Unpredictable(f"unit {unit!r:.40} is not known; there are {', '.join(UNITS)}")
+        if (unit in RATES) != metric.endswith(("throughput", "rate")):
+            raise Unpredictable(f"{metric} is not measured in {unit}")
+        offered = load(row) if _under_load(row) else None
+        return Asked(case, metric, unit, _quantile(row), offered)
+
+    def answer(self, asked: Asked) -> float:
+        """The figure, in the row's unit.  Raises Unpredictable."""
+        case = asked.case
+        if asked.load is not None:
+            served = self._served(case, asked.load)
+            return load_figure(asked.metric, served, asked.quantile) / UNITS[asked.unit]
+        if case.encodes or case.outputs == 0:
+            return _of_pass(asked.metric, self._pass(case)) / UNITS[asked.unit]
+        return _of_generation(asked.metric, self._generation(case), asked.quantile) / UNITS[asked.unit]
+
+    def _generate(self, case: Case) -> Generation:
+        """A whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
+        cost = self._cases.cost(case, self._constants)
+        steps = _decode_steps(cost, case)
+        return Generation(
+            _prefill(cost, case), steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs)
+        )
+
+    def _serve(self, case: Case, offered: Load) -> Served:
+        if case.encodes or not case.outputs:
+            raise Unpredictable("only models that generate are predicted under load")
+        return serve(case, self._cases.cost(case, self._constants), offered)
+
+    def _encode(self, case: Case) -> Pass:
+        """Batches on each replica: one after the other, or with several in flight each in its turn.
+
+        While the cores work on one batch, the host copies the results of another, if there is another.
+        """
+        cost = self._cases.cost(case, self._constants)
+        shape = _whole(case)
+        host = case.profile.host_seconds + cost.output_seconds(shape)
+        alone = host + cost.latency(shape)
+        workers = case.profile.workers
+        if cost.stages == 1 and workers == 1:
+            return Pass(alone, case.degrees.data / alone, case.batch)
+        step = max(host, *cost.stage_seconds(shape))
+        return Pass(max(alone, workers * step), case.degrees.data / step, case.batch)
+
+
+def _whole(case: Case) -> StepShape:
+    """A batch of whole inputs; a decoder that is used as an encoder gives a vector for every token."""
+    every = case.encodes and case.causal
+    return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
+
+
+def _prefill(cost: CostModel, case: Case) -> float:
+    """Seconds until every prompt of the batch has its first token."""
+    together = case.batch if case.profile.batched_prefill else 1
+    shape = StepShape.of([(0, case.inputs)] * together, together)
+    one = case.profile.host_seconds + cost.latency(shape) + cost.sampling_seconds(shape)
+    return one * (case.batch // together)
+
+
+def _decode_steps(cost: CostModel, case: Case) -> F64:
+    """Seconds of each step after the first token."""
+    contexts = np.arange(case.inputs + 1, case.inputs + case.outputs, dtype=np.int64)
+    if not len(contexts):
+        contexts = np.array([case.inputs + 1], np.int64)
+    stages = cost.decode_seconds(case.batch, contexts * case.batch)
+    shape = StepShape.decode(case.batch, case.inputs)
+    moved = sum(cost.transfer_seconds(stage, shape) for stage in range(cost.stages))
+    fixed = case.profile.host_seconds + moved + cost.sampling_seconds(shape)
+    total: F64 = stages.sum(axis=0) + fixed
+    return total
+
+
+def _under_load(row: Raw) -> bool:
+    return bool(text(row, "arrival")) or text(row, "task").lower().startswith("serving")
+
+
+def _quantile(row: Raw) -> float | None:
+    """The share that `percentile` names; None for the mean.  Raises Unpredictable."""
+    name = text(row, "percentile").lower()
+    if name in {"", "mean", "avg", "average"}:
+        return None
+    if name == "median":
+        return 0.5
+    if name.startswith("p") and name[1:].replace(".", "", 1).isdigit() and float(name[1:]) <= 100:
+        return float(name[1:]) / 100
+    raise Unpredictable(f"percentile {name!r:.20} is not like mean, p50 or p99")
+
+
+def _of_generation(metric: str, run: Generation, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
+    tokens = run.inputs + run.outputs
+    match metric:
+        case "ttft" | "ttft_whole_batch":
+            return run.first
+        case "tpot" | "itl":
+            return float(run.steps.mean() if quantile is None else np.quantile(run.steps, quantile))
+        case "output_throughput":
+            return run.sequences * run.outputs / run.total
+        case "total_throughput":
+            return run.sequences * tokens / run.total
+        case "per_token_latency":
+            return run.total / tokens
+        case "request_latency" | "latency":
+            return run.total
+        case "request_rate" | "throughput":
+            return run.sequences / run.total
+        case _:
+            raise Unpredictable(f"the metric {metric!r:.40} is not known")
+
+
+def _of_pass(metric: str, run: Pass) -> float:
+    match metric:
+        case "latency" | "ttft" | "ttft_whole_batch" | "request_latency":
+            return run.seconds
+        case "throughput" | "request_rate":
+            return run.batch * run.batches_per_second
+        case _:
+            raise Unpredictable(f"the metric {metric!r:.40} is not one of a model that does not generate")
+
+
+def _caveat(row: Raw, case: Case) -> str:
+    """What a figure must be read with."""
+    if text(row, "percentile").lower() in {"p90", "p95", "p99"}:
+        return f"{NOT_VALIDATED}: tail percentiles"
+    if case.instance.family not in {"inf2", "trn1"}:
+        return f"{NOT_VALIDATED}: few measurements of {case.instance.family}"
+    return ""

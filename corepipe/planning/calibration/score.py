@@ -1,0 +1,143 @@
+"""How far predictions are from measurements: by cell of metric x instance x runtime profile."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from corepipe.planning.calibration.predict import NOT_VALIDATED, Prediction
+from corepipe.planning.calibration.rows import Raw, text
+
+RESOLUTIONS = {
+    ("static-batch(optimum-neuron)", "ttft_whole_batch"): 100.0,
+    ("static-batch(optimum-neuron)", "tpot"): 1.0,
+}
+"""What figures are rounded to in their source, in ms: charts show whole ms and tenths of a second."""
+
+
+def resolution(row: Raw) -> float:
+    """What the row's figure was rounded to in its source, in its unit; 0 where it was not."""
+    return RESOLUTIONS.get((text(row, "task"), text(row, "metric")), 0.0)
+
+
+SAME = (
+    "task", "instance", "model", "dtype", "parallelism", "batch_size", "input_len", "output_len", "seq_len",
+    "metric", "arrival", "users",
+)  # fmt: skip
+"""Rows that agree in these and in `percentile` measure one thing again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A measured row and what was predicted for it."""
+
+    row: Raw
+    value: float
+    predicted: float
+    baseline: float | None
+    profile: str
+
+    @property
+    def resolution(self) -> float:
+        return resolution(self.row)
+
+    def error(self, predicted: float | None = None) -> float:
+        """Signed relative error, to the nearest figure that the source rounds to this value."""
+        gap = (self.predicted if predicted is None else predicted) - self.value
+        slack = self.resolution / 2
+        beyond = max(0.0, abs(gap) - slack)
+        return float(np.copysign(beyond, gap)) / self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Errors of a cell, as shares: |error| at the median and at p90, the median signed error; the plain
+    roofline's; and the noise floor: how far the source's rounding and its repeats are apart."""
+
+    metric: str
+    instance: str
+    profile: str
+    validated: bool
+    n: int
+    median: float
+    p90: float
+    bias: float
+    roofline_median: float | None
+    roofline_p90: float | None
+    noise: float
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def pair(
+    rows: Sequence[Raw], predictions: Sequence[Prediction], baselines: Sequence[Prediction] | None = None
+) -> list[Scored]:
+    """The rows that have both a value and a prediction."""
+    scored = []
+    for i, (row, found) in enumerate(zip(rows, predictions, strict=True)):
+        value = _value(row)
+        if value is not None and found.value is not None:
+            baseline = baselines[i].value if baselines else None
+            scored.append(Scored(row, value, found.value, baseline, found.profile))
+    return scored
+
+
+def _value(row: Raw) -> float | None:
+    try:
+        value = float(text(row, "value"))
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+def cells(scored: Iterable[Scored]) -> list[Cell]:
+    """Every cell, validated ones first."""
+    groups: defaultdict[tuple[bool, str, str, str], list[Scored]] = defaultdict(list)
+    for one in scored:
+        row = one.row
+        metric = text(row, "metric") + ("" if _typical(row) else f" {text(row, 'percentile')}")
+        groups[not _validated(row), metric, text(row, "instance"), one.profile].append(one)
+    return [_cell(key, groups[key]) for key in sorted(groups)]
+
+
+def _typical(row: Raw) -> bool:
+    return text(row, "percentile").lower() in {"", "mean", "p50", "median"}
+
+
+def _validated(row: Raw) -> bool:
+    return _typical(row) and text(row, "instance").startswith(("inf2", "trn1"))
+
+
+def _cell(key: tuple[bool, str, str, str], group: list[Scored]) -> Cell:
+    errors = np.array([one.error() for one in group])
+    base = [abs(one.error(one.baseline)) for one in group if one.baseline is not None]
+    return Cell(
+        metric=key[1],
+        instance=key[2],
+        profile=key[3],
+        validated=not key[0],
+        n=len(group),
+        median=float(np.median(abs(errors))),
+        p90=float(np.quantile(abs(errors), 0.9)),
+        bias=float(np.median(errors)),
+        roofline_median=float(np.median(base)) if base else None,
+        roofline_p90=float(np.quantile(base, 0.9)) if base else None,
+        noise=_noise(group),
+    )
+
+
+def _noise(group: Sequence[Scored]) -> float:
+    """Median of half the rounding step and of the deviation of repeats from their mean, added."""
+    repeats: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    for one in group:
+        repeats[tuple(text(one.row, c) for c in (*SAME, "percentile"))].append(one.value)
+    spread = [abs(v / np.mean(again) - 1) for again in repeats.values() if len(again) > 1 for v in again]
+    rounding = float(np.median([one.resolution / 2 / one.value for one in group]))
+    return rounding + (float(np.median(spread)) if spread else 0.0)
+
+
+__all__ = ["NOT_VALIDATED", "Cell", "Scored", "cells", "pair"]

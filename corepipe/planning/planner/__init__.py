@@ -1,0 +1,1 @@
+"""The cheapest deployment that meets its objectives."""

@@ -1,0 +1,284 @@
+"""What no schedule can beat: closed forms from the cost model that spare the planner a simulation.
+
+Each bound is on the safe side: nothing that a simulation would accept is refused.
+- A token takes at least a decode step of its request alone, at its shortest context.
+- A first token takes at least its prompt's own chunks, one after the other through the first stage.
+- A replica's busiest stage spends, for each request, the time of its prompt's chunks and its tokens' part
+  of decode steps.  A step's time is at least a + b x sequences, so that a stage can only gain from larger
+  batches; but where tokens must not take longer than the objective, batches cannot be larger than that
+  allows, prompts that interrupt them included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import ceil, floor, inf
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.cost import CostModel, StepShape
+from corepipe.neuron.memory import CoreMemory, blocks_that_fit
+from corepipe.planning.planner.space import BLOCK_SIZE, BatchLimits, Shape
+
+Floats = npt.NDArray[np.float64]
+
+MOST_SEQUENCES = 256
+"""Largest batch that is considered."""
+
+CROWD = 2.3
+"""Standard deviations above the mean number of running requests for which a batch should have room, lest
+they queue: of a Poisson distribution, its 99th percentile."""
+
+SLACK = 1.1
+"""How far a finite run may do better than the steady state that a capacity is computed for."""
+
+
+BEYOND_HELP = 1e6
+"""Excess of what no change of the objectives would help."""
+
+
+class Reason(StrEnum):
+    """Why a configuration fails."""
+
+    MEMORY = "memory"
+    TTFT = "TTFT"
+    TPOT = "TPOT"
+    THROUGHPUT = "throughput"
+    UNSUPPORTED = "not possible"
+    VALIDATION = "validation"
+    PRICE = "price"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one configuration fails.  `excess`: how many times too much its best possible figure is."""
+
+    reason: Reason
+    text: str
+    excess: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service-level objectives in seconds (None: none), held at a percentile; and requests a second."""
+
+    ttft: float | None
+    tpot: float | None
+    percentile: float
+    rate: float
+
+    def quantile(self, values: Floats) -> float:
+        """The objective's percentile of `values`, between the nearest ranks; 0 of none."""
+        return float(np.percentile(values, self.percentile)) if len(values) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """Tokens of each request's prompt and answer; `shared`: whether prompts may begin alike."""
+
+    prompts: npt.NDArray[np.int64]
+    answers: npt.NDArray[np.int64]
+    shared: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return int((self.prompts + self.answers).max())
+
+
+class Timed:
+    """One shape's costs: what its Programs take alone, and what fits beside them.
+
+    host: seconds of the host a step, which a step's time includes.
+    """
+
+    def __init__(self, shape: Shape, cost: CostModel, cores: Sequence[CoreMemory], host: float) -> None:
+        self.shape = shape
+        self.instance = shape.device
+        self._cost = cost
+        self._cores = cores
+        self._host = host
+
+    def step(self, shape: StepShape) -> float:
+        """Seconds from a step's submission to its result, on an idle replica."""
+        lone = self._cost.lone
+        return self._host + lone.latency(shape) + lone.sampling_seconds(shape)
+
+    def busiest(self, shape: StepShape) -> float:
+        """Seconds that a step keeps the busiest stage from the next one."""
+        stages = self._cost.stage_seconds(shape)
+        return max(self._host, *stages) if len(stages) > 1 else self._host + stages[0]
+
+    def tokens_alone(self, longest: int) -> Floats:
+        """[longest]: seconds of a decode step of a lone request with 1 ... `longest` tokens of context."""
+        step = StepShape.decode(1, 1)
+        moved = sum(self._cost.transfer_seconds(stage, step) for stage in range(self._cost.stages))
+        stages = self._cost.lone.decode_seconds(1, np.arange(1, longest + 1))
+        alone: Floats = stages.sum(axis=0) + (self._host + moved + self._cost.sampling_seconds(step))
+        return alone
+
+    def prompt(self, tokens: int, chunk: int) -> float:
+        """Seconds until a lone prompt's first token, in chunks of up to `chunk` tokens."""
+        chunks = _chunks(tokens, chunk)
+        first = sum(self._host + self._cost.lone.stage_seconds(step)[0] for step in chunks[:-1])
+        return first + self.step(chunks[-1])
+
+    def prompt_work(self, tokens: int, chunk: int) -> float:
+        """Seconds that a prompt keeps the busiest stage busy."""
+        return sum(self.busiest(step) for step in _chunks(tokens, chunk))
+
+    @cached_property
+    def blocks(self) -> int:
+        """KV blocks that a replica can have; negative where not even the weights fit."""
+        return blocks_that_fit(self._cores, self.shape.placement.data, self.instance)
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of weights on the fullest core."""
+        return max(core.weights for core in self._cores)
+
+
+def _chunks(tokens: int, chunk: int) -> list[StepShape]:
+    starts = range(0, tokens, chunk)
+    counts = [min(chunk, tokens - start) for start in starts]
+    last = len(counts) - 1
+    return [
+        StepShape.of([(start, count)], 1 if i == last else 0)
+        for i, (start, count) in enumerate(zip(starts, counts, strict=True))
+    ]
+
+
+class Bounds:
+    """The bounds of one shape for a workload and its objectives."""
+
+    def __init__(self, timed: Timed, sizes: RequestSizes, objectives: Objectives) -> None:
+        self._timed = timed
+        self._sizes = sizes
+        self._objectives = objectives
+        self._segregated = timed.shape.profile.policy == "segregated"
+        self._prompt = int(np.percentile(sizes.prompts, objectives.percentile, method="lower"))
+        self._context = round(float((sizes.prompts + sizes.answers / 2).mean()))
+        self._steps: list[tuple[float, float]] = []
+        self._answer = float(sizes.answers.mean())
+
+    def failure(self, limits: BatchLimits) -> Failure | None:
+        """Why no number of such instances can do it; None where that is not clear."""
+        return self._memory(limits) or self._tpot() or self._ttft(limits)
+
+    def capacity(self, limits: BatchLimits) -> float:
+        """Requests a second that an instance sustains within the objective for a token, at most."""
+        batches = np.arange(1, self._largest_batch(limits) + 1)
+        steps, busy = self._decode_times(len(batches))
+        work = self._prompt_work(limits.max_num_batched_tokens)
+        decode = self._answer * busy / batches
+        most = 1 / (work + decode if self._segregated else np.maximum(work, decode))
+        if self._objectives.tpot is not None:
+            most = np.minimum(most, self._uninterrupted(steps, work))
+        share = max(self._objectives.percentile, 1.0) / 100
+        return SLACK / share * self._timed.shape.placement.data * float(most.max())
+
+    def fewest(self, limits: BatchLimits) -> int:
+        """Instances without which the rate cannot be sustained; 0 where none can at all."""
+        capacity = self.capacity(limits)
+        return ceil(self._objectives.rate / capacity) if capacity > 0 else 0
+
+    def estimate(self, limits: BatchLimits, instances: int) -> float:
+        """Seconds of a mean request under load, in steady state and with room in the batch for a crowd: the
+        order in which to try what costs the same.  Infinite where the load is too much."""
+        replicas = instances * self._timed.shape.placement.data
+        rate = self._objectives.rate / replicas
+        left = 1 - rate * self._prompt_work(limits.max_num_batched_tokens)
+        batches = np.arange(1, self._largest_batch(limits) + 1)
+        if left <= 0:
+            return inf
+        token = self._decode_times(len(batches))[0] / left
+        running = rate * self._answer * token
+        enough = np.flatnonzero(batches >= running + CROWD * np.sqrt(running))
+        if not len(enough):
+            return inf
+        first = self._timed.prompt(self._mean_prompt, limits.max_num_batched_tokens) / left
+        return float(first + self._answer * token[enough[0]])
+
+    def fastest(self, limits: BatchLimits) -> float:
+        """Seconds that a request takes at the objectives' percentile, at least."""
+        shortest = int(self._sizes.prompts.min())
+        first = self._timed.prompt(self._computed(shortest), limits.max_num_batched_tokens)
+        return first + self._objectives.quantile(self._decoding)
+
+    def _memory(self, limits: BatchLimits) -> Failure | None:
+        blocks, wanted = self._timed.blocks, -(-limits.max_model_len // BLOCK_SIZE)
+        if blocks >= wanted:
+            return None
+        instance, cores = self._timed.instance, self._timed.shape.placement.cores
+        bank = instance.bank_bytes / 2**30
+        weights = self._timed.weights / 2**30
+        share = min(instance.cores_per_bank, cores)
+        return Failure(
+            Reason.MEMORY,
+            f"weights of {weights:.1f} GiB on a core leave no room for {limits.max_model_len} tokens; "
+            f"{share} share {bank:.0f} GiB",
+            BEYOND_HELP * (1 + weights * share / bank),
+        )
+
+    def _tpot(self) -> Failure | None:
+        objective = self._objectives.tpot
+        several = self._sizes.answers > 1
+        least = self._objectives.quantile(self._decoding[several] / (self._sizes.answers[several] - 1))
+        if objective is None or least <= objective:
+            return None
+        text = f"a token alone takes {least * 1e3:.1f} ms"
+        return Failure(Reason.TPOT, text, least / objective)
+
+    def _ttft(self, limits: BatchLimits) -> Failure | None:
+        objective = self._objectives.ttft
+        if objective is None:
+            return None
+        least = self._timed.prompt(self._computed(self._prompt), limits.max_num_batched_tokens)
+        if least <= objective:
+            return None
+        text = f"a prompt alone takes {least * 1e3:.0f} ms to its first token"
+        return Failure(Reason.TTFT, text, least / objective)
+
+    def _computed(self, prompt: int) -> int:
+        """Tokens of a prompt that must be computed."""
+        return 1 if self._sizes.shared else prompt
+
+    @cached_property
+    def _decoding(self) -> Floats:
+        """[requests]: seconds from the first token of each request alone to its last."""
+        prompts, answers = self._sizes.prompts, self._sizes.answers
+        until = np.concatenate([[0.0], np.cumsum(self._timed.tokens_alone(self._sizes.longest))])
+        seconds: Floats = until[prompts + answers - 1] - until[prompts]
+        return seconds
+
+    @cached_property
+    def _mean_prompt(self) -> int:
+        return max(1, round(float(self._sizes.prompts.mean())))
+
+    def _decode_times(self, sequences: int) -> Floats:
+        """[2, sequences]: seconds of a decode step from end to end, and on the busiest stage."""
+        while len(self._steps) < sequences:
+            step = StepShape.decode(len(self._steps) + 1, self._context)
+            self._steps.append((self._timed.step(step), self._timed.busiest(step)))
+        return np.array(self._steps[:sequences]).T
+
+    def _prompt_work(self, chunk: int) -> float:
+        if self._sizes.shared:
+            return 0.0
+        return self._timed.prompt_work(self._mean_prompt, chunk)
+
+    def _largest_batch(self, limits: BatchLimits) -> int:
+        held = self._timed.blocks * BLOCK_SIZE / max(1.0, float(self._sizes.prompts.min()))
+        return max(1, min(limits.max_num_seqs, MOST_SEQUENCES, floor(held)))
+
+    def _uninterrupted(self, steps: Floats, work: float) -> Floats:
+        """Requests a second of a replica beside whose prompts a batch's tokens keep the objective."""
+        assert self._objectives.tpot is not None
+        left = 1 - steps / (SLACK * self._objectives.tpot)
+        if not self._segregated or work == 0:
+            return np.where(left >= 0, inf, 0.0)
+        return np.maximum(left, 0.0) / work

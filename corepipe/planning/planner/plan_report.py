@@ -1,0 +1,158 @@
+"""A plan as a document for machines; `cli.plan` shows the same to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from corepipe.planning.planner.bounds import Objectives, Reason
+from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
+from corepipe.planning.planner.planner import Plan, Remedy
+from corepipe.planning.planner.search import Dearer, Option, Rejected
+from corepipe.planning.planner.space import BLOCK_SIZE, Deployment, Shape
+
+SCHEMA = "corepipe.plan/1"
+MILLISECONDS = 1e3
+
+
+def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
+    """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
+    inquiry, found = plan.inquiry, plan.found
+    demand = inquiry.demand
+    return {
+        "schema": SCHEMA,
+        "emulated": True,
+        "model": inquiry.architecture.name,
+        "objectives": objectives(demand.objectives),
+        "workload": {
+            "rate": demand.objectives.rate,
+            "input_len": demand.input_len.spec,
+            "output_len": demand.output_len.spec,
+            "seed": demand.seed,
+        },
+        "max_model_len": plan.max_model_len,
+        "purchase": inquiry.market.purchase.value,
+        "region": inquiry.market.region,
+        "choice": option(plan, plan.best) if plan.best else None,
+        "tied": [option(plan, o) for o in plan.tied],
+        "pareto": [option(plan, o) for o in plan.front],
+        "failed": [_rejected(r) for r in found.rejected],
+        "dearer": [_dearer(d) for d in found.dearer],
+        "without_price": list(plan.unpriced),
+        "nearest": None if plan.best or plan.nearest is None else _rejected(plan.nearest),
+        "would_be_met": remedy
+        and {"objectives": objectives(remedy.objectives), "by": option(plan, remedy.option)},
+        "searched": {"configurations": found.configurations, "simulations": found.simulations},
+    }
+
+
+def objectives(asked: Objectives) -> dict[str, object]:
+    return {
+        "ttft_ms": asked.ttft and asked.ttft * MILLISECONDS,
+        "tpot_ms": asked.tpot and asked.tpot * MILLISECONDS,
+        "percentile": asked.percentile,
+    }
+
+
+def option(plan: Plan, chosen: Option) -> dict[str, object]:
+    """A deployment that meets the objectives."""
+    shape, outcome = chosen.deployment.candidate.shape, chosen.outcome
+    price = plan.prices[shape.instance]
+    return {
+        **deployment(chosen.deployment),
+        "price_per_hour": chosen.price,
+        "price_source": price.source,
+        "dollars_per_million_output_tokens": million(plan, chosen),
+        "predicted": {
+            "ttft_ms": outcome.ttft * MILLISECONDS,
+            "tpot_ms": outcome.tpot * MILLISECONDS,
+            "e2e_ms": outcome.latency * MILLISECONDS,
+            "output_tokens_per_second": outcome.tokens_per_second * chosen.deployment.instances,
+        },
+        "validation": validation(plan, shape),
+    }
+
+
+def million(plan: Plan, chosen: Option) -> float:
+    """Dollars for a million output tokens at the rate that was asked for."""
+    demand = plan.inquiry.demand
+    tokens = demand.objectives.rate * float(demand.sizes().answers.mean())
+    return chosen.price / 3600 / tokens * 1e6
+
+
+def validation(plan: Plan, shape: Shape) -> dict[str, object]:
+    """The error of each kind of figure, in percent; null where it is not validated."""
+    figures: dict[str, object] = {}
+    for figure in METRICS:
+        known = plan.inquiry.validation.of(figure, shape)
+        error = None if known.error is None else known.error * 100
+        figures[figure] = {"error_percent": error, "basis": known.basis}
+    return {**figures, "percentile": percentile_note(plan)}
+
+
+def percentile_note(plan: Plan) -> str:
+    """What is known of the percentile that the objectives are held at."""
+    percentile = plan.inquiry.demand.objectives.percentile
+    return "as the median" if percentile == MEDIAN else f"p{percentile:g} {NOT_VALIDATED}"
+
+
+def deployment(chosen: Deployment) -> dict[str, object]:
+    """The settings, named as the flags of `corepipe serve`."""
+    limits = chosen.candidate.limits
+    return {
+        "instances": chosen.instances,
+        **_shape(chosen.candidate.shape),
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "block_size": BLOCK_SIZE,
+    }
+
+
+def _shape(shape: Shape) -> dict[str, object]:
+    place = shape.placement
+    return {
+        "instance": shape.instance,
+        "pipeline": place.pipeline,
+        "tensor": place.tensor,
+        "data": place.data,
+        "dtype": shape.format.name,
+        "profile": shape.profile.name,
+        "policy": shape.profile.policy,
+    }
+
+
+def _rejected(rejected: Rejected) -> dict[str, object]:
+    failure = rejected.failure
+    return {**_shape(rejected.shape), "reason": failure.reason.value, "detail": failure.text}
+
+
+def _dearer(dearer: Dearer) -> dict[str, object]:
+    failure = dearer.failure
+    return {
+        **_shape(dearer.shape),
+        "price_per_hour_at_least": dearer.price,
+        "fewer_fail_by": failure and {"reason": failure.reason.value, "detail": failure.text},
+    }
+
+
+def reasons(plan: Plan) -> Iterator[tuple[str, str, int, str]]:
+    """For people: (instance, reason, how many shapes, the nearest of them) of what fails at any price, and of
+    what would do for a higher price than others."""
+    order = {i.name: n for n, i in enumerate(plan.inquiry.space.instances)}
+    failures = [
+        (r.shape, r.failure.reason.value, r.failure.excess, r.failure.text) for r in plan.found.rejected
+    ]
+    failures += [
+        (d.shape, Reason.PRICE.value, d.price, f"{d.failure.text}; more would cost {d.price:.4g} $/h")
+        for d in plan.found.dearer
+        if d.failure is not None
+    ]
+
+    def key(failure: tuple[Shape, str, float, str]) -> tuple[int, str]:
+        return order[failure[0].instance], failure[1]
+
+    for (_, reason), group in groupby(sorted(failures, key=key), key):
+        several = list(group)
+        shape, _, _, text = min(several, key=lambda failure: failure[2])
+        yield shape.instance, reason, len(several), f"{shape}: {text}"

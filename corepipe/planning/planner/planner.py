@@ -1,0 +1,225 @@
+"""The cheapest deployment of a model that meets its objectives, and how it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, floor, log10
+
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.planning.planner.bounds import Failure, Objectives, Reason
+from corepipe.planning.planner.confidence import Validation
+from corepipe.planning.planner.evaluate import Demand, Workbench
+from corepipe.planning.planner.prices import Price, PriceList, Purchase
+from corepipe.planning.planner.search import Found, Option, Outcome, Rejected, search
+from corepipe.planning.planner.space import Candidate, Deployment, Shape, Space
+
+SPREAD = 4.0
+"""Faster deployments are looked for up to so many times the price of the cheapest."""
+
+EASE = 2
+"""How far below its capacity the nearest deployment is tried."""
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Where and how instances are bought."""
+
+    prices: PriceList
+    purchase: Purchase
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What a plan is asked for.  `max_error`: share above which a validation error is too much; `accepts`:
+    shapes that are wanted at all."""
+
+    architecture: Architecture
+    demand: Demand
+    space: Space
+    market: Market
+    validation: Validation
+    max_model_len: int | None = None
+    max_error: float | None = None
+    accepts: Callable[[Shape], bool] = lambda _: True
+    spread: float = SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was found.  options: deployments that meet the objectives, cheapest first, those that cost the
+    same by latency; the first is the choice.  unpriced: instances without a price."""
+
+    inquiry: Inquiry
+    max_model_len: int
+    options: tuple[Option, ...]
+    found: Found
+    prices: dict[str, Price]
+    unpriced: tuple[str, ...]
+
+    @property
+    def best(self) -> Option | None:
+        return self.options[0] if self.options else None
+
+    def is_tied(self, option: Option) -> bool:
+        """Whether the difference in cost from the choice is within the validation error."""
+        assert self.best is not None
+        shapes = (option.deployment.candidate.shape, self.best.deployment.candidate.shape)
+        error = max(self.inquiry.validation.tied(shape) for shape in shapes)
+        return option is not self.best and option.price <= self.best.price * (1 + error)
+
+    @property
+    def tied(self) -> list[Option]:
+        return [option for option in self.options if self.is_tied(option)]
+
+    @property
+    def front(self) -> list[Option]:
+        """The Pareto front: each is the fastest for its price or less."""
+        front: list[Option] = []
+        for option in self.options:
+            if not front or option.outcome.latency < front[-1].outcome.latency:
+                front.append(option)
+        return front
+
+    @property
+    def nearest(self) -> Rejected | None:
+        """Of what can be deployed but meets the objectives at no price, what comes nearest."""
+        return min(self.found.rejected, key=lambda r: r.failure.excess, default=None)
+
+
+def plan(inquiry: Inquiry, report: Report) -> Plan:
+    """Searches.  Raises UserError for an impossible request: no shape to choose from, requests too long."""
+    market, graph = inquiry.market, _decoder(inquiry.architecture)
+    longest = _max_model_len(inquiry)
+    market.prices.check_region(market.purchase, market.region)
+    prices = _prices(inquiry)
+    shapes, refused = _shapes(inquiry, graph, prices)
+    found = _search(inquiry, shapes, prices, longest, report)
+    found.rejected += refused
+    options = sorted(found.options, key=lambda o: (o.price, o.outcome.latency))
+    unpriced = tuple(i.name for i in inquiry.space.instances if i.name not in prices)
+    return Plan(inquiry, longest, tuple(options), found, prices, unpriced)
+
+
+def _search(
+    inquiry: Inquiry, shapes: list[Shape], prices: dict[str, Price], longest: int, report: Report
+) -> Found:
+    workbench = _workbench(inquiry, prices, longest)
+    limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
+    return search(shapes, limits, workbench, report, inquiry.spread, inquiry.validation.tied)
+
+
+def _workbench(inquiry: Inquiry, prices: dict[str, Price], longest: int) -> Workbench:
+    rates = {name: price.per_hour for name, price in prices.items()}
+    return Workbench(inquiry.architecture, inquiry.demand, rates, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Objectives that can be met, and the deployment that does."""
+
+    objectives: Objectives
+    option: Option
+
+
+def remedy(plan: Plan) -> Remedy | None:
+    """Objectives that the nearest deployment meets, with instances for EASE times the rate: simulated.
+
+    None where no objective is what is in the way.
+    """
+    nearest, asked = plan.nearest, plan.inquiry.demand
+    if nearest is None or nearest.failure.reason not in {Reason.TTFT, Reason.TPOT}:
+        return None
+    free = replace(asked, objectives=replace(asked.objectives, ttft=None, tpot=None))
+    inquiry = replace(plan.inquiry, demand=free)
+    workbench = _workbench(inquiry, plan.prices, plan.max_model_len)
+    limits = inquiry.space.limits(plan.max_model_len, workbench.longest_prompt)
+    able = [c for c in (Candidate(nearest.shape, n) for n in limits) if workbench.failure(c) is None]
+    easy = [Deployment(candidate, EASE * workbench.fewest(candidate)) for candidate in able]
+    chosen = min(easy, key=lambda d: (workbench.estimate(d.candidate, d.instances), d.instances))
+    outcome = workbench.measure(chosen)
+    option = Option(chosen, chosen.instances * workbench.price(nearest.shape), outcome)
+    return Remedy(_loosened(asked.objectives, outcome), option)
+
+
+def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
+    """Those that the outcome misses as it would meet them."""
+    ttft, tpot = objectives.ttft, objectives.tpot
+    if ttft is not None and outcome.ttft > ttft:
+        ttft = _rounded_up(outcome.ttft)
+    if tpot is not None and outcome.tpot > tpot:
+        tpot = _rounded_up(outcome.tpot)
+    return replace(objectives, ttft=ttft, tpot=tpot)
+
+
+def _rounded_up(seconds: float) -> float:
+    """To two digits of milliseconds."""
+    milliseconds = seconds * 1e3
+    unit = 10.0 ** (floor(log10(milliseconds)) - 1)
+    return ceil(milliseconds / unit) * unit / 1e3
+
+
+def _decoder(architecture: Architecture) -> Graph:
+    graph = architecture.graph(FORMATS["bf16"])
+    if not graph.causal:
+        raise UserError(f"{architecture.name} generates no tokens; a plan is for models that do", "model")
+    return graph
+
+
+def _max_model_len(inquiry: Inquiry) -> int:
+    """What was given, or the next power of two above the longest request."""
+    needed, most = inquiry.demand.sizes().longest, inquiry.architecture.max_positions
+    if needed > most:
+        prompts, answers = inquiry.demand.input_len.spec, inquiry.demand.output_len.spec
+        raise UserError(
+            f"--input-len {prompts}: with --output-len {answers} requests have up to {needed} tokens; "
+            f"{inquiry.architecture.name} takes {most}",
+            "input_len",
+        )
+    given = inquiry.max_model_len or min(most, 1 << (needed - 1).bit_length())
+    if given > most:
+        message = f"--max-model-len {given}: {inquiry.architecture.name} takes {most}; use at most that"
+        raise UserError(message, "max_model_len")
+    if given < needed:
+        message = f"--max-model-len {given}: requests have up to {needed} tokens; use at least that"
+        raise UserError(message, "max_model_len")
+    return given
+
+
+def _prices(inquiry: Inquiry) -> dict[str, Price]:
+    """Prices of those instances that have one.  Raises UserError where the only ones asked for have none."""
+    market, instances = inquiry.market, inquiry.space.instances
+    found = {i.name: market.prices.get(i.name, market.purchase, market.region) for i in instances}
+    priced = {name: price for name, price in found.items() if price is not None}
+    if not priced:
+        market.prices.require(instances[0].name, market.purchase, market.region)
+    return priced
+
+
+def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[list[Shape], list[Rejected]]:
+    """Shapes to search, and those that are not validated well enough."""
+    shapes, refused = [], []
+    for shape in inquiry.space.shapes(graph.heads.heads, graph.num_layers):
+        if shape.instance in prices and inquiry.accepts(shape):
+            failure = _doubt(inquiry, shape)
+            if failure is None:
+                shapes.append(shape)
+            else:
+                refused.append(Rejected(shape, failure))
+    if not shapes and not refused:
+        raise UserError("nothing to choose from: give other --instance, --dtype or --profile", "instance")
+    return shapes, refused
+
+
+def _doubt(inquiry: Inquiry, shape: Shape) -> Failure | None:
+    if inquiry.max_error is None:
+        return None
+    worst = inquiry.validation.worst(shape)
+    if worst.error is not None and worst.error <= inquiry.max_error:
+        return None
+    return Failure(Reason.VALIDATION, f"{worst} ({worst.basis})" if worst.error else worst.basis)

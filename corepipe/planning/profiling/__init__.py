@@ -1,0 +1,1 @@
+"""The timeline of a few steps, Op by Op."""

@@ -1,0 +1,268 @@
+"""What limits a profiled run, in plain words, and what would change that: each change is tried on the model.
+
+A change is proposed only where the run, predicted again with it, gains at least `WORTH`.  What the instance
+cannot hold or the model cannot be cut by is no proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from corepipe.errors import UserError
+from corepipe.neuron.cost import StepShape
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.hardware import Support
+from corepipe.neuron.memory import blocks_that_fit, measure
+from corepipe.neuron.ops import AllGather, AllReduce
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.profiling.profile import Compiled, Phase, Run, Setup, compiled
+from corepipe.planning.profiling.step_summary import Cause, Measured
+
+NOTABLE = 0.15
+"""A cause is spoken of from this share of a step on; the largest always is."""
+
+WORTH = 1.05
+"""A change is proposed where it makes a step so many times as fast, or gives so many times the tokens."""
+
+PATIENCE = 1.25
+"""A larger batch is proposed where its step takes at most so many times as long."""
+
+BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to set instead, and how many times as fast a step or as many tokens a second that gives."""
+
+    flag: str
+    text: str
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What takes `share` of a step of the phase; without a cause, that its stages wait for one another.
+
+    `changes` would help, best first; the flags in `tried` would not.
+    """
+
+    phase: Phase
+    cause: Cause | None
+    share: float
+    text: str
+    changes: tuple[Change, ...]
+    tried: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.changes:
+            return f"{self.text}; {'; '.join(change.text for change in self.changes)}"
+        return f"{self.text}; {' and '.join(self.tried)} would not help" if self.tried else self.text
+
+
+def bottlenecks(run: Run, measured: Iterable[Measured]) -> list[Bottleneck]:
+    """Of each phase what takes most of its step, the largest first; and what a full pipeline would give."""
+    trials = _Trials(run)
+    return [found for phase in measured for found in _of_phase(run, phase, trials)]
+
+
+def _of_phase(run: Run, measured: Measured, trials: _Trials) -> Iterator[Bottleneck]:
+    total = run.seconds(measured.phase)
+    ranked = sorted(measured.seconds, key=lambda cause: -measured.seconds[cause])
+    for cause in ranked:
+        share = measured.seconds[cause] / total
+        if cause is ranked[0] or share >= NOTABLE:
+            text = f"{measured.phase}: {100 * share:.0f} % of the step goes to {cause}"
+            detail = _detail(run, measured, cause)
+            changes, tried = trials.of(measured.phase, REMEDIES[cause])
+            yield Bottleneck(measured.phase, cause, share, text + detail, changes, tried)
+    if run.cost.stages > 1:
+        yield _bubble(run, measured.phase)
+
+
+class _Trials:
+    """Runs with one thing changed, each predicted once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._runs: dict[str, Run | None] = {}
+        self._compiled: dict[tuple[str, Placement], Compiled] = {}
+
+    def of(self, phase: Phase, remedies: Sequence[Remedy]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+        """The best change of each kind that is worth it, best first, and the flags tried in vain."""
+        changes: list[Change] = []
+        tried: list[str] = []
+        for remedy in remedies:
+            found = [change for option in remedy(self._run.setup) if (change := self._try(phase, *option))]
+            best = max(found, default=None, key=_gain)
+            if best is not None and best.gain >= WORTH:
+                changes.append(best)
+            else:
+                tried += [change.flag for change in found]
+        return tuple(sorted(changes, key=_gain, reverse=True)), tuple(tried)
+
+    def _try(self, phase: Phase, flag: str, setup: Setup) -> Change | None:
+        """None where the change is impossible, or where a larger batch keeps its sequences waiting."""
+        if flag not in self._runs:
+            self._runs[flag] = self._predict(setup)
+        run = self._runs[flag]
+        more = setup.batch / self._run.setup.batch
+        if run is None or (more > 1 and phase is Phase.PREFILL):
+            return None
+        slower = run.seconds(phase) / self._run.seconds(phase)
+        if more == 1:
+            return Change(flag, f"{flag} would make it {_faster(1 / slower)}", 1 / slower)
+        if slower > PATIENCE:
+            return None
+        text = f"{flag} would cost {100 * (slower - 1):.0f} % more time for {more:g} times the tokens"
+        return Change(flag, text, more / slower)
+
+    def _predict(self, setup: Setup) -> Run | None:
+        """None where the model cannot be cut so, or does not fit."""
+        if setup.placement.cores > setup.instance.cores:
+            return None
+        try:
+            _, programs = self._compile(setup)
+        except UserError:  # cannot be cut so: not a proposal
+            return None
+        blocks = blocks_that_fit(measure(programs, setup.limits), setup.placement.data, setup.instance)
+        return Run(setup, self._compile) if blocks >= setup.limits.max_blocks else None
+
+    def _compile(self, setup: Setup) -> Compiled:
+        key = (setup.format.name, setup.placement)
+        if key not in self._compiled:
+            self._compiled[key] = compiled(setup)
+        return self._compiled[key]
+
+
+def _gain(change: Change) -> float:
+    return change.gain
+
+
+def _faster(gain: float) -> str:
+    return f"{gain:.1f} times as fast" if gain >= 1.5 else f"{100 - 100 / gain:.0f} % shorter"
+
+
+Options = Iterator[tuple[str, Setup]]
+Remedy = Callable[[Setup], Options]
+"""Changes of one kind: the flag and the setup that it makes."""
+
+
+def _larger_batches(setup: Setup) -> Options:
+    for batch in BATCHES:
+        if batch > setup.batch:
+            yield f"--batch {batch}", replace(setup, batch=batch)
+
+
+def _tensors(setup: Setup, degrees: Iterable[int]) -> Options:
+    for degree in degrees:
+        yield f"--tensor {degree}", replace(setup, placement=replace(setup.placement, tensor=degree))
+
+
+def _more_tensor(setup: Setup) -> Options:
+    return _tensors(setup, (d for d in setup.instance.tensor_degrees if d > setup.placement.tensor))
+
+
+def _less_tensor(setup: Setup) -> Options:
+    return _tensors(setup, (d for d in setup.instance.tensor_degrees if d < setup.placement.tensor))
+
+
+def _pipelines(setup: Setup, *, deeper: bool) -> Options:
+    layers = setup.architecture.graph(setup.format).num_layers
+    depths = dict.fromkeys((*(2**i for i in range(layers.bit_length())), layers))
+    for depth in depths:
+        if depth != setup.placement.pipeline and (depth > setup.placement.pipeline) is deeper:
+            yield f"--pipeline {depth}", replace(setup, placement=replace(setup.placement, pipeline=depth))
+
+
+def _deeper_pipelines(setup: Setup) -> Options:
+    """Where cores keep weights on chip."""
+    return (
+        iter(()) if setup.instance.chip.core.resident_weight_bytes is None else _pipelines(setup, deeper=True)
+    )
+
+
+def _shallower_pipelines(setup: Setup) -> Options:
+    return _pipelines(setup, deeper=False)
+
+
+def _formats(setup: Setup) -> Options:
+    for name, fmt in FORMATS.items():
+        if fmt != setup.format and setup.instance.support(fmt) is Support.NATIVE:
+            yield f"--dtype {name}", replace(setup, format=fmt)
+
+
+def _profiles(setup: Setup) -> Options:
+    for name, profile in PROFILES.items():
+        if profile != setup.profile:
+            yield f"--profile {name}", replace(setup, profile=profile)
+
+
+REMEDIES: Mapping[Cause, Sequence[Remedy]] = MappingProxyType(
+    {
+        Cause.WEIGHTS: (_larger_batches, _deeper_pipelines, _more_tensor, _formats),
+        Cause.KV: (_more_tensor,),
+        Cause.MATMUL: (_more_tensor, _formats),
+        Cause.ELEMENTWISE: (_larger_batches, _more_tensor),
+        Cause.COLLECTIVES: (_larger_batches, _less_tensor),
+        Cause.HAND_OVER: (_larger_batches, _shallower_pipelines),
+        Cause.HOST: (_larger_batches, _profiles),
+    }
+)
+"""What may help against each cause: of each kind the best is proposed."""
+
+
+def _detail(run: Run, measured: Measured, cause: Cause) -> str:
+    """The cause in numbers; empty where its share says all."""
+    summary, shape = measured.summary, run.of(measured.phase)[0].shape
+    match cause:
+        case Cause.WEIGHTS | Cause.KV:
+            read = f"{_size(measured.read[cause])} for {shape.rows} tokens of {shape.sequences} sequences"
+            return f": {read}, HBM at {summary.mbu_estimated_percent:.0f} % of its bandwidth"
+        case Cause.MATMUL:
+            return f": the model's FLOPs are {summary.mfu_estimated_percent:.2g} % of the peak's"
+        case Cause.COLLECTIVES:
+            return f": {_collectives(run, measured.phase)}"
+        case Cause.HOST:
+            return f": {1e6 * measured.seconds[cause]:.0f} us with profile {run.setup.profile.name}"
+        case Cause.ELEMENTWISE | Cause.HAND_OVER:
+            return ""
+
+
+def _collectives(run: Run, phase: Phase) -> str:
+    """How many, how large, and whether their time is latency: what they would take for a single row."""
+    step = run.of(phase)[0]
+    lone = run.cost.op_times(0, StepShape.decode(1, 1))
+    pairs = [
+        (time, least)
+        for time, least in zip(run.op_times(0, step), lone, strict=True)
+        if isinstance(time.op, AllReduce | AllGather)
+    ]
+    seconds, floor = (sum(time.end - time.start for time in column) for column in zip(*pairs, strict=True))
+    rows, element = run.cost.padded(step.shape), run.setup.format.compute.bytes
+    largest = max(rows.count(time.op.out.rows) * time.op.out.width * element for time, _ in pairs)
+    bound = "latency" if floor > seconds / 2 else "bandwidth"
+    each = 1e6 * seconds / len(pairs)
+    return f"{len(pairs)} of up to {_size(largest)}, {each:.0f} us each, bound by {bound}"
+
+
+def _bubble(run: Run, phase: Phase) -> Bottleneck:
+    """One batch is in flight: all stages but one wait.  A full pipe takes a batch each slowest stage."""
+    shape, total = run.of(phase)[0].shape, run.seconds(phase)
+    stages, slowest = run.cost.stage_seconds(shape), max(run.full_pipe.stage_seconds(shape))
+    idle = 1 - sum(stages) / (len(stages) * total)
+    gain = total / slowest
+    text = f"{phase}: a stage is idle {100 * idle:.0f} % of the step, with one batch in flight"
+    change = Change(
+        "", f"{len(stages)} batches in flight would give {gain:.1f} times the tokens a second", gain
+    )
+    return Bottleneck(phase, None, idle, text, (change,), ())
+
+
+def _size(size: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"

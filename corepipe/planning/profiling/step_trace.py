@@ -1,0 +1,154 @@
+"""The timeline of a profiled run: for each core its steps, layers and Ops, and what each engine does.
+
+The first process is the replica: a step's parts one after the other, which add up to the step's time.  The
+first track of a core has the Ops of its critical path, which add up to the stage's time; a core that is done
+before the slowest of its stage waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from corepipe.neuron.cost import OpTime
+from corepipe.neuron.ops import Receive, Send
+from corepipe.neuron.program import Program
+from corepipe.neuron.trace import Arg, Counter, Process, Slice, Trace, Track
+from corepipe.planning.profiling.op_names import layer_name, op_names
+from corepipe.planning.profiling.profile import Run, Step
+
+ENGINES = {
+    "tensor": "TensorE",
+    "vector": "VectorE",
+    "scalar": "ScalarE",
+    "gpsimd": "GpSimdE",
+    "dma": "DMA",
+    "collectives": "CC",
+}
+"""Names of the engines' tracks, from top to bottom."""
+
+NANOSECOND = 1e-9
+"""The unit of the timeline: what is shorter is rounding."""
+
+MOST_VALUES = 1000
+"""More than a stage hands over in a step."""
+
+NamedTime = tuple[str, OpTime, dict[str, Arg]]
+"""An Op's name, its time, and what a slice of it shows."""
+
+
+def build(run: Run) -> Trace:
+    """All cores of replica 0."""
+    return Trace([_replica(run), *(_core(run, program) for program in run.programs)])
+
+
+def _replica(run: Run) -> Process:
+    name = f"{run.graph.name} on {run.setup.instance.name} (emulated)"
+    return Process(name, [Track("steps", [_whole(run, step) for step in run.steps])])
+
+
+def _whole(run: Run, step: Step) -> Slice:
+    shape = step.shape
+    args: dict[str, Arg] = {"rows": shape.rows, "sequences": shape.sequences, "kv_tokens": shape.kv_tokens}
+    parts = tuple(_parts(run, step))
+    return Slice(step.name, step.submitted, step.timing.ready_at, args | {"emulated": True}, parts)
+
+
+def _parts(run: Run, step: Step) -> Iterator[Slice]:
+    """Host, stages and hand-overs, without a gap."""
+    at = step.submitted
+    for stage in range(run.cost.stages):
+        start, end = _stage_span(run, step, stage)
+        if start > at:
+            yield Slice(f"hand-over to stage {stage}" if stage else "host", at, start)
+        yield Slice(f"stage {stage}", start, end)
+        at = end
+    if step.timing.ready_at > at:
+        yield Slice("sampling on the host", at, step.timing.ready_at)
+
+
+def _stage_span(run: Run, step: Step, stage: int) -> tuple[float, float]:
+    _, start, end = step.timing.spans[stage * run.cost.tensor]
+    return start, end
+
+
+def _core(run: Run, program: Program) -> Process:
+    parts = [_CoreStep(run, program, number) for number in range(len(run.steps))]
+    tracks = [Track("steps", [part.step() for part in parts])]
+    for engine, name in ENGINES.items():
+        tracks.append(Track(name, [piece for part in parts for piece in part.engine(engine)]))
+    bandwidth = [value for part in parts for value in part.bandwidth()]
+    name = f"NC{program.core} stage {program.stage} rank {program.rank} (emulated)"
+    return Process(name, tracks, [Counter("HBM", "GB/s", bandwidth)])
+
+
+class _CoreStep:
+    """A core's part of a step, by its number."""
+
+    def __init__(self, run: Run, program: Program, number: int) -> None:
+        self._run = run
+        self._program = program
+        self._number = number
+        self._start, self._end = _stage_span(run, run.steps[number], program.stage)
+        times = run.op_times(program.core, run.steps[number])
+        self._ops = [(name, time, _args(time)) for name, time in zip(op_names(program), times, strict=True)]
+
+    def step(self) -> Slice:
+        """Layers and their Ops, and the rest of the stage's time."""
+        children = [
+            self._layer(layer, list(ops)) for layer, ops in groupby(self._ops, lambda op: op[1].op.layer)
+        ]
+        done = children[-1].end
+        if self._end - done > NANOSECOND:
+            children.append(Slice("wait for the slowest core of the stage", done, self._end))
+        return Slice(self._run.steps[self._number].name, self._start, self._end, children=children)
+
+    def engine(self, engine: str) -> Iterator[Slice]:
+        """What one engine does."""
+        for name, time, args in self._ops:
+            if engine in time.engines:
+                start, end = time.engines[engine]
+                yield Slice(name, self._start + start, self._start + end, args)
+
+    def bandwidth(self) -> Iterator[tuple[float, float]]:
+        """GB/s from when on, while the DMA engines work and after."""
+        for _, time, _ in self._ops:
+            start, end = time.engines.get("dma", (0.0, 0.0))
+            if end > start:
+                moved = time.hbm_read_bytes + time.hbm_write_bytes
+                yield self._start + start, moved / (end - start) / 1e9
+                yield self._start + end, 0.0
+
+    def _layer(self, layer: int, ops: Sequence[NamedTime]) -> Slice:
+        flows = self._flows([time for _, time, _ in ops])
+        children = [
+            Slice(name, self._start + time.start, self._start + time.end, args, (), *flows.get(i, ((), ())))
+            for i, (name, time, args) in enumerate(ops)
+        ]
+        name = layer_name(layer, self._run.graph.num_layers)
+        return Slice(name, children[0].start, children[-1].end, children=children)
+
+    def _flows(self, times: Sequence[OpTime]) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Index of a Send or Receive -> the flows that it sends and receives.
+
+        A layer's nth value that is sent is the nth that the other core receives.
+        """
+        cores, core = len(self._run.programs), self._program.core
+        sent = [i for i, time in enumerate(times) if isinstance(time.op, Send)]
+        received = [i for i, time in enumerate(times) if isinstance(time.op, Receive)]
+
+        def flow(receiver: int, n: int) -> int:
+            return ((self._number * cores) + receiver) * MOST_VALUES + n + 1
+
+        sends = {i: ((flow(core + self._run.cost.tensor, n),), ()) for n, i in enumerate(sent)}
+        return sends | {i: ((), (flow(core, n),)) for n, i in enumerate(received)}
+
+
+def _args(time: OpTime) -> dict[str, Arg]:
+    """What a click on a slice shows."""
+    return {
+        "bound_by": ENGINES[time.bound_by] if time.bound_by else "nothing",
+        "flops": time.flops,
+        "hbm_read_bytes": time.hbm_read_bytes,
+        "hbm_write_bytes": time.hbm_write_bytes,
+    }

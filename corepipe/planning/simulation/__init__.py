@@ -1,0 +1,1 @@
+"""A workload through a deployment in virtual time, and what it found."""

@@ -1,0 +1,150 @@
+"""What a simulation writes down: a row for each step and for each request, nothing summed up yet."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timeline import Timing
+from corepipe.planning.simulation.simulated import SimulatedRequest
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.serving.engine import Flight, Landing
+from corepipe.serving.lanes import Lane
+
+Floats = npt.NDArray[np.float64]
+
+STEP_COLUMNS = (
+    "starts_at", "ready_at", "rows", "sequences", "kv_tokens", "attended", "logit_rows",
+    "blocks_held", "running", "waiting",
+)  # fmt: skip
+"""Of a step: when it runs on the device, its shape, and how things stand once it is scheduled."""
+
+REQUEST_COLUMNS = (
+    "arrival", "scheduled_at", "first_at", "last_at", "prompt_tokens", "output_tokens", "cached_tokens",
+    "preemptions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one replica, in order: an array for each of STEP_COLUMNS."""
+
+    columns: dict[str, Floats]
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns["ready_at"])
+
+
+class Record:
+    """All that happened.  Gaps between tokens are kept as (seconds, how many tokens)."""
+
+    def __init__(self, limits: SchedulerConfig, lanes: Sequence[Lane]) -> None:
+        self.limits = limits
+        self.lanes = lanes
+        self.rejected = {"overloaded": 0, "invalid": 0}
+        self.sent = 0
+        self._unscheduled = [0] * len(lanes)
+        self._steps = [array("d") for _ in lanes]
+        self._requests = array("d")
+        self._gaps = array("d")
+
+    def admitted(self, lane: Lane) -> None:
+        """A request waits in a replica's queue."""
+        self.sent += 1
+        self._unscheduled[lane.number] += 1
+
+    def launched(self, lane: Lane, flight: Flight, now: float) -> None:
+        """A batch was scheduled at `now`."""
+        self.step(lane, flight.step.shape, flight.timing, lane.engine.scheduler.blocks_held)
+        if self._unscheduled[lane.number]:
+            for chunk in flight.step.batch.chunks:
+                request = _simulated(chunk.request)
+                if request.scheduled_at < 0:
+                    request.scheduled_at = now
+                    self._unscheduled[lane.number] -= 1
+
+    def step(self, lane: Lane, shape: StepShape, timing: Timing, blocks_held: int) -> None:
+        """A step is under way, and so many KV blocks are held."""
+        scheduler = lane.engine.scheduler
+        self._steps[lane.number].extend(
+            (
+                timing.starts_at, timing.ready_at, shape.rows, shape.sequences, shape.kv_tokens,
+                shape.attended, shape.logit_rows, blocks_held, scheduler.running, scheduler.waiting,
+            )
+        )  # fmt: skip
+
+    def tokens(self, requests: Sequence[Request], now: float) -> None:
+        """Each of these has got a token."""
+        for request in requests:
+            assert isinstance(request, SimulatedRequest)
+            if request.first_at < 0:
+                request.first_at = now
+            else:
+                self._gaps.extend((now - request.last_at, 1))
+            request.last_at = now
+
+    def gap(self, seconds: float, tokens: int) -> None:
+        """So many tokens came so long after the ones before."""
+        self._gaps.extend((seconds, tokens))
+
+    def repeated(self, requests: Sequence[Request], now: float) -> None:
+        """The last token that each of these has got, all told, came at `now`."""
+        for request in requests:
+            _simulated(request).last_at = now
+
+    def landed(self, landing: Landing, now: float) -> list[SimulatedRequest]:
+        """A batch has landed at `now`; the requests that ended with it."""
+        self.tokens([event.request for event in landing.events if event.token is not None], now)
+        ended = [_simulated(event.request) for event in landing.events if event.finish_reason is not None]
+        for request in ended:
+            self._end(request)
+        return ended
+
+    def refused(self, kind: str) -> None:
+        """A request was not taken on."""
+        self.sent += 1
+        self.rejected[kind] += 1
+
+    @property
+    def steps(self) -> list[Steps]:
+        """Of each replica."""
+        return [Steps(_columns(rows, STEP_COLUMNS)) for rows in self._steps]
+
+    @property
+    def requests(self) -> dict[str, Floats]:
+        """Of those that were answered, in order of their end: an array for each of REQUEST_COLUMNS."""
+        return _columns(self._requests, REQUEST_COLUMNS)
+
+    @property
+    def gaps(self) -> tuple[Floats, Floats]:
+        """Times between the tokens of a request, ascending and without repetition, and how often each is."""
+        pairs = _columns(self._gaps, ("seconds", "tokens"))
+        seconds, index = np.unique(pairs["seconds"], return_inverse=True)
+        return seconds, np.bincount(index, pairs["tokens"], len(seconds)).astype(np.float64)
+
+    def _end(self, request: SimulatedRequest) -> None:
+        self._requests.extend(
+            (
+                request.arrival, request.scheduled_at, request.first_at, request.last_at,
+                len(request.prompt), request.num_generated, request.num_cached, request.num_preemptions,
+            )
+        )  # fmt: skip
+
+
+def _simulated(request: Request) -> SimulatedRequest:
+    assert isinstance(request, SimulatedRequest)
+    return request
+
+
+def _columns(rows: array[float], names: Sequence[str]) -> dict[str, Floats]:
+    table = np.frombuffer(rows, np.float64).reshape(-1, len(names))
+    return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}

@@ -1,0 +1,102 @@
+"""Bounds against simulations of the same: they may be lower, never higher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corepipe.models.registry import Architecture, architecture
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.lengths import Lengths
+from corepipe.planning.planner.bounds import Objectives, Reason
+from corepipe.planning.planner.evaluate import Demand, Workbench, twin
+from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.simulation.report import Latencies
+from tests.planning.planner.test_planner import CONFIG
+
+LONGEST = 1024
+NEVER = 1e-9
+"""An objective that nothing meets: bounds then say how fast it could be."""
+
+SHAPES = [
+    ("inf2.xlarge", Placement(1, 2, 1), "vllm-neuron"),
+    ("inf2.xlarge", Placement(1, 1, 2), "async"),
+    ("trn1.32xlarge", Placement(1, 8, 4), "optimum-nxdi"),
+    ("inf1.xlarge", Placement(4, 1, 1), "async"),
+    ("inf1.xlarge", Placement(2, 1, 2), "vllm-neuron"),
+    ("trn2.48xlarge", Placement(1, 16, 4), "vllm-host-sampling"),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
+    path: Path = tmp_path_factory.mktemp("small") / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return architecture(str(path))
+
+
+def bench(small: Architecture, objectives: Objectives, requests: int = 40) -> Workbench:
+    lengths = Lengths.parse("uniform:100:700", "input-len"), Lengths.parse("uniform:2:40", "output-len")
+    prices = {name: 1.0 for name, _, _ in SHAPES}
+    return Workbench(small, Demand(*lengths, objectives, requests, 0), prices, LONGEST)
+
+
+def candidate(
+    name: str, placement: Placement, profile: str, sequences: int = 8, tokens: int = 256
+) -> Candidate:
+    shape = Shape(name, FORMATS["bf16"], placement, PROFILES[profile])
+    return Candidate(shape, BatchLimits(LONGEST, sequences, tokens))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rate", [1.0, 300.0])
+def test_no_simulation_is_faster_than_the_bounds(small: Architecture, shape: tuple, rate: float) -> None:  # type: ignore[type-arg]
+    chosen = candidate(*shape)
+    report = bench(small, Objectives(None, None, 90.0, rate)).simulate(Deployment(chosen, 1))
+    latencies = Latencies.of(report.requests)
+    for reason, seconds in ((Reason.TTFT, latencies.ttft), (Reason.TPOT, latencies.tpot)):
+        ttft, tpot = (NEVER, None) if reason is Reason.TTFT else (None, NEVER)
+        failure = bench(small, Objectives(ttft, tpot, 90.0, rate)).failure(chosen)
+        assert failure is not None
+        assert failure.reason is reason
+        assert failure.excess * NEVER <= np.percentile(seconds, 90) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_request_alone_takes_what_the_bound_says(small: Architecture, shape: tuple) -> None:  # type: ignore[type-arg]
+    chosen = candidate(*shape)
+    alone = bench(small, Objectives(None, None, 90.0, 1.0)).simulate(Deployment(chosen, 10_000))
+    tpot = np.percentile(Latencies.of(alone.requests).tpot, 90)
+    bound = bench(small, Objectives(None, NEVER, 90.0, 1.0)).failure(chosen)
+    assert bound is not None
+    assert bound.excess * NEVER == pytest.approx(tpot, rel=0.15)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_simulation_sustains_more_than_the_capacity(small: Architecture, shape: tuple) -> None:  # type: ignore[type-arg]
+    chosen = candidate(*shape)
+    flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=600)
+    rate = 1e6 / flood.fewest(chosen)
+    report = flood.simulate(Deployment(chosen, 1))
+    done = np.sort(report.requests["last_at"])
+    middle = done[len(done) // 4 : -len(done) // 4]
+    assert (len(middle) - 1) / np.ptp(middle) <= rate * 1.05
+
+
+def test_fewer_instances_are_needed_for_a_slacker_objective(small: Architecture) -> None:
+    chosen = candidate(*SHAPES[1])
+    tight, slack, none = (
+        bench(small, Objectives(None, tpot, 99.0, 1e4)).fewest(chosen) for tpot in (0.0007, 0.002, None)
+    )
+    assert tight > slack >= none > 1
+
+
+def test_instances_with_the_same_device_are_twins() -> None:
+    one, other = (candidate(name, Placement(1, 2, 1), "async") for name in ("inf2.xlarge", "trn1.2xlarge"))
+    assert twin(other) == twin(one) == one
+    assert twin(candidate("trn1.32xlarge", Placement(1, 2, 1), "async")) != one

@@ -1,0 +1,199 @@
+"""The emitted files, read as those who use them would."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from corepipe.cli import app
+from corepipe.cli.serve import SETTINGS
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
+from corepipe.planning.planner.emit_vllm import buckets, neuron_resource, runs, vllm_manifests
+from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.serving.config import EngineConfig, ServerConfig
+
+NEURON_CONFIG = {
+    "tp_degree", "batch_size", "ctx_batch_size", "tkg_batch_size", "is_continuous_batching",
+    "max_context_length", "seq_len", "enable_bucketing", "context_encoding_buckets",
+    "token_generation_buckets", "on_device_sampling_config", "logical_nc_config", "quantized",
+    "quantized_checkpoints_path",
+    "quantization_dtype", "quantization_type",
+}  # fmt: skip
+"""Of the attributes of NeuronConfig in the NxD Inference API guide."""
+
+ON_DEVICE_SAMPLING = {"do_sample", "top_k", "dynamic", "deterministic", "global_topk"}
+
+
+def deployment(
+    name: str = "inf2.48xlarge",
+    fmt: str = "bf16",
+    placement: Placement | None = None,
+) -> Deployment:
+    cut = placement or Placement(tensor=8, data=3)
+    shape = Shape(name, FORMATS[fmt], cut, PROFILES["vllm-neuron"])
+    return Deployment(Candidate(shape, BatchLimits(4096, 16, 8192)), instances=2)
+
+
+def values(*, weights: bool) -> dict[str, Any]:
+    served = Served("llama-3.1-8b", weights, "vllm-neuron", 12.3)
+    text = helm_values(served, deployment(), ["predicted", "emulated"])
+    assert text.startswith("# predicted\n# emulated\n")
+    parsed = yaml.safe_load(text)
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
+
+
+def serve_parameters() -> dict[str, str]:
+    """Flag of `corepipe serve` -> its parameter."""
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    return {flag.upper() if flag[0] != "-" else flag: p.name for p in command.params for flag in p.opts}
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_helm_values_are_flags_of_serve_and_the_engine_takes_them(weights: bool) -> None:
+    leaves = flat(values(weights=weights))
+    assert set(leaves) == {"replicas", *FLAGS}
+    parameters = serve_parameters()
+    given = {parameters[FLAGS[key]]: value for key, value in leaves.items() if key != "replicas"}
+    settings = {SETTINGS.get(name, name): value for name, value in given.items()}
+    assert ServerConfig(shutdown_timeout=settings.pop("shutdown_timeout")).shutdown_timeout == 13
+    config = EngineConfig.model_validate({**settings, "model": settings["model"] or "default"})
+    assert config.instance == "inf2.48xlarge"
+    assert (config.pipeline, config.tensor, config.data) == (1, 8, 3)
+    assert (config.format, config.clock, config.profile) == ("bf16", "device", "vllm-neuron")
+    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (4096, 16, 8192)
+
+
+def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
+    shape_only, loadable = values(weights=False), values(weights=True)
+    assert (shape_only["model"], shape_only["timingModel"]) == (None, "llama-3.1-8b")
+    assert (loadable["model"], loadable["timingModel"]) == ("llama-3.1-8b", None)
+    assert shape_only["replicas"] == 2
+
+
+def test_every_line_of_the_values_names_its_flag() -> None:
+    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
+    for flag in FLAGS.values():
+        assert f"# {flag}" in text
+
+
+def manifests(
+    chosen: Deployment, model: str = "meta-llama/Llama-3.1-8B"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    objects = list(yaml.safe_load_all(vllm_manifests(model, chosen, ["emulated"])))
+    assert [o["kind"] for o in objects] == ["Deployment", "Service"]
+    return objects[0], objects[1]
+
+
+def container(chosen: Deployment) -> dict[str, Any]:
+    (only,) = manifests(chosen)[0]["spec"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def neuron_config(chosen: Deployment) -> dict[str, Any]:
+    args = container(chosen)["args"]
+    additional = json.loads(args[args.index("--additional-config") + 1])
+    assert set(additional) == {"override_neuron_config"}
+    config = additional["override_neuron_config"]
+    assert isinstance(config, dict)
+    return config
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "int8-weights", "fp32"])
+def test_every_key_of_the_neuron_config_is_one_of_its_attributes(fmt: str) -> None:
+    config = neuron_config(deployment(fmt=fmt))
+    assert set(config) <= NEURON_CONFIG
+    assert set(config["on_device_sampling_config"]) <= ON_DEVICE_SAMPLING
+    assert config["tp_degree"] == 8
+    assert config["batch_size"] == config["tkg_batch_size"] == 16
+    assert config["seq_len"] == config["max_context_length"] == 4096
+    assert ("quantized" in config) == (fmt == "int8-weights")
+
+
+def test_buckets_are_powers_of_two_up_to_the_longest() -> None:
+    assert buckets(1024) == [128, 256, 512, 1024]
+    assert buckets(700) == [128, 256, 512, 700]
+    assert buckets(64) == [64]
+    config = neuron_config(deployment())
+    assert config["context_encoding_buckets"][-1] == config["token_generation_buckets"][-1] == 4096
+
+
+def test_a_pod_is_a_replica_with_its_devices() -> None:
+    workload, service = manifests(deployment())
+    spec = workload["spec"]
+    assert spec["replicas"] == 6
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "inf2.48xlarge"}
+    assert pod["tolerations"] == [
+        {"key": "aws.amazon.com/neuron", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+    only = container(deployment())
+    assert only["resources"]["limits"] == only["resources"]["requests"] == {"aws.amazon.com/neuron": 4}
+    labels = spec["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == labels
+
+
+def test_part_of_a_device_is_asked_for_in_cores() -> None:
+    assert neuron_resource(instance("inf2.xlarge"), 1) == ("aws.amazon.com/neuroncore", 1)
+    assert neuron_resource(instance("inf2.xlarge"), 2) == ("aws.amazon.com/neuron", 1)
+    assert neuron_resource(instance("trn2.48xlarge"), 64) == ("aws.amazon.com/neuron", 16)
+
+
+def test_the_command_in_the_comment_is_that_of_the_pod() -> None:
+    text = vllm_manifests("meta-llama/Llama-3.1-8B", deployment(), ["emulated"])
+    command = next(line for line in text.splitlines() if "vllm serve" in line)
+    assert shlex.split(command.partition("vllm serve ")[2]) == container(deployment())["args"]
+
+
+def test_numbers_of_lengths_and_batches_are_vllms_flags() -> None:
+    args = container(deployment())["args"]
+    pairs = dict(pairwise(args))
+    assert pairs["--tensor-parallel-size"] == "8"
+    assert (pairs["--max-num-seqs"], pairs["--max-model-len"]) == ("16", "4096")
+    assert int(pairs["--num-gpu-blocks-override"]) * int(pairs["--block-size"]) == 16 * 4096
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        (deployment("inf1.6xlarge", placement=Placement()), "vLLM does not run on inf1.6xlarge"),
+        (deployment(placement=Placement(2, 8, 1)), "NxD Inference cuts by tensor alone"),
+        (deployment(fmt="int8"), "has no int8; use --dtype bf16"),
+        (deployment(placement=Placement(1, 6, 1)), "tensor 6 is not accepted on inf2"),
+    ],
+)
+def test_what_vllm_on_neuron_cannot_run_is_refused(chosen: Deployment, says: str) -> None:
+    assert not runs(chosen.candidate.shape)
+    with pytest.raises(UserError, match=says):
+        vllm_manifests("m", chosen, [])
+
+
+def test_names_of_objects_are_those_that_kubernetes_takes() -> None:
+    name = manifests(deployment(), "/models/" + "Llama_3.1" * 20)[0]["metadata"]["name"]
+    assert len(name) <= 63
+    assert name.replace("-", "").isalnum()
+    assert name == name.lower().strip("-")
+
+
+def test_all_instances_have_a_resource() -> None:
+    for device in INSTANCES:
+        assert neuron_resource(device, device.cores)[1] == device.chips

@@ -1,0 +1,212 @@
+"""The bridge between the two worlds: a paced server over real HTTP, and the same workload in virtual time.
+
+The served model's tokens are real, the device and its pace are those of the model that is timed.  What the
+server's device did is compared with a simulation of the arrivals that the server saw (to the last decision),
+and what clients measured with a simulation of the arrivals that were planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+import pytest
+
+from corepipe.planning.arrivals import Arrivals
+from corepipe.planning.lengths import Lengths
+from corepipe.planning.simulation.simulate import SimulationConfig, simulate
+from corepipe.planning.workload import Session, Synthetic, Turn, Workload, token_ids
+from corepipe.serving.config import EngineConfig
+from tests.servers import TINY, Served, default_model, served
+
+TIMED = "llama-3.1-8b"
+ONE_CORE = {"pipeline": 1, "tensor": 1, "data": 1}
+TWO_STAGES = {**ONE_CORE, "pipeline": 2}
+LATE_SHARE = 0.01
+"""Of steps more than a millisecond late, as a shared machine has them, up to which clients are compared."""
+LEAD_SECONDS = 0.5
+"""Of the host, before the first arrival."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A deployment and what is asked of it; `scale` host seconds for a second of the device."""
+
+    name: str
+    model: str
+    flags: Mapping[str, object]
+    requests: int
+    rate: float
+    scale: float
+    input_len: str = "uniform:20:120"
+    output_len: str = "uniform:6:20"
+    max_model_len: int = 256
+    instance: str = "inf2.xlarge"
+    seed: int = 1
+
+    def engine(self) -> EngineConfig:
+        options = {name.replace("-", "_"): value for name, value in self.flags.items()}
+        return EngineConfig(model=TIMED, instance=self.instance, max_model_len=self.max_model_len, **options)
+
+    def workload(self) -> Workload:
+        lengths = Lengths.parse(self.input_len, "input-len"), Lengths.parse(self.output_len, "output-len")
+        arrivals = Arrivals(self.rate)
+        return Synthetic(*lengths, requests=self.requests, arrivals=arrivals, seed=self.seed).workload()
+
+    def arguments(self) -> list[object]:
+        flags = {**self.flags, "max-model-len": self.max_model_len, "time-scale": self.scale}
+        model = TINY if self.model == "tiny" else default_model()
+        fixed = ["--clock", "device", "--timing-model", TIMED, "--instance", self.instance]
+        return [
+            *(model, "--served-model-name", "m", *fixed),
+            *(part for name, value in flags.items() for part in (f"--{name}", value)),
+        ]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One answer.  Times in seconds of the device: `arrival`, `ttft` and `tpot` as the server's device had
+    them, `client_ttft` and `client_tpot` as its client measured them."""
+
+    turn: Turn
+    arrival: float
+    ttft: float
+    tpot: float
+    client_ttft: float
+    client_tpot: float
+
+
+async def ask(client: httpx.AsyncClient, turn: Turn, at: float, scale: float) -> Seen:
+    """Sends a request at `at`, on the host's clock, and reads its tokens as they come."""
+    body = {
+        "model": "m",
+        "prompt": token_ids(turn.prompt, 300),
+        "max_tokens": turn.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "device_metrics": True,
+        "logprobs": 0,  # with them each token is told, also where its text is not a whole character yet
+    }
+    await asyncio.sleep(at - time.perf_counter())
+    sent, came, device = time.perf_counter(), [], {}
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                came.append(time.perf_counter())
+                device = json.loads(line.removeprefix("data: ")).get("corepipe", device)
+    assert device["emulated"] is True
+    first, last = came[0] - sent, came[-1] - came[0]
+    return Seen(
+        turn,
+        device["arrived_at_s"],
+        device["time_to_first_token_ms"] / 1e3,
+        device["time_per_output_token_ms"] / 1e3,
+        first / scale,
+        last / (turn.output_tokens - 1) / scale,
+    )
+
+
+async def play(url: str, sessions: Sequence[Session], scale: float) -> list[Seen]:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)
+    ) as client:
+        await client.get("/health")
+        start = time.perf_counter() + LEAD_SECONDS
+        waiting = [
+            ask(client, session.turns[0], start + (session.start or 0.0) * scale, scale)
+            for session in sessions
+        ]
+        return list(await asyncio.gather(*waiting))
+
+
+def as_seen(answers: Sequence[Seen]) -> Workload:
+    """The same requests, at the times at which they came to the server's device."""
+
+    def sessions() -> Iterator[Session]:
+        for seen in answers:
+            yield Session(seen.arrival, (seen.turn,))
+
+    return Workload(sessions, shares_prefixes=False)
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float]:
+    """p50 and p99."""
+    p50, p99 = np.percentile(values, [50, 99])
+    return float(p50), float(p99)
+
+
+def compare(case: Case, server: Served) -> bool:
+    """False where so many steps were late that what clients measured is the host's doing."""
+    workload = case.workload()
+    answers = asyncio.run(play(server.url, list(workload.sessions()), case.scale))
+    late, steps = (server.metric(f"corepipe_{name}_total") for name in ("late_steps", "steps"))
+    print(f"{case.name}: {late:.0f} of {steps:.0f} steps late")
+    same_decisions(case, answers)
+    kept_up = late <= LATE_SHARE * steps
+    if kept_up:
+        alike_for_clients(case, workload, answers)
+    return kept_up
+
+
+def same_decisions(case: Case, answers: list[Seen]) -> None:
+    """Equal device times, request by request: every batch had the same requests and tokens in it."""
+    answers.sort(key=lambda seen: (seen.arrival, seen.ttft))
+    replay = simulate(SimulationConfig(case.engine()), as_seen(answers)).requests
+    order = np.lexsort((replay["first_at"], replay["arrival"]))
+    arrival, first, last, tokens = (
+        replay[name][order] for name in ("arrival", "first_at", "last_at", "output_tokens")
+    )
+    assert arrival.tolist() == [seen.arrival for seen in answers]
+    assert tokens.tolist() == [seen.turn.output_tokens for seen in answers]
+    np.testing.assert_allclose(first - arrival, [seen.ttft for seen in answers], rtol=1e-9)
+    np.testing.assert_allclose((last - first) / (tokens - 1), [seen.tpot for seen in answers], rtol=1e-9)
+
+
+def alike_for_clients(case: Case, workload: Workload, answers: list[Seen]) -> None:
+    """p50 within 10 % and p99 within 20 % of the planned workload's."""
+    planned = simulate(SimulationConfig(case.engine()), workload).requests
+    ttft = planned["first_at"] - planned["arrival"]
+    tpot = (planned["last_at"] - planned["first_at"]) / (planned["output_tokens"] - 1)
+    for name, expected, found in (
+        ("TTFT", ttft, [seen.client_ttft for seen in answers]),
+        ("TPOT", tpot, [seen.client_tpot for seen in answers]),
+    ):
+        pairs = list(zip(quantiles(expected), quantiles(found), (0.10, 0.20), strict=True))
+        print(
+            f"{case.name}: {name} p50 and p99, simulated and measured:",
+            *(f"{e:.4f} {f:.4f};" for e, f, _ in pairs),
+        )
+        for wanted, measured, bound in pairs:
+            assert measured == pytest.approx(wanted, rel=bound), name
+
+
+def test_a_server_and_a_simulation_do_the_same() -> None:
+    case = Case("one core", "tiny", ONE_CORE, requests=16, rate=8.0, scale=4.0)
+    with served(*case.arguments()) as server:
+        if not compare(case, server):
+            pytest.skip(
+                "the decisions are the same; the machine is too busy to compare what clients measured"
+            )
+
+
+FULL = [
+    Case("one core", "default", ONE_CORE, requests=60, rate=3.0, scale=6.0),
+    Case("two stages", "default", TWO_STAGES, requests=60, rate=5.0, scale=6.0),
+    Case("two stages, mixed", "default", {**TWO_STAGES, "profile": "async"}, 60, 5.0, 6.0, seed=3),
+    Case("three stages", "default", {**ONE_CORE, "pipeline": 3}, 60, 6.0, 6.0, instance="inf2.24xlarge"),
+    Case("two replicas", "default", {**ONE_CORE, "data": 2}, requests=60, rate=5.0, scale=6.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FULL, ids=lambda case: case.name)
+def test_a_server_and_a_simulation_do_the_same_in_every_placement(case: Case) -> None:
+    with served(*case.arguments()) as server:
+        assert compare(case, server), "the host could not keep up: leave it alone, or use a larger time scale"

@@ -1,0 +1,93 @@
+"""Running through repetitions changes no byte of what is written down, and saves nearly all the work."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.planning.simulation import fast_forward
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.workload import PrefixTree
+from tests.planning.simulations import Cost, bytes_of, check_at_rest, play, workload
+
+
+def situation(seed: int) -> dict[str, Any]:
+    """A workload and a deployment of any kind: crowded or idle, short of blocks or not, open or closed."""
+    rng = random.Random(seed)
+    closed, turns = rng.random() < 0.4, rng.choice([1, 1, 1, 3])
+    tree = PrefixTree(((1, 40), (3, 30))) if rng.random() < 0.4 else PrefixTree()
+    size = rng.choice([4, 16, 32])
+    stages, replicas = rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
+    load = workload(
+        rng.randint(5, 40),
+        None if closed else rng.choice([0.5, 3.0, 20.0, float("inf")]),
+        input_len=rng.choice(["uniform:1:80", "uniform:1:200", "lognormal:40:1:300"]),
+        output_len=rng.choice([1, 40, "uniform:1:90", "lognormal:30:1:200"]),
+        users=rng.randint(1, 12) if closed else None,
+        turns=turns,
+        think_seconds=rng.choice([0.0, 0.0, 0.3]) if closed or turns > 1 else 0.0,
+        prefixes=tree,
+        seed=seed,
+    )
+    costs = [
+        Cost(stages, rng.choice([0.01, 0.02]), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-6]), draw)
+        for draw in [rng.choice([0.0, 0.0, 1e-3])]
+        for _ in range(replicas)
+    ]
+    return {
+        "load": load,
+        "cost": costs,
+        "profile": rng.choice(["ideal", "async", "sync"]),
+        "batches": rng.choice(["mixed", "segregated"]),
+        "block_size": size,
+        "num_blocks": rng.choice([300, 600, 20_000]) // size,
+        "max_num_seqs": rng.choice([1, 4, 16]),
+        "max_num_batched_tokens": rng.choice([16, 64, 512]),
+        "prefix_cache": rng.random() < 0.6,
+        "max_queued_requests": rng.choice([5, 10**6]),
+    }
+
+
+def both(seed: int) -> Record:
+    of = situation(seed)
+    fast, slow = play(**of), play(**of, step_by_step=True)
+    assert bytes_of(fast) == bytes_of(slow)
+    check_at_rest(fast)
+    return fast
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_same_bytes_with_and_without(seed: int) -> None:
+    both(seed)
+
+
+def test_situations_of_every_kind_are_met() -> None:
+    records = [both(seed) for seed in range(20)]
+    schedulers = [lane.engine.scheduler for record in records for lane in record.lanes]
+    assert sum(scheduler.preemptions for scheduler in schedulers) >= 5
+    assert sum(scheduler.prefix_hits for scheduler in schedulers) > 500
+    assert sum(record.rejected["overloaded"] for record in records) > 5
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("users", [None, 3])
+def test_most_steps_are_run_through(
+    replicas: int, stages: int, users: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = []
+    move = fast_forward.Cruise.move
+
+    def counted(cruise: fast_forward.Cruise) -> None:
+        moves.append(cruise)
+        move(cruise)
+
+    monkeypatch.setattr(fast_forward.Cruise, "move", counted)
+    load = workload(30, None if users else 0.5, input_len=20, output_len=200, users=users)
+    record = play(load, cost=[Cost(stages)] * replicas)
+    assert len(moves) > 0.7 * sum(len(steps) for steps in record.steps)

@@ -1,0 +1,191 @@
+"""The loop over arrivals and replicas, against closed formulas and what must always hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corepipe.models.registry import architecture
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.report import Latencies, Slo
+from corepipe.planning.simulation.simulate import RETRY_SECONDS, SimulationConfig, simulate
+from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.device_plan import plan_device
+from tests.planning.simulations import Cost, bytes_of, check_at_rest, play, workload
+
+
+def config(**fields: Any) -> SimulationConfig:
+    engine = EngineConfig(model="llama-3.2-1b", format="bf16", instance="inf2.xlarge", **fields)
+    return SimulationConfig(engine, Slo(ttft=0.5, tpot=0.05))
+
+
+def latencies(record: Record) -> Latencies:
+    return Latencies.of(record.requests)
+
+
+def given(*requests: tuple[float, int, int]) -> Workload:
+    """Requests of (arrival, prompt tokens, output tokens) that share nothing."""
+    sessions = [
+        Session(arrival, (Turn((Segment(2 * i, prompt),), output, 2 * i + 1),))
+        for i, (arrival, prompt, output) in enumerate(requests)
+    ]
+    return Workload(lambda: iter(sessions), shares_prefixes=False, chained=False)
+
+
+def test_a_request_alone_takes_its_steps() -> None:
+    record = play(given((1.0, 200, 5)), cost=Cost(fixed=0.01, row=1e-4), max_num_batched_tokens=150)
+    (ttft,), (e2e,) = latencies(record).ttft, latencies(record).e2e
+    assert ttft == pytest.approx(0.02 + 200e-4)
+    assert e2e == pytest.approx(0.02 + 200e-4 + 4 * 0.0101)
+    assert record.requests["prompt_tokens"].tolist() == [200]
+
+
+def test_who_comes_during_a_step_waits_for_its_end() -> None:
+    record = play(given((0.0, 10, 3), (0.004, 10, 1)), cost=Cost(fixed=0.01))
+    order = np.argsort(record.requests["arrival"])
+    assert record.requests["scheduled_at"][order] == pytest.approx([0.0, 0.01])
+    assert latencies(record).ttft[order] == pytest.approx([0.01, 0.016])
+
+
+def test_who_comes_as_a_step_ends_is_in_the_next() -> None:
+    record = play(given((0.0, 10, 3), (0.01, 10, 1)), cost=Cost(fixed=0.01))
+    assert sorted(latencies(record).ttft.tolist()) == pytest.approx([0.01, 0.02])
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_one_slot_of_constant_service_waits_as_an_m_d_1_queue_does(load: float) -> None:
+    """Pollaczek-Khinchine: load x service / 2 (1 - load)."""
+    service = 0.02
+    record = play(
+        workload(20_000, load / service, input_len=16, output_len=1), cost=Cost(fixed=service), max_num_seqs=1
+    )
+    waited = latencies(record).queue.mean()
+    assert waited == pytest.approx(load * service / (2 * (1 - load)), rel=0.1)
+
+
+@pytest.mark.parametrize("batches", ["mixed", "segregated"])
+def test_littles_law(batches: str) -> None:
+    """Requests in the system, summed over time, are the times of all requests, summed."""
+    record = play(workload(300, 6.0), cost=Cost(fixed=0.02, row=1e-4), batches=batches)
+    (steps,) = record.steps
+    inside = (steps["running"] * (steps["ready_at"] - steps["starts_at"])).sum()
+    times = record.requests["last_at"] - record.requests["scheduled_at"]
+    assert inside == pytest.approx(times.sum())
+
+
+def test_a_closed_loop_never_has_more_requests_than_users() -> None:
+    record = play(workload(200, None, users=5), cost=Cost(fixed=0.02))
+    (steps,) = record.steps
+    assert (steps["running"] + steps["waiting"]).max() == 5
+    assert len(record.requests["arrival"]) == 200
+
+
+def test_a_closed_loop_goes_at_the_servers_pace_and_an_open_one_at_its_own() -> None:
+    def last_end(slow: float, rate: float | None, users: int | None) -> float:
+        load = workload(100, rate, output_len=10, users=users)
+        return float(play(load, cost=Cost(fixed=slow)).requests["last_at"].max())
+
+    assert last_end(0.04, None, 4) == pytest.approx(2 * last_end(0.02, None, 4), rel=0.05)
+    assert last_end(0.04, 2.0, None) == pytest.approx(last_end(0.02, 2.0, None), rel=0.05)
+
+
+@pytest.mark.parametrize("batches", ["mixed", "segregated"])
+@pytest.mark.parametrize(("stages", "users"), [(2, 3), (3, 6), (3, 8), (3, 12), (4, 16)])
+def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: str) -> None:
+    """The pipe is full before two batches a stage are in flight."""
+    load = workload(3 * users, None, input_len=20, output_len=200, users=users)
+    record = play(load, cost=Cost(stages), batches=batches, max_num_seqs=users)
+    times = latencies(record)
+    assert times.ttft.max() < 3 * users * 0.01
+    assert times.tpot.max() < 1.05 * times.tpot.min()
+    if users >= 2 * stages:
+        assert record.lanes[0].engine.device.timeline.fill > 0.9
+
+
+def test_users_think() -> None:
+    record = play(
+        workload(10, None, input_len=9, output_len=2, users=1, think_seconds=3.0), cost=Cost(fixed=0.5)
+    )
+    assert np.diff(np.sort(record.requests["arrival"])) == pytest.approx([4.0] * 9)
+
+
+def test_no_session_of_a_closed_loop_starts_after_its_duration() -> None:
+    record = play(workload(None, None, users=3, duration=20.0), cost=Cost(fixed=0.02))
+    assert 15 < record.requests["arrival"].max() <= 20.0
+
+
+def test_the_next_turn_comes_when_the_last_is_answered_and_finds_it_in_the_cache() -> None:
+    load = workload(3, 1.0, input_len=64, output_len=33, turns=3, think_seconds=2.0)
+    record = play(load, cost=Cost(fixed=0.01))
+    order = np.argsort(record.requests["arrival"])
+    arrival, last = record.requests["arrival"][order], record.requests["last_at"][order]
+    assert arrival[1:] == pytest.approx(last[:-1] + 2.0)
+    # The last token of an answer is never computed: 96 of 97 tokens are cached, then 192 of 194.
+    assert record.requests["cached_tokens"][order].tolist() == [0, 96, 192]
+
+
+def test_shared_prefixes_are_found_and_only_those() -> None:
+    tree = PrefixTree(((1, 64), (2, 32)))
+    record = play(workload(40, 0.5, input_len=20, output_len=4, prefixes=tree))
+    assert set(record.requests["cached_tokens"].tolist()) == {0.0, 64.0, 96.0}
+    alone = play(workload(40, 0.5, input_len=200, output_len=4))
+    assert alone.requests["cached_tokens"].sum() == 0
+
+
+def test_a_full_queue_refuses_and_users_come_back() -> None:
+    record = play(workload(30, float("inf")), max_queued_requests=4)
+    assert record.rejected["overloaded"] == 26
+    check_at_rest(record)
+    record = play(workload(60, None, users=9), max_queued_requests=1, max_num_seqs=1)
+    assert record.rejected["overloaded"] > 0
+    assert record.requests["arrival"].max() > RETRY_SECONDS
+    check_at_rest(record)
+
+
+def test_what_can_never_run_is_refused() -> None:
+    record = play(given((0.0, 10, 3), (0.0, 3000, 3), (0.0, 2000, 100)), num_blocks=128)
+    assert record.rejected["invalid"] == 1
+    assert sorted(record.requests["output_tokens"].tolist()) == [3, 48]  # cut to max_model_len
+
+
+def test_more_replicas_share_the_load() -> None:
+    ends = [
+        float(
+            play(workload(40, float("inf"), output_len=50), cost=[Cost()] * replicas)
+            .requests["last_at"]
+            .max()
+        )
+        for replicas in (1, 2, 4)
+    ]
+    assert ends[0] / ends[1] == pytest.approx(2, rel=0.2)
+    assert ends[1] / ends[2] == pytest.approx(2, rel=0.3)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_same_seed_writes_the_same_bytes(stages: int) -> None:
+    runs = [bytes_of(play(workload(80, seed=seed), cost=Cost(stages))) for seed in (4, 4, 5)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_real_model_on_an_instance() -> None:
+    """The same bytes of report each time, whether the device is planned here or handed in."""
+    load = workload(60, 4.0, input_len=300, output_len=40, prefixes=PrefixTree(((2, 128),)))
+    device = plan_device(
+        config().engine.model_copy(update={"clock": "virtual"}), architecture("llama-3.2-1b")
+    )
+    told: list[float] = []
+    first = simulate(config(), load, lambda _, done: told.append(done))
+    assert first.to_json() == simulate(config(), load, device=device).to_json()
+    assert (first.sent, first.completed, sum(first.rejected.values())) == (60, 60, 0)
+    assert told[-1] == 1.0
+    assert told == sorted(told)
+
+
+def test_the_profile_decides_the_policy_unless_one_is_given() -> None:
+    load = workload(30, 20.0, input_len=300, output_len=40)
+    reports = [simulate(config(policy=name), load) for name in (None, "segregated", "mixed")]
+    texts = [report.to_json() for report in reports]
+    assert texts[0] == texts[1] != texts[2]
