@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.planning.calibration.test_predict import DECODER, ENCODER
 
 from corepipe.neuron.constants import FITTED, shipped
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import fit, least_squares, leave_one_family_out, usable
 from corepipe.planning.calibration.predict import Predictor
+from tests.planning.calibration.test_predict import DECODER, ENCODER
 
 TRUE = replace(
     shipped()["v2"],
