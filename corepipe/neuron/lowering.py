@@ -222,7 +222,8 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     """Reuses activations' memory: widths of the buffers, and the buffer of each value.
 
     A buffer is free again after the last step that reads its value.  A step never writes a buffer
-    that it reads, because the threads of one step are not ordered.
+    that it reads, because the threads of one step are not ordered; but a residual that nobody reads
+    afterwards gives its buffer to the sum, each element of which needs that element of it alone.
     """
     last_read: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -232,13 +233,19 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     buffers: dict[int, int] = {}
     free: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
+        ended = {value.id: value for value in (*step.reads, *step.writes) if last_read[value.id] == i}
+        residual = step.residual if isinstance(step, FusedLinear) else None
         for value in step.writes:
+            if residual is not None and residual.id in ended and residual != step.x:
+                ended.pop(residual.id)
+                buffers[value.id] = buffers[residual.id]
+                continue
             pool = free.setdefault(value.width, [])
             if not pool:
                 widths.append(value.width)
                 pool.append(len(widths) - 1)
             buffers[value.id] = pool.pop()
-        for value in {v.id: v for v in (*step.reads, *step.writes)}.values():
-            if last_read[value.id] == i and i + 1 < len(steps):
+        for value in ended.values():
+            if i + 1 < len(steps):
                 free[value.width].append(buffers[value.id])
     return widths, buffers
