@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The set-up is redone when the native sources, the dependencies or the set of modules change.
 SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
+# Files of tests that run side by side.
+WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: serve test test-slow setup lint parity bench docs-curves wheel clean
@@ -12,7 +14,7 @@ serve: setup            ## an OpenAI-compatible server with the default model, o
 	@exec $(BIN)/corepipe serve $(ARGS)
 
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
