@@ -234,10 +234,9 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     free: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         ended = {value.id: value for value in (*step.reads, *step.writes) if last_read[value.id] == i}
-        residual = step.residual if isinstance(step, FusedLinear) else None
+        residual = _own_residual(step)
         for value in step.writes:
-            if residual is not None and residual.id in ended and residual != step.x:
-                ended.pop(residual.id)
+            if residual is not None and ended.pop(residual.id, None) is not None:
                 buffers[value.id] = buffers[residual.id]
                 continue
             pool = free.setdefault(value.width, [])
@@ -249,3 +248,8 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
             if i + 1 < len(steps):
                 free[value.width].append(buffers[value.id])
     return widths, buffers
+
+
+def _own_residual(step: Step) -> Value | None:
+    """What is added to the result of a step that reads it for nothing else."""
+    return step.residual if isinstance(step, FusedLinear) and step.residual != step.x else None
