@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -111,25 +112,31 @@ def trace_workload(
     given: TraceFormat | None = None,
     limit: int | None = None,
     duration: float | None = None,
+    speed: float = 1.0,
 ) -> Workload:
     """The requests of a file, at its times; no more than `limit`, and of the first `duration` seconds.
 
-    The file is read as the stream is.  Raises UserError for a file that cannot be read or is of no known
+    speed: so many times as fast; `duration` is then of the faster trace.  The file is read as the stream is.
+    Raises UserError for a file that cannot be read or is of no known
     schema; reading the stream raises it for a line that is no request.
     """
+    if not 0 < speed < inf:
+        raise UserError(f"--trace-speed must be above 0, not {speed}; 2 plays twice as fast", "trace_speed")
     schema = trace_format(path, given)
     hashed = schema == "mooncake"
 
     def sessions() -> Iterator[Session]:
         for number, session in enumerate(_sessions(path, schema)):
-            if number == limit or (duration is not None and (session.start or 0.0) > duration):
+            start = (session.start or 0.0) / speed
+            if number == limit or (duration is not None and start > duration):
                 return
-            yield session
+            yield replace(session, start=start)
 
     about: dict[str, object] = {
         "arrival": "trace",
         "trace": path.name,
         "schema": schema,
+        "speed": speed,
         "requests": limit,
         "duration_seconds": duration,
     }

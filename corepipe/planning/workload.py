@@ -164,8 +164,7 @@ class Synthetic:
         if self.arrivals is None:
             while True:
                 yield None
-        rate = self.arrivals.rate / self.turns
-        arrivals = Arrivals(rate, self.arrivals.kind, self.arrivals.burstiness)
+        arrivals = self.arrivals.divided(self.turns)
         end = inf if self.duration is None else self.duration
         yield from takewhile(lambda time: time <= end, arrivals.times(self._random("arrivals")))
 
@@ -179,6 +178,7 @@ class Synthetic:
         return {
             "arrival": "all at once" if at_once else arrivals.kind if arrivals else "closed loop",
             "rate": arrivals.rate if arrivals and not at_once else None,
+            "rate_to": arrivals.ramp.to if arrivals and arrivals.ramp else None,
             "burstiness": arrivals.burstiness if arrivals else None,
             "users": self.users,
             "requests": self.requests,

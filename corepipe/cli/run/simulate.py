@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -12,18 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.serve import config_fields, flag_of
-from corepipe.cli.simulate import DEFAULT_REQUESTS, DEFAULT_USERS, INPUT_LEN, OUTPUT_LEN, Arrival, TraceSchema
+from corepipe.cli.simulate import DEFAULT_REQUESTS, DEFAULT_USERS
+from corepipe.cli.workload import TraceSchema
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import FORMATS
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import Lengths
 from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import LATENCIES, NO_SLO, Report, Slo
+from corepipe.planning.simulation.report import LATENCIES, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
-from corepipe.planning.traces import trace_workload, write_trace
-from corepipe.planning.workload import PrefixTree, Synthetic, Workload
+from corepipe.planning.slo import NO_SLO, Slo
+from corepipe.planning.traces import write_trace
+from corepipe.planning.workload import Workload
 from corepipe.serving.config import EngineConfig, validated
 
 
@@ -57,65 +57,13 @@ def _check_generates(model: str) -> None:
 def _workload(given: Mapping[str, Any]) -> Workload:
     """What the flags describe.  Raises UserError for flags that contradict each other."""
     if given["trace"] is not None:
-        return _traced(given)
-    _check_open_loop(given)
+        return traced(given, "users")
     rate, users, requests = given["rate"], given["users"], given["requests"]
-    if rate is not None and users is not None:
-        raise UserError("--rate is an open loop and --users a closed one: give one of them", "rate")
     if rate is None and users is None:
         users = DEFAULT_USERS
     if requests is None and given["duration"] is None:
         requests = DEFAULT_REQUESTS
-    return Synthetic(
-        Lengths.parse(given["input_len"], "input-len"),
-        Lengths.parse(given["output_len"], "output-len"),
-        requests,
-        given["duration"],
-        None if rate is None else Arrivals(rate, given["arrival"].value, given["burstiness"]),
-        users,
-        given["turns"],
-        given["think_time"],
-        PrefixTree.parse(given["prefix_tree"]) if given["prefix_tree"] else PrefixTree(),
-        given["seed"],
-    ).workload()
-
-
-def _check_open_loop(given: Mapping[str, Any]) -> None:
-    """Raises UserError for a flag that does nothing without others."""
-    if given["rate"] is None and given["arrival"] is not Arrival.POISSON:
-        arrival = given["arrival"].value
-        raise UserError(f"--arrival {arrival}: in a closed loop answers set the times; add --rate", "arrival")
-    if given["rate"] is not None and given["think_time"] and given["turns"] == 1:
-        raise UserError(
-            "--think-time: in an open loop it is between --turns; add them, or use --users", "think_time"
-        )
-
-
-NOT_OF_A_TRACE: Mapping[str, object] = MappingProxyType(
-    {
-        "rate": None,
-        "arrival": Arrival.POISSON,
-        "burstiness": 1.0,
-        "users": None,
-        "think_time": 0.0,
-        "input_len": INPUT_LEN,
-        "output_len": OUTPUT_LEN,
-        "prefix_tree": None,
-        "turns": 1,
-    }
-)
-"""Flags that a trace leaves nothing to do, and what they are where they are not given."""
-
-
-def _traced(given: Mapping[str, Any]) -> Workload:
-    for name, absent in NOT_OF_A_TRACE.items():
-        if given[name] != absent:
-            flag = flag_of(name)
-            raise UserError(
-                f"{flag}: a trace has its own requests and times; leave out {flag} or --trace", name
-            )
-    schema = given["trace_format"]
-    return trace_workload(given["trace"], schema and schema.value, given["requests"], given["duration"])
+    return synthetic(given, users, requests, "users").workload()
 
 
 def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> None:

@@ -27,8 +27,9 @@ from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Bounds, Failure, Objectives, Reason, RequestSizes, Timed
 from corepipe.planning.planner.search import Outcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, Deployment, Shape
-from corepipe.planning.simulation.report import Latencies, Report, Slo
+from corepipe.planning.simulation.report import Latencies, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
+from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Synthetic, first_requests
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.device_plan import DevicePlan

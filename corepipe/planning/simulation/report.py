@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe import __version__
-from corepipe.errors import UserError
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.planning.quantiles import Quantiles
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.usage import Usage
+from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Workload
 from corepipe.serving.device_plan import DevicePlan
 
@@ -24,33 +24,6 @@ Floats = npt.NDArray[np.float64]
 SCHEMA = "corepipe.simulation/1"
 MILLISECONDS = 1e3
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """What a request must meet, in seconds; None: nothing is asked."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Reads `ttft:500 tpot:50 e2e:10000`, milliseconds as in vLLM's --goodput.  Raises UserError."""
-        limits: dict[str, float] = {}
-        for part in text.replace(",", " ").split():
-            name, _, value = part.partition(":")
-            try:
-                limits[{"e2el": "e2e"}.get(name, name)] = float(value) / MILLISECONDS
-            except ValueError:
-                limits[part] = 0.0
-        if not limits or not limits.keys() <= {"ttft", "tpot", "e2e"} or min(limits.values()) <= 0:
-            raise UserError(f"--slo {text!r}: give milliseconds, as 'ttft:500 tpot:50 e2e:10000'", "slo")
-        return cls(**limits)
-
-
-NO_SLO = Slo()
-"""Whatever is answered is good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.fast_forward import fast_forward, fast_forward_together
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import NO_SLO, Report, Slo
+from corepipe.planning.simulation.report import Report
 from corepipe.planning.simulation.simulated import NullRunner, SimulatedRequest
+from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Session, Workload
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import QueueFull, Scheduler, SchedulerConfig

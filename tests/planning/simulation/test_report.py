@@ -3,15 +3,14 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 
-from corepipe.errors import UserError
 from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import SCHEMA, Latencies, Report, Slo
+from corepipe.planning.simulation.report import SCHEMA, Latencies, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
+from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree
 from corepipe.serving.config import EngineConfig
 from tests.planning.simulations import workload
@@ -133,21 +132,3 @@ def test_the_plot_stands_alone() -> None:
     assert "llama-3.2-1b on inf2.xlarge" in html
     assert "nan" not in html
     assert not re.search(r"src=|href=|https?:", html)
-
-
-@pytest.mark.parametrize(
-    ("text", "slo"),
-    [
-        ("ttft:500", Slo(ttft=0.5)),
-        ("ttft:500 tpot:50", Slo(0.5, 0.05)),
-        ("tpot:50,e2el:9000", Slo(None, 0.05, 9.0)),
-    ],
-)
-def test_objectives_as_text(text: str, slo: Slo) -> None:
-    assert Slo.parse(text) == slo
-
-
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:x", "ttft:-1", "itl:5", "ttft:0", "500"])
-def test_objectives_that_are_none(text: Any) -> None:
-    with pytest.raises(UserError, match="ttft:500 tpot:50"):
-        Slo.parse(text)

@@ -9,8 +9,9 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import Latencies, Slo
+from corepipe.planning.simulation.report import Latencies
 from corepipe.planning.simulation.simulate import RETRY_SECONDS, SimulationConfig, simulate
+from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.device_plan import plan_device

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.planning.slo import NO_SLO, Slo
+
+
+@pytest.mark.parametrize(
+    ("text", "slo"),
+    [
+        ("ttft:500", Slo(ttft=0.5)),
+        ("ttft:500 tpot:50", Slo(0.5, 0.05)),
+        ("tpot:50,e2el:9000", Slo(None, 0.05, 9.0)),
+        ("ttft:200ms e2e:1.5s", Slo(0.2, None, 1.5)),
+    ],
+)
+def test_objectives_as_text(text: str, slo: Slo) -> None:
+    assert Slo.parse(text) == slo
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft:x", "ttft:-1", "itl:5", "ttft:0", "500", "ttft:5m", "e2e:1.2.3"]
+)
+def test_objectives_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="ttft:500ms tpot:50ms"):
+        Slo.parse(text)
+
+
+def test_every_objective_must_be_met() -> None:
+    slo = Slo(ttft=0.5, tpot=0.05)
+    assert slo.met(0.5, 0.05, 99.0)
+    assert not slo.met(0.51, 0.05, 0.0)
+    assert not slo.met(0.5, 0.06, 0.0)
+    assert NO_SLO.met(1e9, 1e9, 1e9)
