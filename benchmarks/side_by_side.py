@@ -17,11 +17,10 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
-WORDS = Path(__file__).with_name("words.txt")
+from corepipe.planning.bench.prompts import all_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", choices=WORKS, nargs="*", default=list(WORKS))
     args = parser.parse_args()
-    vocabulary = WORDS.read_text().split()
+    vocabulary = list(all_words())
     servers = (Server(args.a, args.model_a), Server(args.b, args.model_b))
     print(f"{'work':<10} {'A':>9} {'B':>9} {'A / B':>7}   medians of {args.rounds}, in turn")
     for name in args.work:

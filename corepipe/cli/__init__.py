@@ -14,6 +14,7 @@ import typer
 
 from corepipe import __version__
 from corepipe.__main__ import INTERRUPTED
+from corepipe.cli.bench import bench
 from corepipe.cli.fit import fit
 from corepipe.cli.ls import ls
 from corepipe.cli.plan import plan
@@ -50,6 +51,7 @@ def _main(
 
 
 app.command()(serve)
+app.command()(bench)
 app.command()(simulate)
 app.command()(ls)
 app.command()(plan)

@@ -1,0 +1,267 @@
+"""What `corepipe bench` does: from flags to a load test, from its reports to text, files and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import typer
+import uvloop
+
+from corepipe.cli.bench import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, STAGE_SECONDS
+from corepipe.cli.common import errors, progress_bar
+from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
+from corepipe.cli.run.workload import synthetic, traced
+from corepipe.errors import UserError
+from corepipe.models import hub, registry
+from corepipe.models.tokenizer import Tokenizer, from_directory
+from corepipe.planning.bench.assertions import Assertion, unmet
+from corepipe.planning.bench.client import Asking
+from corepipe.planning.bench.compare import compared, load_result
+from corepipe.planning.bench.files import check_directory, write_files
+from corepipe.planning.bench.page import run_page, sweep_page
+from corepipe.planning.bench.play import LoadTest, Settings
+from corepipe.planning.bench.report import KEYS, Report, detail
+from corepipe.planning.bench.setup import Shape, set_up
+from corepipe.planning.bench.sweep import SWEPT, sweep
+from corepipe.planning.bench.target import Http, Target, find
+from corepipe.planning.slo import NO_SLO, Slo
+from corepipe.planning.workload import Synthetic, Workload
+
+NOTHING_ANSWERED, NOT_MET = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, checked before anything is sent.  base: of a sweep."""
+
+    target: Target
+    settings: Settings
+    workload: Workload
+    base: Synthetic | None
+    rates: tuple[float, ...]
+    assertions: list[Assertion]
+    old: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A finished run or sweep: its document, its page and its reports."""
+
+    document: dict[str, Any]
+    html: Callable[[], str]
+    reports: list[Report]
+    show: Callable[[], None]
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Loads the server and prints what was found.
+
+    Raises UserError for flags and servers that cannot be used, Exit where a condition is not met, nothing was
+    answered or the run was interrupted.
+    """
+    plan = _plan(given)
+    check_directory(given["output"])
+    _allow_many_connections()
+    tested, code = uvloop.run(_test(plan, given))
+    if tested is None:
+        raise typer.Exit(code)
+    _show(tested, plan, given)
+    _exit(tested, plan, code)
+
+
+async def _test(plan: Plan, given: Mapping[str, Any]) -> tuple[Tested | None, int]:
+    """The whole load test, and the exit code of the signal that ended it, or 0.
+
+    Without a result where it was ended before a sweep's first stage was measured.
+    """
+    http = Http(plan.target, _key(given["api_key"]))
+    try:
+        found = await find(http, given["model"], given["wait"])
+        asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
+        settings = replace(plan.settings, asking=asking)
+        shape = Shape(given["turns"] > 1, given["prefix_tree"] is not None)
+        setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
+        live = Live(errors())
+        test = LoadTest(http, found, setup, settings, live.watch)
+        with _ended_by_signals(test) as codes:
+            async with live.shown():
+                if given["warmup"]:
+                    await test.warm_up(plan.workload, given["warmup"])
+                tested = await _sweep(test, plan, given) if plan.base else await _single(test, plan)
+        return tested, codes[0] if codes else 0
+    finally:
+        http.pool.close()
+
+
+@contextmanager
+def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the load test, a second one the program; yields where the exit codes go."""
+    loop, codes = asyncio.get_running_loop(), list[int]()
+
+    def take(number: signal.Signals) -> None:
+        if codes:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        codes.append(128 + number)
+        test.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, take, number)
+    try:
+        yield codes
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _single(test: LoadTest, plan: Plan) -> Tested:
+    report = await test.play(plan.workload, "measuring")
+    return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report))
+
+
+async def _sweep(test: LoadTest, plan: Plan, given: Mapping[str, Any]) -> Tested | None:
+    reports: list[Report] = []
+
+    async def play(workload: Synthetic, name: str) -> Report | None:
+        report = await test.play(workload.workload(), name)
+        if test.stopped:
+            return None
+        if not name.startswith("estimate"):
+            reports.append(report)
+        return report
+
+    assert plan.base is not None
+    found = await sweep(plan.base, given["duration"] or STAGE_SECONDS, play, plan.rates)
+    if found is None:
+        return None
+    return Tested(found.document(), lambda: sweep_page(found, plan.old), reports, lambda: print_sweep(found))
+
+
+def _plan(given: Mapping[str, Any]) -> Plan:
+    """Checks every flag.  Raises UserError."""
+    slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
+    base, rates = _swept(given) if given["sweep"] else (None, ())
+    workload = base.workload() if base else _workload(given)
+    asking = Asking(
+        model="",
+        api=given["api"].value,
+        extra=_extra(given["extra_body"]),
+        cancel=given["cancel"],
+        seconds=given["timeout"],
+        seed=given["seed"],
+        keep_text=given["turns"] > 1,
+        run_id=f"bench-{secrets.token_hex(3)}",
+    )
+    keep = given["sweep"] or given["output"] is not None
+    salt = given["salt"] or secrets.token_hex(4)
+    settings = Settings(asking, slo, salt, keep, _tokenizer(given["tokenizer"]))
+    assertions = [Assertion.parse(text) for text in given["assertions"] or ()]
+    for assertion in assertions:
+        assertion.check((*KEYS, *(SWEPT if given["sweep"] else ())))
+    old = None if given["compare"] is None else load_result(given["compare"])
+    return Plan(Target.parse(given["url"]), settings, workload, base, rates, assertions, old)
+
+
+def _workload(given: Mapping[str, Any]) -> Workload:
+    if given["trace"] is not None:
+        workload = traced(given, "concurrency")
+        for _ in workload.sessions():  # a line that is no request is told before the load, not in it
+            pass
+        return workload
+    users, requests = given["concurrency"], given["requests"]
+    if given["rate"] is None and users is None:
+        users = DEFAULT_CONCURRENCY
+    if requests is None and given["duration"] is None:
+        requests = DEFAULT_REQUESTS
+    return synthetic(given, users, requests, "concurrency").workload()
+
+
+def _swept(given: Mapping[str, Any]) -> tuple[Synthetic, tuple[float, ...]]:
+    """What every stage of a sweep has in common, and the rates that were asked for."""
+    for name in ("trace", "concurrency", "requests"):
+        if given[name] is not None:
+            raise UserError(f"--sweep sets rates and times itself; leave out --{name}", name)
+    rates = () if given["rate"] is None else _rates(given["rate"])
+    fields = {
+        **given,
+        "rate": str(rates[0] if rates else 1.0),
+        "duration": given["duration"] or STAGE_SECONDS,
+    }
+    return synthetic(fields, None, None, "concurrency"), rates
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(sorted(float(rate) for rate in text.split(",")))
+    except ValueError:
+        rates = (0.0,)
+    if not rates[0] > 0 or rates[-1] == float("inf"):
+        raise UserError(f"--rate {text}: of a sweep it is a list of rates, as 1,2,4", "rate")
+    return rates
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as error:
+        raise UserError(f"--extra-body {text}: is not JSON ({error})", "extra_body") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"--extra-body {text}: give an object, as '{{\"top_p\": 0.9}}'", "extra_body")
+    return fields
+
+
+def _key(given: str | None) -> str | None:
+    words = (given or "").split()
+    return words[0] if words else None
+
+
+def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
+    if name is None:
+        return None
+    with progress_bar(errors()) as report:
+        path = hub.resolve(name, report)
+    return name, from_directory(path) if path.is_dir() else registry.load(path).tokenizer()
+
+
+def _show(tested: Tested, plan: Plan, given: Mapping[str, Any]) -> None:
+    document = tested.document
+    if plan.old is not None:
+        document["compared"] = compared(document, plan.old)
+    if given["output"] is not None:
+        details = detail(tested.reports[0].recorder.outcomes, tested.reports[0].span.start)
+        whole = document if plan.base else {**document, **details}
+        write_files(given["output"], whole, tested.html(), tested.reports)
+    if given["as_json"]:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        tested.show()
+    if plan.old is not None and not given["as_json"]:
+        print_compared(document, plan.old)
+
+
+def _exit(tested: Tested, plan: Plan, code: int) -> None:
+    """Raises Exit unless all is well."""
+    missed = list(unmet(plan.assertions, tested.document))
+    for line in missed:
+        errors().print(f"corepipe: {line}")
+    if code:
+        raise typer.Exit(code)
+    if not any(report.recorder.ends["completed"] for report in tested.reports):
+        errors().print("corepipe: no request was answered")
+        raise typer.Exit(NOTHING_ANSWERED)
+    if missed:
+        raise typer.Exit(NOT_MET)
+
+
+def _allow_many_connections() -> None:
+    """A connection is an open file; the soft limit is often 1,024 of them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

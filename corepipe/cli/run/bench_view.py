@@ -1,0 +1,205 @@
+"""What `corepipe bench` shows: a line that moves while it measures, tables when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from corepipe.planning.bench.compare import compared, differences
+from corepipe.planning.bench.recorder import METRICS, Recorder
+from corepipe.planning.bench.report import Report
+from corepipe.planning.bench.runner import Run
+from corepipe.planning.bench.sweep import Sweep
+from corepipe.planning.slo import NO_SLO
+from corepipe.planning.workload import Workload
+
+REFRESH_SECONDS, LOG_SECONDS = 0.25, 10.0
+"""Between two pictures in a terminal, and between two lines in a log."""
+
+COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+LABELS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between chunks",
+    "e2el": "end to end",
+}
+SHOWN_RATIOS = (
+    "request_throughput", "output_throughput", "request_goodput", "saturation_request_rate",
+    *(f"{part}_{name}_ms" for name in METRICS for part in ("p50", "p99")),
+)  # fmt: skip
+
+
+class Live:
+    """The progress of the run that is under way."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._line: Callable[[], str] = str
+
+    def watch(self, run: Run, recorder: Recorder, workload: Workload, name: str) -> None:
+        """From now on shows this run."""
+        self._line = lambda: _progress(run, recorder, workload, name)
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Shows it, as a line that moves in a terminal and as a line now and then in a log."""
+        task = asyncio.ensure_future(self._moving() if self._console.is_terminal else self._logged())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _moving(self) -> None:
+        with Screen(console=self._console, transient=True, auto_refresh=False) as screen:
+            while True:
+                screen.update(Text(self._line()), refresh=True)
+                await asyncio.sleep(REFRESH_SECONDS)
+
+    async def _logged(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_SECONDS)
+            self._console.print(self._line())
+
+
+def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> str:
+    seconds = perf_counter() - run.started if run.started else 0.0
+    of = f" of {workload.requests}" if workload.requests else ""
+    until = f" of {workload.duration:.0f}" if workload.duration else ""
+    failed = f", {recorder.ends['failed']} failed" if recorder.ends["failed"] else ""
+    rate = recorder.output_tokens / seconds if seconds > 0 else 0.0
+    times = (
+        f"{label} p50 {values.at(50) * 1e3:,.{digits}f} p99 {values.at(99) * 1e3:,.{digits}f} ms"
+        for label, values, digits in (
+            ("TTFT", recorder.latencies["ttft"], 0),
+            ("TPOT", recorder.latencies["tpot"], 1),
+        )
+    )
+    return (
+        f"{name}: {seconds:.0f}{until} s, {recorder.ends['completed']}{of} answered{failed}, "
+        f"{run.in_flight} under way, {rate:,.0f} tokens/s, {', '.join(times)}"
+    )
+
+
+def print_report(report: Report) -> None:
+    """The tables of one run on stdout, and what should be known about it on stderr."""
+    console = Console(highlight=False, soft_wrap=True)
+    conditions, document = report.conditions, report.document()
+    console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
+    console.print(_latencies(document))
+    for label, text in _facts(report, document):
+        console.print(f" {label:<12} {text}", markup=False)
+    _print_notes(report)
+
+
+def _print_notes(report: Report) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for note in report.notes():
+        console.print(f"corepipe: {note}", markup=False)
+
+
+def _latencies(document: Mapping[str, Any]) -> Table:
+    table = Table("milliseconds", box=None)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for name in METRICS:
+        table.add_row(LABELS[name], *(f"{document[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS))
+    device = document.get("device")
+    if device is not None:
+        for name in ("ttft", "tpot"):
+            cells = (f"{device[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS)
+            table.add_row(f"{name.upper()}, emulated", *cells, style="dim")
+    return table
+
+
+def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    ends = report.recorder.ends
+    others = "".join(f", {ends[end]} {end}" for end in ("failed", "cancelled", "unfinished") if ends[end])
+    yield "requests", f"{ends['completed']} answered{others}, in {document['duration']:.1f} s"
+    rates = (
+        f"{document['request_throughput']:.2f} requests/s",
+        f"{document['output_throughput']:,.1f} output tokens/s",
+        f"{document['total_token_throughput']:,.1f} tokens/s",
+    )
+    yield "throughput", ", ".join(rates)
+    if report.conditions.slo != NO_SLO:
+        good = f"{document['request_goodput']:.2f} requests/s meet the objectives: {report.good_share:.1%}"
+        yield "goodput", good
+    yield "load", _load(document)
+    recorder = report.recorder
+    cached = f", {recorder.cached_tokens / recorder.input_tokens:.0%} from the prefix cache" * (
+        recorder.cached_tokens > 0
+    )
+    yield "tokens", f"{recorder.input_tokens:,} in{cached}, {recorder.output_tokens:,} out"
+
+
+def _load(document: Mapping[str, Any]) -> str:
+    under_way = (
+        f"{document['mean_concurrent_requests']:.1f} under way on average, "
+        f"{document['max_concurrent_requests']} at most"
+    )
+    if document["max_concurrency"] is not None:
+        return f"{document['max_concurrency']} at a time; {under_way}"
+    asked = document["request_rate"]
+    rate = f"{asked:.3g} requests/s" if isinstance(asked, float | int) else "no rate"
+    ramp = document["workload"].get("rate_to")
+    return (
+        f"{rate}{f' to {ramp:.3g}' if ramp else ''} asked, {document['offered_request_rate']:.3g} due, "
+        f"{document['sent_request_rate']:.3g} sent; {under_way}"
+    )
+
+
+def print_sweep(sweep: Sweep) -> None:
+    """A line for each stage, and where the server saturates."""
+    console = Console(highlight=False, soft_wrap=True)
+    conditions = sweep.sustained.report.conditions
+    console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
+    table = Table(box=None)
+    heads = ["requests/s", "got done", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms"]
+    heads += ["tokens/s", "goodput", "failed"]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for stage in sweep.stages:
+        document = stage.report.document()
+        times = (document[f"{part}_{name}_ms"] for name in ("ttft", "tpot") for part in ("p50", "p99"))
+        good = "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
+        table.add_row(
+            f"{stage.rate:.3g}", f"{stage.done:.3g}", *(f"{value:,.1f}" for value in times),
+            f"{document['output_throughput']:,.0f}", good, str(document["failed"]),
+            style="dim" if stage.saturated else "",
+        )  # fmt: skip
+    console.print(table)
+    console.print(_found(sweep))
+    for note in {note: None for stage in sweep.stages for note in stage.report.notes()}:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"corepipe: {note}", markup=False)
+
+
+def _found(sweep: Sweep) -> str:
+    if sweep.saturation is None:
+        return "No stage was more than the server can take."
+    followed = f"{sweep.sustained.rate:.3g} requests/s"
+    return f"Saturated at {sweep.saturation:.3g} requests/s; it followed up to {followed}."
+
+
+def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+    """The ratios that matter, and which settings differ."""
+    console = Console(highlight=False, soft_wrap=True)
+    pairs = compared(document, old)
+    table = Table("", box=None)
+    for head in ("then", "now", "now / then"):
+        table.add_column(head, justify="right")
+    for name in SHOWN_RATIOS:
+        if name in pairs:
+            pair = pairs[name]
+            table.add_row(name, f"{pair['old']:,.2f}", f"{pair['new']:,.2f}", f"{pair['ratio']:.3f}")
+    console.print(table)
+    for line in differences(document, old):
+        console.print(f"not alike: {line}", markup=False)

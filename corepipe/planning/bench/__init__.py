@@ -1,0 +1,1 @@
+"""`corepipe bench`: a load generator for any OpenAI-compatible server, and what it reports."""

@@ -1,0 +1,182 @@
+"""Sends the turns of a workload as requests of the OpenAI API, and says what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from time import perf_counter
+from typing import Any, Literal
+
+import msgspec
+
+from corepipe.planning.bench.outcome import Outcome
+from corepipe.planning.bench.prompts import Speller
+from corepipe.planning.bench.stream import Answer, Chunk
+from corepipe.planning.bench.target import Http
+from corepipe.planning.bench.transport import TransportError
+from corepipe.planning.workload import Session
+
+Api = Literal["completions", "chat"]
+PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How requests are made.
+
+    extra: fields of the body; null leaves one out that is sent otherwise.  cancel: share of requests on
+    which the client hangs up in the middle.  seconds: for a whole answer.  keep_text: answers are part of
+    later turns.
+    """
+
+    model: str
+    api: Api = "completions"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    cancel: float = 0.0
+    seconds: float = 600.0
+    seed: int = 0
+    device_times: bool = False
+    keep_text: bool = False
+    run_id: str = "bench"
+
+
+@dataclass(slots=True)
+class Talk:
+    """A session under way: what was said and answered so far."""
+
+    session: Session
+    number: int
+    answers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A turn, ready to be sent.  most_chunks: the client then hangs up; None: it hears all."""
+
+    number: int
+    session: int
+    turn: int
+    asked_input: int
+    asked_output: int
+    data: bytes
+    request_id: str
+    most_chunks: int | None = None
+
+
+class Client:
+    """Makes requests and sends them.  `count` is for the answers of servers that do not count tokens."""
+
+    def __init__(
+        self, http: Http, asking: Asking, speller: Speller, count: Callable[[str], int] | None = None
+    ) -> None:
+        self._http = http
+        self._count = count
+        self._asking = asking
+        self._speller = speller
+        self._numbers = 0
+        self._decoder = msgspec.json.Decoder(Chunk)
+        self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
+
+    def prepare(self, talk: Talk, turn: int) -> Request:
+        """The request of a turn whose predecessors have been answered."""
+        asked, asking = talk.session.turns[turn], self._asking
+        number, self._numbers = self._numbers, self._numbers + 1
+        body = {
+            "model": asking.model,
+            **self._prompt(talk, turn),
+            "max_tokens": asked.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **asking.extra,
+        }
+        data = msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+        request_id = f"{asking.run_id}-{number}"
+        headers = f"x-request-id: {request_id}\r\n" + "x-corepipe-device: 1\r\n" * asking.device_times
+        most = None
+        if self._hang_ups.random() < asking.cancel:
+            most = self._hang_ups.randint(1, max(1, asked.output_tokens - 1))
+        whole = self._http.request("POST", PATHS[asking.api], data, headers)
+        return Request(
+            number, talk.number, turn, asked.prompt_tokens, asked.output_tokens, whole, request_id, most
+        )
+
+    async def send(self, request: Request, intended: float) -> Outcome:
+        """Sends it and reads the answer to its end; unfinished where the task is cancelled."""
+        sent = perf_counter()
+        outcome = Outcome(
+            request.number, request.session, request.turn, request.asked_input, request.asked_output,
+            intended, sent, request_id=request.request_id,
+        )  # fmt: skip
+        answer = Answer(self._decoder, request.most_chunks)
+        try:
+            async with asyncio.timeout(self._asking.seconds):
+                await self._http.pool.exchange(request.data, answer)
+            self._judge(outcome, answer)
+        except TimeoutError:
+            _fail(outcome, "timeout", f"no whole answer in {self._asking.seconds:g} s")
+        except TransportError as error:
+            _fail(outcome, "cut" if answer.stamps else error.kind, str(error))
+        except asyncio.CancelledError:
+            outcome.end = "unfinished"
+        self._note(outcome, answer)
+        return outcome
+
+    def _judge(self, outcome: Outcome, answer: Answer) -> None:
+        if answer.status != 200:
+            _fail(outcome, str(answer.status), answer.refusal)
+        elif answer.failure:
+            _fail(outcome, "error in stream", answer.failure)
+        elif answer.enough:
+            outcome.end = "cancelled"
+        elif not answer.finished:
+            _fail(outcome, "cut", "the stream ended before the answer did")
+        elif answer.first is None:
+            _fail(outcome, "empty", "an answer without a token")
+        else:
+            outcome.end = "completed"
+
+    def _note(self, outcome: Outcome, answer: Answer) -> None:
+        outcome.ended = perf_counter()
+        outcome.first, outcome.last = answer.first, answer.last or None
+        outcome.stamps = answer.stamps
+        if answer.usage is not None:
+            outcome.input_tokens = answer.usage.prompt_tokens
+            outcome.output_tokens = answer.usage.completion_tokens
+            details = answer.usage.prompt_tokens_details
+            outcome.cached_tokens = (details.cached_tokens or 0) if details else 0
+        elif self._count is not None and answer.stamps:
+            outcome.output_tokens = self._count(answer.text)
+        if answer.device is not None:
+            told = answer.device
+            outcome.device = (told.time_to_first_token_ms, told.time_per_output_token_ms)
+        if self._asking.keep_text:
+            outcome.text = answer.text
+
+    def _prompt(self, talk: Talk, turn: int) -> dict[str, Any]:
+        messages = _messages(talk, turn, self._speller)
+        if self._asking.api == "chat":
+            return {"messages": messages}
+        if self._speller.by_ids and turn == 0:
+            return {"prompt": self._speller.ids(talk.session.turns[0].prompt)}
+        return {"prompt": "".join(message["content"] for message in messages)}
+
+
+def _fail(outcome: Outcome, kind: str, detail: str) -> None:
+    outcome.end, outcome.error, outcome.detail = "failed", kind, detail
+
+
+def _messages(talk: Talk, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
+    """Prefixes that sessions share are the system's words; then user and assistant take turns."""
+    prompt = talk.session.turns[turn].prompt
+    first = len(talk.session.turns[0].prompt) - 1
+    shared, own = prompt[:first], prompt[first::2]
+    messages = [{"role": "system", "content": speller.text(shared, alone=False)}] if shared else []
+    for number, segment in enumerate(own):
+        messages.append({"role": "user", "content": speller.text([segment], alone=number == 0)})
+        if number < turn:
+            messages.append({"role": "assistant", "content": talk.answers[number]})
+    return messages

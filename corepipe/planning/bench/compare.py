@@ -1,0 +1,55 @@
+"""A result beside an older one: the ratio of each figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from corepipe.errors import UserError
+
+MEASURED = ("_ms", "_throughput", "_goodput", "_rate", "_share", "duration", "completed", "failed")
+"""Endings of the keys that are compared."""
+
+
+def load_result(path: Path) -> dict[str, Any]:
+    """A result that --json printed or --output wrote, or one of vLLM's benchmark.  Raises UserError."""
+    file = path / "result.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--compare {path}: {error.strerror}", "compare") from error
+    except ValueError as error:
+        raise UserError(f"--compare {path}: is not JSON ({error})", "compare") from error
+    if not isinstance(document, dict) or "request_throughput" not in document:
+        raise UserError(f"--compare {path}: no result of corepipe bench --json or of vllm bench", "compare")
+    return document
+
+
+def compared(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """{key: {old, new, ratio}} of the figures that both have; ratio: new by old."""
+    return {name: {"old": a, "new": b, "ratio": b / a} for name, a, b in _pairs(new, old)}
+
+
+def _pairs(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    for name, value in new.items():
+        before = old.get(name)
+        if name.endswith(MEASURED) and _number(value) and _number(before) and before:
+            yield name, float(before), float(value)
+
+
+def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
+    """Settings that differ, so that ratios are read with care."""
+    for name in ("model_id", "endpoint_type"):
+        if name in old and old[name] != new[name]:
+            yield f"{name}: {new[name]} now, {old[name]} then"
+    then = old.get("workload")
+    if isinstance(then, Mapping):
+        for name, value in new["workload"].items():
+            if name in then and then[name] != value:
+                yield f"workload.{name}: {value} now, {then[name]} then"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,137 @@
+"""Plays a workload against a server, in an open or a closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+
+from corepipe.planning.bench.client import Client, Request, Talk
+from corepipe.planning.bench.outcome import Outcome
+from corepipe.planning.bench.recorder import Recorder
+from corepipe.planning.workload import Session, Workload
+
+RETRY_SECONDS = 1.0
+"""A user whose request failed takes a breath, as in a simulation: errors are quick."""
+
+TIMER = 1e-3
+"""Seconds that timers of event loops may be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a run began, its last request was due, and its last answer ended: seconds of `perf_counter`."""
+
+    start: float
+    last_due: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Run:
+    """One run; `stop` ends it early, and what is under way is then unfinished."""
+
+    def __init__(self, workload: Workload, client: Client, recorder: Recorder) -> None:
+        self._workload = workload
+        self._client = client
+        self._recorder = recorder
+        self._sessions = workload.sessions()
+        self._numbers = count()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._group = asyncio.TaskGroup()
+        self._stopped = False
+        self._last_due = 0.0
+        self.started = 0.0
+        self.sent = 0
+        self.in_flight = 0
+
+    async def play(self) -> Span:
+        """Sends everything and waits for the last answer; once.  Raises UserError for an unreadable trace."""
+        self.started = self._last_due = perf_counter()
+        users = self._workload.users
+        try:
+            async with self._group:
+                for play in [self._arrivals()] if users is None else [self._user() for _ in range(users)]:
+                    self._spawn(play)
+        except BaseExceptionGroup as group:  # a workload that cannot be read; one is enough
+            raise group.exceptions[0] from group
+        ends = [outcome.ended for outcome in self._recorder.outcomes]
+        return Span(self.started, self._last_due, max(ends, default=perf_counter()))
+
+    def stop(self) -> None:
+        """Sends nothing more and hangs up."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _spawn(self, play: Coroutine[None, None, object]) -> None:
+        task = self._group.create_task(play)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _arrivals(self) -> None:
+        """Open loop: sessions start when they are due, whatever became of those before."""
+        for session in self._sessions:
+            due = self.started + (session.start or 0.0)
+            talk = self._talk(session)
+            first = self._client.prepare(talk, 0)
+            await until(due)
+            self._spawn(self._session(talk, due, first))
+
+    async def _user(self) -> None:
+        """Closed loop: one session after the other."""
+        workload = self._workload
+        end = self.started + workload.duration if workload.duration is not None else None
+        due = self.started
+        while end is None or due <= end:
+            session = next(self._sessions, None)
+            if session is None:
+                return
+            talk = self._talk(session)
+            request = self._client.prepare(talk, 0)
+            fine = await self._session(talk, max(due, perf_counter()), request)
+            if self._stopped:
+                return
+            due = perf_counter() + (workload.think_seconds if fine else RETRY_SECONDS)
+            await asyncio.sleep(due - perf_counter())
+
+    def _talk(self, session: Session) -> Talk:
+        return Talk(session, next(self._numbers))
+
+    async def _session(self, talk: Talk, due: float, request: Request) -> bool:
+        """All turns, each after the answer to the one before; False: one failed, no more follow."""
+        for turn in range(len(talk.session.turns)):
+            if turn:
+                due = perf_counter() + talk.session.turns[turn].think_seconds
+                request = self._client.prepare(talk, turn)
+                await asyncio.sleep(due - perf_counter())
+            outcome = await self._send(request, due)
+            if outcome.end != "completed":
+                return outcome.end == "cancelled"
+            talk.answers.append(outcome.text)
+        return True
+
+    async def _send(self, request: Request, due: float) -> Outcome:
+        self._last_due = max(self._last_due, due)
+        self.sent += 1
+        self.in_flight += 1
+        outcome = await self._client.send(request, due)
+        self.in_flight -= 1
+        self._recorder.take(outcome)
+        return outcome
+
+
+async def until(due: float) -> None:
+    """Sleeps until a moment, to some microseconds.
+
+    Timers go by whole milliseconds, which is much of a fast server's first token: the last one is spent in
+    turns of the event loop, in which answers are read as ever.
+    """
+    await asyncio.sleep(due - TIMER - perf_counter())
+    while perf_counter() < due:
+        await asyncio.sleep(0)

@@ -1,0 +1,192 @@
+"""The server under test: where it is, whether it answers, what it serves, and whether it is a corepipe."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from corepipe import __version__
+from corepipe.errors import UserError
+from corepipe.planning.bench.stream import error_message
+from corepipe.planning.bench.transport import Address, Pool, TransportError
+
+ASK_SECONDS = 30.0
+"""For questions that need no model."""
+
+RETRY_SECONDS = 0.5
+"""Between two looks at a server that is not up yet."""
+
+OURS = "corepipe"
+"""Who owns the models of a corepipe server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A base URL, taken apart.  `prefix` is the path before /v1, empty for most."""
+
+    url: str
+    address: Address
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Reads http://host:port[/path][/v1]; without a scheme it is http.  Raises UserError."""
+        whole = url if re.match(r"\w+://", url) else f"http://{url}"
+        try:
+            parts = urlsplit(whole)
+            port = parts.port
+        except ValueError as error:
+            raise UserError(f"{url}: {error}; give http://HOST:PORT", "url") from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise UserError(f"{url}: no URL of a server; give http://HOST:PORT", "url")
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        prefix = re.sub(r"/v1(/(chat/)?completions)?$", "", parts.path.rstrip("/"))
+        address = Address(parts.hostname, port or (443 if tls else 80), tls)
+        return cls(f"{parts.scheme}://{parts.netloc}{prefix}", address, prefix)
+
+
+class _Whole:
+    """Reads an answer whole."""
+
+    enough = False
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    def start(self, status: int) -> None:
+        self.status = status
+
+    def read(self, data: bytes, now: float) -> None:  # noqa: ARG002
+        self.body += data
+
+
+class Http:
+    """Requests to one target, with its headers; the streams of a load test go through `pool` themselves."""
+
+    def __init__(self, target: Target, api_key: str | None) -> None:
+        self.target = target
+        self.pool = Pool(target.address)
+        host = target.url.split("://", 1)[1].split("/", 1)[0]
+        lines = [f"host: {host}", f"user-agent: corepipe-bench/{__version__}", "accept: */*"]
+        lines += [f"authorization: Bearer {api_key}"] if api_key else []
+        self._headers = "\r\n".join(lines)
+
+    def request(self, method: str, path: str, body: bytes = b"", more: str = "") -> bytes:
+        """The bytes of a request; `more` are header lines, each with its end."""
+        head = f"{method} {self.target.prefix}{path} HTTP/1.1\r\n{self._headers}\r\n{more}"
+        if body:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        return head.encode() + b"\r\n" + body
+
+    async def ask(self, path: str, document: object = None) -> tuple[int, bytes]:
+        """(status, body) of a GET, or of a POST where there is a document.  Raises TransportError."""
+        answer = _Whole()
+        body = b"" if document is None else msgspec.json.encode(document)
+        request = self.request("POST" if body else "GET", path, body)
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await self.pool.exchange(request, answer)
+        except TimeoutError as error:
+            raise TransportError("timeout", f"no answer to {path} in {ASK_SECONDS:g} s") from error
+        return answer.status, answer.body
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a server says of itself: models, and a corepipe's placement (None: it is none)."""
+
+    model: str
+    max_model_len: int | None
+    placement: Mapping[str, Any] | None
+
+    @property
+    def is_corepipe(self) -> bool:
+        return self.placement is not None
+
+
+async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
+    """Looks at a server; a server that is not up gets `wait` seconds to come.
+
+    model: what to ask for; None: the first that it serves.  Raises UserError for no server, no key, no such
+    model.
+    """
+    cards = await _models(http, monotonic() + wait)
+    served = [str(card.get("id")) for card in cards]
+    if model is None and not served:
+        raise UserError(f"{http.target.url} does not say what it serves; name it with --model", "model")
+    if model is not None and served and model not in served:
+        raise UserError(f"--model {model}: not served here; there is {', '.join(served[:10])}", "model")
+    chosen = model or served[0]
+    card = next((card for card in cards if card.get("id") == chosen), {})
+    ours = card.get("owned_by") == OURS
+    placement = await _document(http, "/v1/placement") if ours else None
+    longest = card.get("max_model_len")
+    return Found(chosen, longest if isinstance(longest, int) else None, placement)
+
+
+async def _models(http: Http, deadline: float) -> Sequence[Mapping[str, Any]]:
+    """The cards of its models; none where it has no such list."""
+    url = http.target.url
+    while True:
+        try:
+            status, body = await http.ask("/v1/models")
+            loading = status == 503 or (await _loading(http) if status == 200 else False)
+            problem = f"{url} is not ready: {error_message(body)}" if status == 503 else f"{url} still loads"
+        except TransportError as error:
+            status, body, loading = 0, b"", True
+            problem = f"{url}: no server answers there ({error}); is it up? --wait gives it time"
+        if not loading:
+            return _cards(url, status, body)
+        if monotonic() > deadline:
+            raise UserError(problem, "url")
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _loading(http: Http) -> bool:
+    """A corepipe lists its models before it serves them."""
+    status, _ = await http.ask("/health")
+    return status == 503
+
+
+def _cards(url: str, status: int, body: bytes) -> Sequence[Mapping[str, Any]]:
+    if status in {401, 403}:
+        raise UserError(
+            f"{url} refuses the request ({status}: {error_message(body)}); give --api-key", "api_key"
+        )
+    if status in {404, 405}:
+        return []
+    if status != 200:
+        raise UserError(f"{url}/v1/models answers {status}: {error_message(body)}", "url")
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{url}/v1/models is not JSON: no OpenAI-compatible server?", "url") from error
+    cards = document.get("data") if isinstance(document, dict) else None
+    return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+
+async def _document(http: Http, path: str) -> Mapping[str, Any] | None:
+    status, body = await http.ask(path)
+    document = msgspec.json.decode(body) if status == 200 else None
+    return document if isinstance(document, dict) else None
+
+
+STEPS = ("corepipe_steps_total", "corepipe_late_steps_total")
+
+
+async def steps(http: Http) -> tuple[int, int]:
+    """(steps, late steps) of a corepipe server so far, over its replicas.  Raises TransportError."""
+    _, body = await http.ask("/metrics")
+    text = body.decode(errors="replace")
+    found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in STEPS]
+    total, late = (int(sum(map(float, values))) for values in found)
+    return total, late

@@ -1,0 +1,166 @@
+"""HTTP/1.1 for a load generator: keep-alive connections, one answer at a time each, bytes as they come.
+
+The time of what was read is taken once, as soon as the event loop hands it over, and no task is woken until
+the answer ends.  docs/decisions/2026-11-21-bench-transport.md has what libraries cost instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, cast
+
+import httptools
+
+INFORMATIONAL = 200
+"""Answers below this status come before the real one."""
+
+
+class TransportError(Exception):
+    """No whole answer came: `kind` for counting, the message for people."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Reader(Protocol):
+    """Takes an answer.  `enough`: the rest is not wanted, the connection is to be closed."""
+
+    enough: bool
+
+    def start(self, status: int) -> None: ...
+
+    def read(self, data: bytes, now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens; tls: None for plain HTTP."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+
+
+class _Connection(asyncio.Protocol):
+    """One connection.  `reusable` between two answers; `heard`: whether any byte of this answer came."""
+
+    def __init__(self) -> None:
+        self.reusable = False
+        self.heard = False
+        self._transport: asyncio.Transport | None = None
+        self._reader: Reader | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._now = 0.0
+
+    async def ask(self, request: bytes, reader: Reader) -> None:
+        """Sends a request and lets `reader` read the answer to its end.  Raises TransportError."""
+        assert self._transport is not None
+        self._parser = httptools.HttpResponseParser(self)
+        self.reusable, self.heard, self._reader = False, False, reader
+        self._ended = asyncio.get_running_loop().create_future()
+        if self._transport.is_closing():
+            raise TransportError("disconnected", "the server closed the connection")
+        self._transport.write(request)
+        try:
+            await self._ended
+        finally:
+            self._reader = None
+            if not self.reusable:
+                self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        connected = self._transport.get_extra_info("socket")
+        if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._now, self.heard = perf_counter(), True
+        if self._reader is None:  # nobody asked: what it says next would be taken for another answer
+            self._end(TransportError("protocol", "the server spoke out of turn"))
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(TransportError("protocol", f"not HTTP: {error}"))
+        if self._reader is not None and self._reader.enough:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        said = f" ({exc})" if exc else ""
+        self._end(TransportError("disconnected", f"the server closed the connection{said}"))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._reader is not None and status >= INFORMATIONAL:
+            self._reader.start(status)
+
+    def on_body(self, body: bytes) -> None:
+        if self._reader is not None:
+            self._reader.read(body, self._now)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= INFORMATIONAL:
+            self.reusable = self._parser.should_keep_alive()
+            self._end(None)
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+    def _end(self, error: TransportError | None) -> None:
+        if self._ended is None or self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+
+class Pool:
+    """As many connections to one server as there are requests at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[_Connection] = []
+
+    async def exchange(self, request: bytes, reader: Reader) -> None:
+        """Sends a request and lets `reader` read the answer to its end.
+
+        Where the server has closed an idle connection just as it was used again, the request goes out once
+        more.  Raises TransportError.
+        """
+        while True:
+            reused = bool(self._idle)
+            connection = self._idle.pop() if reused else await self._connect()
+            try:
+                await connection.ask(request, reader)
+            except TransportError:
+                if reused and not connection.heard:
+                    continue
+                raise
+            if connection.reusable:
+                self._idle.append(connection)
+            return
+
+    def close(self) -> None:
+        """Closes what is idle; answers under way are ended by whoever waits for them."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _connect(self) -> _Connection:
+        address = self._address
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                _Connection, address.host, address.port, ssl=address.tls
+            )
+        except OSError as error:
+            raise TransportError("connect", error.strerror or str(error)) from error
+        return connection
