@@ -5,10 +5,11 @@ from math import inf
 from random import Random
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.planning.arrivals import ArrivalKind, Arrivals
+from corepipe.planning.arrivals import ArrivalKind, Arrivals, Ramp
 
 
 def gaps(arrivals: Arrivals, count: int = 20_000) -> list[float]:
@@ -52,3 +53,38 @@ def test_all_at_once() -> None:
 def test_what_is_refused(fields: tuple, named: str) -> None:
     with pytest.raises(UserError, match=named):
         Arrivals(*fields)
+
+
+@pytest.mark.parametrize("text", ["2..20", "20..2", "2..20:exponential", "20..2:exponential", "5..5"])
+@pytest.mark.parametrize("kind", ["constant", "poisson", "gamma"])
+def test_a_ramp_has_its_rate_at_every_moment(text: str, kind: ArrivalKind) -> None:
+    seconds = 500.0
+    arrivals = Arrivals.parse(text, kind, seconds=seconds)
+    low, high = (float(rate) for rate in text.partition(":")[0].split(".."))
+    times = np.fromiter(islice(arrivals.times(Random(1)), 12_000), float)
+    assert (np.diff(times) > 0).all()
+    for at in (0.1, 0.5, 0.9, 1.1):
+        part = min(at, 1.0)
+        expected = low * (high / low) ** part if "exp" in text else low + (high - low) * part
+        found = np.sum(np.abs(times - at * seconds) < 50) / 100
+        if at < 1 or times[-1] > at * seconds + 50:
+            assert found == pytest.approx(expected, rel=0.15)
+
+
+def test_a_ramp_of_sessions() -> None:
+    divided = Arrivals.parse("2..20", seconds=10.0).divided(2)
+    assert (divided.rate, divided.ramp) == (1.0, Ramp(10.0, 10.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1..", "..2", "1..2..3", "1:exponential", "1..2:linear", "0..5", "5..0", "inf..3", "1..inf"],
+)
+def test_rates_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="--rate"):
+        Arrivals.parse(text, seconds=10.0)
+
+
+def test_a_ramp_takes_its_time() -> None:
+    with pytest.raises(UserError, match="--duration"):
+        Arrivals.parse("1..5")

@@ -89,6 +89,9 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
     path = written(tmp_path, BURST + "".join(f"{5 + i},M,3,4,7,x\n" for i in range(9)))
     assert len(read(path, limit=4)) == 4
     assert [s.start for s in read(path, duration=2.0)] == [0.0, 1.0, 2.0]
+    assert [s.start for s in read(path, duration=1.0, speed=2.0)] == [0.0, 0.5, 1.0]
+    with pytest.raises(UserError, match="--trace-speed"):
+        read(path, speed=0.0)
 
 
 @pytest.mark.parametrize(

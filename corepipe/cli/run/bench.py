@@ -10,7 +10,9 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 import uvloop
@@ -20,8 +22,6 @@ from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.errors import UserError
-from corepipe.models import hub, registry
-from corepipe.models.tokenizer import Tokenizer, from_directory
 from corepipe.planning.bench.assertions import Assertion, unmet
 from corepipe.planning.bench.client import Asking
 from corepipe.planning.bench.compare import compared, load_result
@@ -34,6 +34,9 @@ from corepipe.planning.bench.sweep import SWEPT, sweep
 from corepipe.planning.bench.target import Http, Target, find
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Synthetic, Workload
+
+if TYPE_CHECKING:
+    from corepipe.models.tokenizer import Tokenizer
 
 NOTHING_ANSWERED, NOT_MET = 1, 3
 
@@ -53,12 +56,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A finished run or sweep: its document, its page and its reports."""
+    """A finished run or sweep: its document, its page, its reports, and what a reader of it should know."""
 
     document: dict[str, Any]
     html: Callable[[], str]
     reports: list[Report]
     show: Callable[[], None]
+    notes: list[str]
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -124,7 +128,8 @@ def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
 
 async def _single(test: LoadTest, plan: Plan) -> Tested:
     report = await test.play(plan.workload, "measuring")
-    return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report))
+    notes = list(report.notes())
+    return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report), notes)
 
 
 async def _sweep(test: LoadTest, plan: Plan, given: Mapping[str, Any]) -> Tested | None:
@@ -142,7 +147,9 @@ async def _sweep(test: LoadTest, plan: Plan, given: Mapping[str, Any]) -> Tested
     found = await sweep(plan.base, given["duration"] or STAGE_SECONDS, play, plan.rates)
     if found is None:
         return None
-    return Tested(found.document(), lambda: sweep_page(found, plan.old), reports, lambda: print_sweep(found))
+    notes = [f"{s.rate:.3g} requests/s: {note}" for s in found.stages for note in s.report.notes()]
+    page = partial(sweep_page, found, plan.old)
+    return Tested(found.document(), page, reports, lambda: print_sweep(found), notes)
 
 
 def _plan(given: Mapping[str, Any]) -> Plan:
@@ -226,25 +233,36 @@ def _key(given: str | None) -> str | None:
 def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
     if name is None:
         return None
+    from corepipe.models import hub, registry  # noqa: PLC0415 -- heavy: most load tests do without
+    from corepipe.models.tokenizer import from_directory  # noqa: PLC0415
+
     with progress_bar(errors()) as report:
         path = hub.resolve(name, report)
     return name, from_directory(path) if path.is_dir() else registry.load(path).tokenizer()
 
 
 def _show(tested: Tested, plan: Plan, given: Mapping[str, Any]) -> None:
-    document = tested.document
+    """The result to stdout and to files, what should be known about it to stderr."""
+    document = {**tested.document, "notes": tested.notes}
     if plan.old is not None:
         document["compared"] = compared(document, plan.old)
     if given["output"] is not None:
-        details = detail(tested.reports[0].recorder.outcomes, tested.reports[0].span.start)
-        whole = document if plan.base else {**document, **details}
-        write_files(given["output"], whole, tested.html(), tested.reports)
+        _write(tested, document, given["output"])
     if given["as_json"]:
         typer.echo(json.dumps(document, indent=2))
     else:
         tested.show()
-    if plan.old is not None and not given["as_json"]:
-        print_compared(document, plan.old)
+        if plan.old is not None:
+            print_compared(document, plan.old)
+    for note in tested.notes:
+        errors().print(f"corepipe: {note}", markup=False)
+
+
+def _write(tested: Tested, document: Mapping[str, Any], path: Path) -> None:
+    """A single run's file has each request's values beside the sums; a sweep's has the stages instead."""
+    first = tested.reports[0]
+    each = {} if "stages" in document else detail(first.recorder.outcomes, first.span.start)
+    write_files(path, {**document, **each}, tested.html(), tested.reports)
 
 
 def _exit(tested: Tested, plan: Plan, code: int) -> None:

@@ -17,7 +17,7 @@ from corepipe.planning.bench.compare import compared, differences
 from corepipe.planning.bench.recorder import METRICS, Recorder
 from corepipe.planning.bench.report import Report
 from corepipe.planning.bench.runner import Run
-from corepipe.planning.bench.sweep import Sweep
+from corepipe.planning.bench.sweep import Stage, Sweep
 from corepipe.planning.slo import NO_SLO
 from corepipe.planning.workload import Workload
 
@@ -90,20 +90,13 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
 
 
 def print_report(report: Report) -> None:
-    """The tables of one run on stdout, and what should be known about it on stderr."""
+    """The tables of one run."""
     console = Console(highlight=False, soft_wrap=True)
     conditions, document = report.conditions, report.document()
     console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
     console.print(_latencies(document))
     for label, text in _facts(report, document):
         console.print(f" {label:<12} {text}", markup=False)
-    _print_notes(report)
-
-
-def _print_notes(report: Report) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for note in report.notes():
-        console.print(f"corepipe: {note}", markup=False)
 
 
 def _latencies(document: Mapping[str, Any]) -> Table:
@@ -111,7 +104,8 @@ def _latencies(document: Mapping[str, Any]) -> Table:
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for name in METRICS:
-        table.add_row(LABELS[name], *(f"{document[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS))
+        if document[f"max_{name}_ms"]:
+            table.add_row(LABELS[name], *(f"{document[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS))
     device = document.get("device")
     if device is not None:
         for name in ("ttft", "tpot"):
@@ -134,11 +128,13 @@ def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, s
         good = f"{document['request_goodput']:.2f} requests/s meet the objectives: {report.good_share:.1%}"
         yield "goodput", good
     yield "load", _load(document)
-    recorder = report.recorder
-    cached = f", {recorder.cached_tokens / recorder.input_tokens:.0%} from the prefix cache" * (
-        recorder.cached_tokens > 0
-    )
-    yield "tokens", f"{recorder.input_tokens:,} in{cached}, {recorder.output_tokens:,} out"
+    yield "tokens", _tokens(report.recorder)
+
+
+def _tokens(recorder: Recorder) -> str:
+    cached = recorder.cached_tokens / max(1, recorder.input_tokens)
+    found = f" ({cached:.0%} from the prefix cache)" if cached else ""
+    return f"{recorder.input_tokens:,} in{found}, {recorder.output_tokens:,} out"
 
 
 def _load(document: Mapping[str, Any]) -> str:
@@ -148,13 +144,12 @@ def _load(document: Mapping[str, Any]) -> str:
     )
     if document["max_concurrency"] is not None:
         return f"{document['max_concurrency']} at a time; {under_way}"
-    asked = document["request_rate"]
-    rate = f"{asked:.3g} requests/s" if isinstance(asked, float | int) else "no rate"
-    ramp = document["workload"].get("rate_to")
-    return (
-        f"{rate}{f' to {ramp:.3g}' if ramp else ''} asked, {document['offered_request_rate']:.3g} due, "
-        f"{document['sent_request_rate']:.3g} sent; {under_way}"
-    )
+    if document["offered_request_rate"] is None:
+        return f"all at once; {under_way}"
+    asked, to = (document["workload"].get(name) for name in ("rate", "rate_to"))
+    parts = [f"{asked:.3g}{f' to {to:.3g}' if to else ''} requests/s asked"] if asked else []
+    parts += [f"{document['offered_request_rate']:.3g} due", f"{document['sent_request_rate']:.3g} sent"]
+    return f"{', '.join(parts)}; {under_way}"
 
 
 def print_sweep(sweep: Sweep) -> None:
@@ -163,23 +158,25 @@ def print_sweep(sweep: Sweep) -> None:
     conditions = sweep.sustained.report.conditions
     console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
     table = Table(box=None)
-    heads = ["requests/s", "got done", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms"]
-    heads += ["tokens/s", "goodput", "failed"]
-    for head in heads:
-        table.add_column(head, justify="right")
+    for head in ("rate", "done", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good", "failed"):
+        table.add_column(head, justify="right", no_wrap=True)
     for stage in sweep.stages:
-        document = stage.report.document()
-        times = (document[f"{part}_{name}_ms"] for name in ("ttft", "tpot") for part in ("p50", "p99"))
-        good = "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
-        table.add_row(
-            f"{stage.rate:.3g}", f"{stage.done:.3g}", *(f"{value:,.1f}" for value in times),
-            f"{document['output_throughput']:,.0f}", good, str(document["failed"]),
-            style="dim" if stage.saturated else "",
-        )  # fmt: skip
+        table.add_row(*_row(stage), style="dim" if stage.saturated else "")
     console.print(table)
+    console.print(" rate, done: requests/s asked for, and got done; TTFT, TPOT: ms; dim: saturated")
     console.print(_found(sweep))
-    for note in {note: None for stage in sweep.stages for note in stage.report.notes()}:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"corepipe: {note}", markup=False)
+
+
+def _row(stage: Stage) -> Iterator[str]:
+    document = stage.report.document()
+    yield f"{stage.rate:.3g}"
+    yield f"{stage.done:.3g}"
+    for name in ("ttft", "tpot"):
+        yield f"{document[f'p50_{name}_ms']:,.1f}"
+        yield f"{document[f'p99_{name}_ms']:,.1f}"
+    yield f"{document['output_throughput']:,.0f}"
+    yield "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
+    yield str(document["failed"])
 
 
 def _found(sweep: Sweep) -> str:

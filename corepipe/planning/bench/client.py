@@ -149,7 +149,7 @@ class Client:
             details = answer.usage.prompt_tokens_details
             outcome.cached_tokens = (details.cached_tokens or 0) if details else 0
         elif self._count is not None and answer.stamps:
-            outcome.output_tokens = self._count(answer.text)
+            outcome.input_tokens, outcome.output_tokens = outcome.asked_input, self._count(answer.text)
         if answer.device is not None:
             told = answer.device
             outcome.device = (told.time_to_first_token_ms, told.time_per_output_token_ms)

@@ -82,7 +82,8 @@ def _against_load(stages: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str
         curves += [_curve(old, "p99 then", f"p99_{name}_ms")] if old else []
         yield Panel(title, "ms", tuple(curves), end, "requests/s")
     done = [_curve(stages, "got done", "steady_request_throughput")]
-    done += [_curve(stages, "met objectives", "request_goodput")] * (stages[0]["request_goodput"] is not None)
+    if stages[0]["request_goodput"] is not None:
+        done.append(_curve(stages, "met objectives", "request_goodput"))
     done += [_curve(old, "got done then", "steady_request_throughput")] if old else []
     yield Panel("Throughput", "requests/s", tuple(done), end, "requests/s")
     yield Panel("Output", "tokens/s", (_curve(stages, "output", "output_throughput"),), end, "requests/s")

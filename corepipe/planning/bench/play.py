@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import process_time
+from typing import TYPE_CHECKING
 
-from corepipe.models.tokenizer import Tokenizer
 from corepipe.planning.bench.client import Asking, Client
 from corepipe.planning.bench.prompts import Speller
 from corepipe.planning.bench.recorder import Recorder
@@ -17,6 +17,9 @@ from corepipe.planning.bench.setup import Setup
 from corepipe.planning.bench.target import Found, Http, steps
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Session, Workload
+
+if TYPE_CHECKING:  # heavy, and most load tests do without
+    from corepipe.models.tokenizer import Tokenizer
 
 WARM_USERS = 8
 """Requests at a time while the server warms up."""

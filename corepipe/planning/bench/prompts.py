@@ -48,7 +48,7 @@ async def vocabulary(count: Count | None, source: str, *, by_ids: bool) -> Vocab
         return Vocabulary(f"token ids, by {source}", all_words(), tuple(sorted(set(ids))))
     single = await _single(all_words(), count)
     if len(single) < FEWEST_WORDS:
-        return Vocabulary(f"words, few of one token each by {source}; counted by usage", all_words())
+        return Vocabulary(f"words, few of one token each by {source}", all_words())
     return Vocabulary(f"words of one token each, by {source}", single)
 
 

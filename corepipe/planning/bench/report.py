@@ -170,21 +170,19 @@ class Report:
         asked = self.recorder.ends["completed"] + self.recorder.ends["failed"]
         return self.recorder.good / asked if asked else 0.0
 
-    @property
-    def offered(self) -> float:
-        """Requests a second that were due, and `sent` when they went out."""
-        return len(self.recorder.outcomes) / max(1e-9, self.span.last_due - self.span.start)
-
-    @property
-    def sent(self) -> float:
-        last = max((outcome.sent for outcome in self.recorder.outcomes), default=self.span.start)
-        return len(self.recorder.outcomes) / max(1e-9, last - self.span.start)
+    def _rates(self) -> tuple[float | None, float | None]:
+        """Requests a second that were due, and that went out; None where all were due at once."""
+        outcomes, seconds = self.recorder.outcomes, self.span.last_due - self.span.start
+        if seconds <= 0:
+            return None, None
+        last = max([self.span.last_due, *(outcome.sent for outcome in outcomes)])
+        return len(outcomes) / seconds, len(outcomes) / (last - self.span.start)
 
     def _load(self) -> dict[str, Any]:
-        late, device = self.recorder.late, self.recorder.device
+        late, device, (offered, sent) = self.recorder.late, self.recorder.device, self._rates()
         found: dict[str, Any] = {
-            "offered_request_rate": self.offered if self.recorder.outcomes else 0.0,
-            "sent_request_rate": self.sent if self.recorder.outcomes else 0.0,
+            "offered_request_rate": offered,
+            "sent_request_rate": sent,
             "mean_late_ms": late.mean * 1e3,
             "p99_late_ms": late.at(99.0) * 1e3,
             "generator_cpu_share": self.cpu_share,

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from corepipe.errors import UserError
-from corepipe.models.tokenizer import Tokenizer
 from corepipe.planning.bench.client import Asking, Client, Talk
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.prompts import Count, Scale, Speller, Vocabulary, vocabulary
 from corepipe.planning.bench.target import Found, Http
 from corepipe.planning.workload import Segment, Session, Turn
 
-PROBES = (16, 48)
+if TYPE_CHECKING:  # heavy, and most load tests do without
+    from corepipe.models.tokenizer import Tokenizer
+
+PROBES = (8, 24)
 """Words of the prompts that are counted first; short, so that they fit every model."""
 
 PROBE_TOKENS = 2
-SHARED_WORDS = 8
+SHARED_WORDS = 4
 PROBE_IDS = 1 << 40
 """Segment ids that no workload has."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ class Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Any = None
 
 
 class Choice(msgspec.Struct):
@@ -49,7 +50,7 @@ class Choice(msgspec.Struct):
         return self.delta.content or self.delta.reasoning_content or self.delta.reasoning or ""
 
     def called(self) -> bool:
-        return self.delta is not None and self.delta.tool_calls not in {None, b"null", b"[]"}
+        return self.delta is not None and bool(self.delta.tool_calls)
 
 
 class Chunk(msgspec.Struct):
@@ -57,7 +58,7 @@ class Chunk(msgspec.Struct):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
     corepipe: Device | None = None
 
 

@@ -98,7 +98,9 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._reader is not None and status >= INFORMATIONAL:
+        if self._reader is None:  # a second answer to one request
+            self.reusable = False
+        elif status >= INFORMATIONAL:
             self._reader.start(status)
 
     def on_body(self, body: bytes) -> None:
@@ -107,7 +109,8 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= INFORMATIONAL:
-            self.reusable = self._parser.should_keep_alive()
+            self.reusable = self._reader is not None and self._parser.should_keep_alive()
+            self._reader = None
             self._end(None)
 
     def close(self) -> None:

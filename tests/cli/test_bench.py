@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from corepipe.cli import app
+from corepipe.errors import UserError
+from tests.planning.bench.stub import running
+from tests.servers import TINY, Served, command, run, served
+
+SMALL = ["--requests", "12", "--input-len", "20", "--output-len", "5"]
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[str]:
+    with running(first=0.02, gap=0.002, pad=1) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def corepipe() -> Iterator[Served]:
+    with served(TINY) as server:
+        yield server
+
+
+def test_a_table_for_people_and_files(stub: str, tmp_path: Path) -> None:
+    shown = run("bench", stub, *SMALL, "--slo", "ttft:500ms tpot:50ms", "--output", tmp_path / "out")
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "stub at http",
+        "time to first token",
+        "12 answered",
+        "goodput",
+        "8 at a time",
+        "240 in, 60 out",
+    ):
+        assert words in shown.stdout
+    assert "12 requests: the 99th percentile is the slowest of them" in shown.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert len(result["ttfts"]) == len(result["itls"]) == 12
+    assert (tmp_path / "out" / "requests.csv").read_text().count("\n") == 13
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+    conditions = ["--assert", "failed==0", "--assert", "p99_ttft_ms<60000"]
+    again = run("bench", stub, *SMALL, "--compare", tmp_path / "out", *conditions)
+    assert again.returncode == 0
+    assert "now / then" in again.stdout
+
+
+def test_conditions_decide_the_exit_code(stub: str) -> None:
+    missed = run("bench", stub, *SMALL, "--rate", "inf", "--json", "--assert", "mean_ttft_ms<1")
+    assert missed.returncode == 3
+    assert "not met: mean_ttft_ms<1, it is " in missed.stderr
+    assert json.loads(missed.stdout)["request_rate"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_what_was_measured_is_told_when_it_is_interrupted(
+    stub: str, number: signal.Signals, code: int
+) -> None:
+    asked = command(
+        "bench", stub, "--duration", 600, "--input-len", 20, "--output-len", 5, "--json", "--concurrency", 2
+    )
+    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(2.5)
+    process.send_signal(number)
+    told, errors = process.communicate(timeout=20)
+    assert process.returncode == code, errors
+    document = json.loads(told)
+    assert document["interrupted"] is True
+    assert document["unfinished"] <= 2
+    assert "interrupted: " in errors
+
+
+def test_a_corepipe_tells_its_predictions(corepipe: Served) -> None:
+    shown = run("bench", corepipe.url, "--requests", 6, "--input-len", 30, "--output-len", 8, "--json")
+    document = json.loads(shown.stdout)
+    assert document["completed"] == 6, shown.stderr
+    assert (document["total_input_tokens"], document["total_output_tokens"]) == (180, 48)
+    assert document["prompts"].startswith("token ids, by the server's /tokenize")
+    assert document["server"]["emulated"] is document["device"]["emulated"] is True
+    assert document["device"]["p50_ttft_ms"] > 0
+    assert document["device"]["steps"] > 0
+
+
+def test_conversations_with_a_corepipe(corepipe: Served) -> None:
+    asked = ["--requests", 8, "--turns", 2, "--prefix-tree", "1x40", "--input-len", 20, "--output-len", 5]
+    shown = run("bench", corepipe.url, "--api", "completions", "--concurrency", 2, *asked, "--json")
+    document = json.loads(shown.stdout)
+    assert document["completed"] == 8, shown.stderr
+    assert document["total_cached_tokens"] > 0
+
+
+def test_a_sweep(stub: str) -> None:
+    asked = ["--sweep", "--rate", "20,10", "--duration", "0.5", "--output-len", "2", "--input-len", "5"]
+    shown = run("bench", stub, *asked, "--assert", "sustained_request_rate>=20")
+    assert shown.returncode == 0, shown.stderr
+    assert "No stage was more than the server can take." in shown.stdout
+
+
+def test_nobody_is_answered() -> None:
+    with running(first=5.0) as url:
+        refused = run("bench", url, *SMALL, "--timeout", "0.2")
+    assert refused.returncode == 2
+    assert "does not answer a first request: timeout" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["http://127.0.0.1:1"], ["127.0.0.1:1", "no server answers", "--wait"]),
+        (["ftp://x"], ["ftp://x", "http://HOST:PORT"]),
+        (["--rate", "1", "--concurrency", "2"], ["--rate", "--concurrency"]),
+        (["--rate", "1..5"], ["--rate 1..5", "--duration"]),
+        (["--rate", "1,2"], ["--rate 1,2"]),
+        (["--sweep", "--requests", "3"], ["--sweep", "--requests"]),
+        (["--sweep", "--rate", "1..2"], ["--rate 1..2", "1,2,4"]),
+        (["--sweep", "--trace", "x"], ["--sweep", "--trace"]),
+        (["--trace", "nowhere.csv", "--concurrency", "2"], ["--concurrency", "--trace"]),
+        (["--trace-speed", "2"], ["--trace-speed", "--trace"]),
+        (["--arrival", "gamma"], ["--arrival gamma", "--rate"]),
+        (["--slo", "p99:5"], ["--slo", "ttft:500ms"]),
+        (["--assert", "p99_ttf_ms<5"], ["p99_ttf_ms", "p99_ttft_ms"]),
+        (["--extra-body", "{"], ["--extra-body", "JSON"]),
+        (["--compare", "/nowhere.json"], ["/nowhere.json"]),
+        (["--tokenizer", "/nowhere"], ["/nowhere"]),
+        (["--output", "/dev/null/x"], ["--output /dev/null/x"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:
+    shown = CliRunner().invoke(app, ["bench", *arguments])
+    assert isinstance(shown.exception, UserError)
+    assert shown.stdout == ""
+    assert [name for name in names if name not in shown.exception.message] == []
+    assert "\n" not in shown.exception.message
+
+
+def test_fields_that_a_server_does_not_take(corepipe: Served) -> None:
+    shown = run("bench", corepipe.url, *SMALL, "--extra-body", '{"no_such_field": 1}')
+    assert shown.returncode == 2
+    assert "no_such_field" in shown.stderr
+    assert "--extra-body" in shown.stderr
+    assert shown.stderr.count("\n") == 1

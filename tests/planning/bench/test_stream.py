@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.planning.bench.stream import Answer, Chunk, Events, error_message
+
+DECODER = msgspec.json.Decoder(Chunk)
+
+
+def event(document: object, end: bytes = b"\n\n") -> bytes:
+    return b"data: " + json.dumps(document).encode() + end
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.text(max_size=5), max_size=6),
+    st.integers(0, 2**32),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n: a comment\nevent: x\nid: 1\n\n"]),
+)
+def test_events_come_in_whatever_pieces(texts: list[str], seed: int, end: bytes) -> None:
+    whole = b"".join(event(text, end) for text in texts)
+    random, events, found = Random(seed), Events(), []
+    while whole:
+        cut = random.randint(1, len(whole))
+        found += events.feed(whole[:cut])
+        whole = whole[cut:]
+    assert [json.loads(one) for one in found] == texts
+
+
+def answer(*events: object, status: int = 200, most: int | None = None) -> Answer:
+    """An answer whose n-th event was read at n seconds."""
+    found = Answer(DECODER, most)
+    found.start(status)
+    for now, one in enumerate(events, 1):
+        found.read(one if isinstance(one, bytes) else event(one), float(now))
+    return found
+
+
+def said(text: str, **more: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, **more}]}
+
+
+def test_times_are_of_chunks_with_tokens() -> None:
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+    found = answer(role, said("a"), said("b"), {"choices": [], "usage": usage}, b"data: [DONE]\n\n")
+    assert (found.first, found.last, list(found.stamps), found.text) == (2.0, 3.0, [2.0, 3.0], "ab")
+    assert found.finished
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 3
+    assert found.usage.prompt_tokens_details is not None
+    assert found.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_a_last_token_without_text_is_as_late_as_the_reason_to_finish() -> None:
+    ending = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+    found = answer({"choices": [{"index": 0, "text": "a"}]}, ending)
+    assert (found.first, found.last, len(found.stamps), found.finished) == (1.0, 2.0, 1, True)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [{"reasoning_content": "x"}, {"reasoning": "x"}, {"tool_calls": [{"index": 0}], "content": None}],
+)
+def test_thoughts_and_calls_are_tokens_too(delta: dict[str, object]) -> None:
+    assert answer({"choices": [{"index": 0, "delta": delta}]}).first == 1.0
+
+
+def test_what_is_no_token() -> None:
+    found = answer({"choices": [{"index": 0, "delta": {"content": None, "tool_calls": []}}]}, b": ping\n\n")
+    assert found.first is None
+    assert not found.failure
+
+
+def test_the_client_may_have_heard_enough() -> None:
+    assert not answer(said("a"), most=2).enough
+    assert answer(said("a"), said("b"), most=2).enough
+
+
+def test_errors_in_the_stream() -> None:
+    assert answer(said("a"), {"error": {"message": "engine died", "code": 500}}).failure == "engine died"
+    assert "not of this API" in answer(b"data: {half\n\n").failure
+
+
+def test_a_corepipe_predicts() -> None:
+    found = answer({"choices": [], "corepipe": {"time_to_first_token_ms": 2.5, "emulated": True}})
+    assert found.device is not None
+    assert found.device.time_to_first_token_ms == 2.5
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "no such\\n model"}}', "no such model"),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": "x"}', "{'detail': 'x'}"),
+        (b"<html>" + b"x" * 1000, "<html>" + "x" * 194),
+        (b"\xff", "�"),
+    ],
+)
+def test_what_a_refusal_says(body: bytes, message: str) -> None:
+    found = Answer(DECODER)
+    found.start(404)
+    found.read(body, 0.0)
+    assert found.refusal == error_message(body) == message
