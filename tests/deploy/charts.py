@@ -92,6 +92,11 @@ def container(found: Sequence[Manifest]) -> Manifest:
 
 def serve_parameters(found: Sequence[Manifest]) -> dict[str, Any]:
     """What `corepipe serve` reads from the arguments of the pod; what it does not take fails."""
-    command, *arguments = container(found)["args"]
+    return parameters(container(found)["args"])
+
+
+def parameters(words: Sequence[str]) -> dict[str, Any]:
+    """What a command of `corepipe` reads from its words."""
+    command, *arguments = words
     group: Any = typer.main.get_command(app)
     return group.commands[command].make_context(command, list(arguments)).params

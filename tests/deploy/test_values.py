@@ -91,6 +91,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"httpRoute": {"enabled": True}, "allowWithoutKeys": True},
         r"httpRoute.parentRefs: name the gateway",
     ),
+    (
+        {"loadTest": {"rate": 2, "concurrency": 3}},
+        r"loadTest.rate is an open loop and loadTest.concurrency a",
+    ),
+    ({"loadTest": {"rate": 0}}, r"at '/loadTest/rate': exclusiveMinimum: got 0, want 0"),
+    ({"loadTest": {"assertions": ["p99"]}}, r"at '/loadTest/assertions/0': 'p99' does not match pattern"),
+    ({"loadTest": {"sweep": True}}, r"at '/loadTest': additional properties 'sweep' not allowed"),
     ({"inferencePool": {"enabled": True}}, r"inferencePool.endpointPicker.name: "),
     ({"autoscaling": {"type": "keda"}}, r"autoscaling.keda.prometheusAddress: KEDA asks Prometheus"),
     (

@@ -119,7 +119,7 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
     model: what to ask for; None: the first that it serves.  Raises UserError for no server, no key, no such
     model.
     """
-    cards = await _models(http, monotonic() + wait)
+    cards = await _models(http, monotonic() + wait, named=model is not None)
     served = [str(card.get("id")) for card in cards]
     if model is None and not served:
         raise UserError(f"{http.target.url} does not say what it serves; name it with --model", "model")
@@ -133,8 +133,8 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
     return Found(chosen, longest if isinstance(longest, int) else None, placement)
 
 
-async def _models(http: Http, deadline: float) -> Sequence[Mapping[str, Any]]:
-    """The cards of its models; none where it has no such list."""
+async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mapping[str, Any]]:
+    """The cards of its models; none where it has no such list, nor need of one as the model is named."""
     url = http.target.url
     while True:
         try:
@@ -145,7 +145,7 @@ async def _models(http: Http, deadline: float) -> Sequence[Mapping[str, Any]]:
             status, body, loading = 0, b"", True
             problem = f"{url}: no server answers there ({error}); is it up? --wait gives it time"
         if not loading:
-            return _cards(url, status, body)
+            return _cards(url, status, body, named=named)
         if monotonic() > deadline:
             raise UserError(problem, "url")
         await asyncio.sleep(RETRY_SECONDS)
@@ -157,12 +157,12 @@ async def _loading(http: Http) -> bool:
     return status == 503
 
 
-def _cards(url: str, status: int, body: bytes) -> Sequence[Mapping[str, Any]]:
+def _cards(url: str, status: int, body: bytes, *, named: bool) -> Sequence[Mapping[str, Any]]:
     if status in {401, 403}:
         raise UserError(
             f"{url} refuses the request ({status}: {error_message(body)}); give --api-key", "api_key"
         )
-    if status in {404, 405}:
+    if status in {404, 405} or (named and status != 200):
         return []
     if status != 200:
         raise UserError(f"{url}/v1/models answers {status}: {error_message(body)}", "url")

@@ -22,6 +22,9 @@
 {{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
 {{- fail "inferencePool.endpointPicker.name: name the endpoint picker's Service" }}
 {{- end }}
+{{- if and .loadTest.rate .loadTest.concurrency }}
+{{- fail "loadTest.rate is an open loop and loadTest.concurrency a closed one: give one of them" }}
+{{- end }}
 {{- if and .ingress.tlsSecret (not .ingress.host) }}
 {{- fail "ingress.host: a certificate (ingress.tlsSecret) is for a host" }}
 {{- end }}
