@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """Something the user gave is wrong; the message is one line that says what and what to do.
@@ -13,3 +15,10 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+def shown(value: object, most: int = 80) -> str:
+    """What a file or a client says, as one line of a message may quote it: cut, and nothing but printable."""
+    text = str(value) if isinstance(value, str | Path) else repr(value)
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

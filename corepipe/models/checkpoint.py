@@ -10,9 +10,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.neuron.graph import Graph
 
+BF16_MAX = (2 - 2**-7) * 2.0**127
+"""The largest finite bf16."""
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
@@ -60,7 +62,7 @@ def check(graph: Graph, checkpoint: Checkpoint) -> None:
 
 
 def missing(path: Path, name: str) -> UserError:
-    return UserError(f"{path}: tensor {name} is missing")
+    return UserError(f"{path}: tensor {shown(name)} is missing")
 
 
 def fingerprint(files: Iterable[tuple[Path, bytes]]) -> str:
@@ -87,6 +89,19 @@ def read_array(path: Path, dtype: str, count: int, offset: int, name: str) -> np
             f"{path}: truncated: tensor {name} wants {count} elements, the file ends after {len(array)}"
         )
     return array
+
+
+def finite(values: npt.NDArray[np.float32], path: Path, name: str) -> npt.NDArray[np.float32]:
+    """The values; raises UserError where one is not finite, or is infinite once rounded to bf16.
+
+    One such weight makes every answer nonsense, and a scale of it all of its channel.
+    """
+    # The extremes, which NaN is both of: no array of flags as large as a quarter of the weights.
+    low, high = values.min(initial=0.0), values.max(initial=0.0)
+    if not (low >= -BF16_MAX and high <= BF16_MAX):
+        worst = low if not low >= -BF16_MAX else high
+        raise UserError(f"{path}: tensor {shown(name)} holds {worst}: the weights are damaged")
+    return values
 
 
 def widen_bf16(bits: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:

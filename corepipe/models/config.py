@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
+from corepipe.models.files import read_bytes
 from corepipe.models.rope import RopeConfig
 from corepipe.neuron.graph import HeadLayout
 from corepipe.neuron.ops import Function
@@ -138,7 +139,7 @@ class Fields:
         if value is None:
             raise self.error(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.error(key, f"must be an integer from {least} to {most}, not {value!r:.60}")
+            raise self.error(key, f"must be an integer from {least} to {most}, not {shown(value, 60)}")
         return value
 
     def number(self, key: str, least: float, most: float, default: float | None = None) -> float:
@@ -148,7 +149,7 @@ class Fields:
         if value is None:
             raise self.error(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self.error(key, f"must be a number from {least:g} to {most:g}, not {value!r:.60}")
+            raise self.error(key, f"must be a number from {least:g} to {most:g}, not {shown(value, 60)}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -156,7 +157,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, not {value!r:.60}")
+            raise self.error(key, f"must be true or false, not {shown(value, 60)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -164,7 +165,9 @@ class Fields:
         if value is None:
             value = default
         if not isinstance(value, str):
-            raise self.error(key, "is missing" if value is None else f"must be a string, not {value!r:.60}")
+            raise self.error(
+                key, "is missing" if value is None else f"must be a string, not {shown(value, 60)}"
+            )
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -173,7 +176,7 @@ class Fields:
         items = value if isinstance(value, list) else [] if value is None else [value]
         for item in items:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < MAX_VOCAB:
-                raise self.error(key, f"must be a token id or a list of them, not {value!r:.60}")
+                raise self.error(key, f"must be a token id or a list of them, not {shown(value, 60)}")
         return tuple(items)
 
     def section(self, key: str) -> Fields | None:
@@ -181,7 +184,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, not {value!r:.60}")
+            raise self.error(key, f"must be an object, not {shown(value, 60)}")
         return Fields(self.path, value, self._shown, f"{key}.")
 
     def require(self, key: str, allowed: tuple[str, ...], default: str) -> str:
@@ -194,11 +197,7 @@ class Fields:
 def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file; raises UserError for anything else."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise UserError(f"{path}: larger than {MAX_JSON_BYTES} bytes, not a configuration file")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        value = json.loads(read_bytes(path, MAX_JSON_BYTES, "a configuration file"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(value, dict):

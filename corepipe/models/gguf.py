@@ -7,23 +7,32 @@ are unpacked by the gguf library; its header reader trusts the file and takes se
 from __future__ import annotations
 
 import math
-import mmap
 import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError
-from corepipe.models.checkpoint import fingerprint, missing, read_array, widen_bf16
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
+from corepipe.models.files import regular_size, unreadable
 
-MAX_ENTRIES = 1 << 20
+VERSIONS = (2, 3)
+MAX_HEADER = 1 << 26
+"""Bytes of metadata and tensor list; vocabularies of 262,144 tokens with their merges take some 20 MB."""
+MAX_ENTRIES = 1 << 17
+"""Tensors, and metadata entries."""
+MAX_ARRAY = 1 << 22
+"""Values of one metadata array, each of which becomes a Python object."""
 MAX_DIMS = 4
 MAX_STRING = 1 << 24
+MAX_NAME = 1 << 10
+MAX_ALIGNMENT = 1 << 20
 SCALARS = {
     0: "<B",
     1: "<b",
@@ -83,29 +92,41 @@ class GgufTensor:
 
 
 class _Cursor:
-    """Reads values one after the other and refuses to leave the file."""
+    """Reads values one after the other and refuses to leave the file.
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    Plain reads: a file that shrinks meanwhile is an error, where a mapping would be the end of the process.
+    """
+
+    def __init__(self, path: Path, stream: BufferedReader, size: int) -> None:
         self.path = path
-        self.data = data
+        self.size = size
         self.at = 0
+        self._end = min(size, MAX_HEADER)
+        self._stream = stream
 
     def error(self, why: str) -> UserError:
-        return UserError(
-            f"{self.path}: not a readable GGUF file: {why} (at byte {self.at} of {len(self.data)})"
-        )
+        return UserError(f"{self.path}: not a readable GGUF file: {why} (at byte {self.at} of {self.size})")
 
-    def need(self, count: int) -> int:
-        """The position of the next `count` bytes, which are consumed."""
-        start = self.at
-        if count > len(self.data) - start:
-            raise self.error(f"truncated: the header wants {count} more bytes")
-        self.at = start + count
-        return start
+    @property
+    def left(self) -> int:
+        """Bytes that may still belong to the header."""
+        return self._end - self.at
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self._end - self.at:
+            if count > self.size - self.at:
+                raise self.error(f"truncated: the header wants {count} more bytes")
+            raise self.error(f"its header is longer than {MAX_HEADER} bytes")
+        data = self._stream.read(count)
+        if len(data) != count:
+            raise self.error("truncated while it is read")
+        self.at += count
+        return data
 
     def scalar(self, code: str) -> int | float | bool:
         value: int | float | bool
-        (value,) = struct.unpack_from(code, self.data, self.need(struct.calcsize(code)))
+        (value,) = struct.unpack(code, self.take(struct.calcsize(code)))
         return value
 
     def integer(self, code: str, most: int, what: str) -> int:
@@ -114,11 +135,12 @@ class _Cursor:
             raise self.error(f"{what} is {value}, more than {most}")
         return value
 
-    def string(self, what: str) -> str:
-        length = self.integer("<Q", MAX_STRING, f"the length of {what}")
-        start = self.need(length)
+    def string(self, what: str, most: int = MAX_STRING) -> str:
+        length = int.from_bytes(self.take(8), "little")
+        if length > most:
+            raise self.error(f"the length of {what} is {length}, more than {most}")
         try:
-            return self.data[start : start + length].decode()
+            return self.take(length).decode()
         except UnicodeDecodeError as error:
             raise self.error(f"{what} is not UTF-8") from error
 
@@ -136,11 +158,10 @@ class _Cursor:
         if kind != STRING and kind not in SCALARS:
             raise self.error(f"{key} is an array of the unsupported type {kind}")
         least = 8 if kind == STRING else struct.calcsize(SCALARS[kind])
-        count = self.integer("<Q", (len(self.data) - self.at) // least, f"the length of {key}")
+        count = self.integer("<Q", min(self.left // least, MAX_ARRAY), f"the length of {key}")
         if kind == STRING:
             return [self.string(key) for _ in range(count)]
-        start = self.need(count * least)
-        return list(struct.unpack_from(f"<{count}{SCALARS[kind][1]}", self.data, start))
+        return list(struct.unpack(f"<{count}{SCALARS[kind][1]}", self.take(count * least)))
 
 
 class GgufFile:
@@ -151,72 +172,89 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        size = regular_size(path)
+        if not size:
+            raise UserError(f"{path}: an empty file, not a GGUF file")
         try:
-            with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self._parse(_Cursor(path, data))
+            with path.open("rb") as stream:
+                cursor = _Cursor(path, stream, size)
+                self._parse(cursor)
+                stream.seek(0)
+                self.header = stream.read(cursor.at)
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path}: an empty file, not a GGUF file") from error
+            raise unreadable(path, error) from error
+        self._check_layout(size)
 
     def _parse(self, cursor: _Cursor) -> None:
-        if cursor.data[:4] != b"GGUF":
+        if cursor.take(4) != b"GGUF":
             raise cursor.error("it does not start with GGUF")
-        cursor.need(4)
         version = int(cursor.scalar("<I"))
-        if version not in (2, 3):
-            raise cursor.error(f"version {version} (known: 2 and 3, little-endian)")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            which = f"big-endian version {swapped}" if swapped in VERSIONS else f"version {version}"
+            raise cursor.error(f"{which} (known: 2 and 3, little-endian)")
         tensors = cursor.integer("<Q", MAX_ENTRIES, "the number of tensors")
         entries = cursor.integer("<Q", MAX_ENTRIES, "the number of metadata entries")
         self.metadata: dict[str, object] = {}
         for _ in range(entries):
-            key = cursor.string("a metadata key")
+            key = cursor.string("a metadata key", MAX_NAME)
             if key in self.metadata:
-                raise cursor.error(f"{key} appears twice")
-            self.metadata[key] = cursor.value(key, int(cursor.scalar("<I")))
+                raise cursor.error(f"{shown(key)} appears twice")
+            self.metadata[key] = cursor.value(shown(key), int(cursor.scalar("<I")))
         self.tensors = self._tensors(cursor, tensors)
-        self.header = cursor.data[: cursor.at]
-        self._check_layout(len(cursor.data))
 
     def _tensors(self, cursor: _Cursor, count: int) -> dict[str, GgufTensor]:
         listed: dict[str, GgufTensor] = {}
         for _ in range(count):
             tensor = _tensor(cursor)
             if tensor.name in listed:
-                raise cursor.error(f"tensor {tensor.name} appears twice")
+                raise cursor.error(f"tensor {shown(tensor.name)} appears twice")
             listed[tensor.name] = tensor
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise cursor.error(f"general.alignment is {alignment!r:.40}, not a power of two")
-        start = -(-cursor.at // alignment) * alignment
+        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise cursor.error(f"general.alignment is {shown(alignment, 40)}, not a power of two")
+        self._alignment = alignment
+        start = _aligned(cursor.at, alignment)
         for name, t in listed.items():
             if t.offset % alignment:
-                raise cursor.error(f"tensor {name} is not aligned to {alignment} bytes")
+                raise cursor.error(f"tensor {shown(name)} is not aligned to {alignment} bytes")
             listed[name] = GgufTensor(name, t.type_id, t.shape, start + t.offset)
         return listed
 
     def _check_layout(self, size: int) -> None:
-        """No tensor overlaps another, none goes past the end."""
+        """Tensors follow each other with nothing but padding between them; the last ends with the file."""
         ordered = sorted(self.tensors.values(), key=lambda t: t.offset)
         for before, after in pairwise(ordered):
-            if before.offset + before.nbytes > after.offset:
-                raise UserError(f"{self.path}: tensors {before.name} and {after.name} overlap")
-        end = max((t.offset + t.nbytes for t in ordered), default=0)
-        if end > size:
+            end = before.offset + before.nbytes
+            if end > after.offset:
+                raise UserError(f"{self.path}: tensors {shown(before.name)} and {shown(after.name)} overlap")
+            if after.offset != _aligned(end, self._alignment):
+                gap = after.offset - end
+                raise UserError(
+                    f"{self.path}: {gap} bytes between {shown(before.name)} and {shown(after.name)}"
+                )
+        if not ordered:
+            return
+        end = ordered[-1].offset + ordered[-1].nbytes
+        if size < end:
             raise UserError(f"{self.path}: truncated: {size} bytes, the tensors need {end}")
+        # Writers pad the last tensor, too, or do not.
+        if size not in (end, _aligned(end, self._alignment)):
+            raise UserError(f"{self.path}: {size - end} bytes after the last tensor, or truncated padding")
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor by its GGUF name, dequantised, in its row-major shape."""
         tensor = self.tensors[name]
+        return finite(self._values(tensor), self.path, name).reshape(tensor.shape)
+
+    def _values(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        name, at, nbytes = tensor.name, tensor.offset, tensor.nbytes
         if tensor.type.name == "F32":
-            single = read_array(self.path, "<f4", tensor.nbytes // 4, tensor.offset, name)
-            return single.astype(np.float32, copy=False).reshape(tensor.shape)
+            return read_array(self.path, "<f4", nbytes // 4, at, name).astype(np.float32, copy=False)
         if tensor.type.name == "F16":
-            half = read_array(self.path, "<f2", tensor.nbytes // 2, tensor.offset, name)
-            return half.astype(np.float32).reshape(tensor.shape)
+            return read_array(self.path, "<f2", nbytes // 2, at, name).astype(np.float32)
         if tensor.type.name == "BF16":
-            bits = read_array(self.path, "<u2", tensor.nbytes // 2, tensor.offset, name)
-            return widen_bf16(bits).reshape(tensor.shape)
+            return widen_bf16(read_array(self.path, "<u2", nbytes // 2, at, name))
         return self._dequantise(tensor)
 
     def _dequantise(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
@@ -227,20 +265,25 @@ class GgufFile:
         raw = read_array(self.path, "u1", tensor.nbytes, tensor.offset, tensor.name)
         blocks = raw.reshape(-1, tensor.shape[-1] // tensor.type.elements * tensor.type.bytes)
         values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
-        return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
+        return np.ascontiguousarray(values, np.float32)
+
+
+def _aligned(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
 
 
 def _tensor(cursor: _Cursor) -> GgufTensor:
-    name = cursor.string("a tensor's name")
-    dims = cursor.integer("<I", MAX_DIMS, f"the number of dimensions of {name}")
-    shape = tuple(cursor.integer("<Q", 1 << 40, f"a dimension of {name}") for _ in range(dims))[::-1]
-    type_id = cursor.integer("<I", 1 << 31, f"the type of {name}")
+    name = cursor.string("a tensor's name", MAX_NAME)
+    told = shown(name)
+    dims = cursor.integer("<I", MAX_DIMS, f"the number of dimensions of {told}")
+    shape = tuple(cursor.integer("<Q", 1 << 40, f"a dimension of {told}") for _ in range(dims))[::-1]
+    type_id = cursor.integer("<I", 1 << 31, f"the type of {told}")
     if type_id not in BLOCK_TYPES:
         known = ", ".join(t.name for t in BLOCK_TYPES.values())
-        raise cursor.error(f"tensor {name} has the unsupported encoding {type_id} (known: {known})")
+        raise cursor.error(f"tensor {told} has the unsupported encoding {type_id} (known: {known})")
     if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
-        raise cursor.error(f"tensor {name} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
-    return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {name}"))
+        raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
+    return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
 
 
 LAYER_NAMES = {

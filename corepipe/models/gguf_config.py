@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corepipe.errors import UserError
-from corepipe.models.config import Fields
+from corepipe.errors import UserError, shown
+from corepipe.models.config import MAX_HEAD_DIM, Fields
 from corepipe.models.gguf import GgufFile
 
 KEYS = {
@@ -57,7 +57,7 @@ def architecture(file: GgufFile) -> str:
         raise UserError(f"{file.path}: general.architecture is missing")
     if arch not in ARCHITECTURES:
         raise UserError(
-            f"{file.path}: architecture {arch!r:.60} is not supported in a GGUF file "
+            f"{file.path}: architecture {shown(repr(arch), 60)} is not supported in a GGUF file "
             f"(known: {', '.join(ARCHITECTURES)})"
         )
     return arch
@@ -78,7 +78,9 @@ def _refuse_variants(file: GgufFile, values: dict[str, object]) -> None:
     ):
         value = file.metadata.get(f"{arch}.{key}")
         if value is not None and value != only:
-            raise UserError(f"{file.path}: {arch}.{key} is {value!r:.40}; only {only} is supported")
+            raise UserError(
+                f"{file.path}: {arch}.{key} is {shown(repr(value), 40)}; only {only} is supported"
+            )
 
 
 def _scaling(file: GgufFile) -> dict[str, object]:
@@ -89,7 +91,10 @@ def _scaling(file: GgufFile) -> dict[str, object]:
         return {"rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
     if "rope_freqs.weight" not in file.tensors:
         return {}
-    return {"rope_freq_factors": tuple(file.read("rope_freqs.weight").reshape(-1).tolist())}
+    shape = file.tensors["rope_freqs.weight"].shape
+    if len(shape) != 1 or shape[0] > MAX_HEAD_DIM:
+        raise UserError(f"{file.path}: tensor rope_freqs.weight has shape {list(shape)}, more than a head")
+    return {"rope_freq_factors": tuple(file.read("rope_freqs.weight").tolist())}
 
 
 def _biases(file: GgufFile) -> dict[str, object]:

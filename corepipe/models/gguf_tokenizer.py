@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.models.gguf import GgufFile
 from corepipe.models.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
 
@@ -41,7 +41,7 @@ def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
     elif kind == "llama":
         backend, add_bos = _sentencepiece(file, tokens), True
     else:
-        raise UserError(f"{file.path}: tokenizer.ggml.model is {kind!r:.40} (known: gpt2, llama)")
+        raise UserError(f"{file.path}: tokenizer.ggml.model is {shown(repr(kind), 40)} (known: gpt2, llama)")
     _add_special(file, backend, tokens, byte_level=kind == "gpt2")
     special = {
         f"{name}_token": tokens[i]
@@ -70,7 +70,7 @@ def _id(file: GgufFile, key: str, count: int) -> int | None:
         return None
     if not isinstance(value, int) or not 0 <= value < count:
         raise UserError(
-            f"{file.path}: tokenizer.ggml.{key}_token_id is {value!r:.40}, outside the vocabulary"
+            f"{file.path}: tokenizer.ggml.{key}_token_id is {shown(repr(value), 40)}, outside the vocabulary"
         )
     return value
 
@@ -84,14 +84,18 @@ def _bpe(
             vocab, merges, fuse_unk=sentencepiece, byte_fallback=sentencepiece, ignore_merges=ignore_merges
         )
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{file.path}: tokenizer.ggml.merges do not fit the vocabulary: {error}") from error
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.merges do not fit the vocabulary: {shown(str(error), 200)}"
+        ) from error
     return Backend(model)
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
     name = file.metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(name, str) or name not in SPLITS:
-        raise UserError(f"{file.path}: tokenizer.ggml.pre is {name!r:.60} (known: {', '.join(SPLITS)})")
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.pre is {shown(repr(name), 60)} (known: {', '.join(SPLITS)})"
+        )
     alphabet = byte_alphabet()
     spelled = set(alphabet.values())
     vocab = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.models import (
     albert,
     bert,
@@ -59,6 +59,7 @@ from corepipe.models import (
 from corepipe.models import checkpoint as checkpoints
 from corepipe.models.checkpoint import PICKLES, Checkpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
+from corepipe.models.files import check_links
 from corepipe.models.gguf import GgufCheckpoint, GgufFile
 from corepipe.models.gguf_config import architecture as gguf_architecture
 from corepipe.models.gguf_config import config_fields
@@ -175,6 +176,7 @@ class Model(Architecture):
 
     def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
         _refuse_uncomputed(fields)
+        _refuse_code(fields)
         super().__init__(name, fields)
         self.path = path
         self._gguf = gguf
@@ -207,7 +209,7 @@ def family(fields: Fields) -> Family[ModelConfig]:
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise fields.error(
-            "model_type", f"{model_type!r:.60} is not supported (known: {', '.join(FAMILIES)})"
+            "model_type", f"{shown(repr(model_type), 60)} is not supported (known: {', '.join(FAMILIES)})"
         )
     return FAMILIES[model_type]
 
@@ -243,6 +245,18 @@ def _refuse_uncomputed(fields: Fields) -> None:
         )
 
 
+def _refuse_code(fields: Fields) -> None:
+    """Raises UserError for a model that brings code of its own: it is never run, and what it would compute
+    is not what the family of that name computes."""
+    for key in ("auto_map", "trust_remote_code"):
+        if fields.has(key):
+            raise fields.error(
+                key,
+                "asks for code that comes with the model, which is never run; without the key it is served "
+                f"as a plain {fields.text('model_type')}",
+            )
+
+
 def load(path: Path) -> Model:
     """A Hugging Face directory, a .gguf file, or a directory with one .gguf file.
 
@@ -269,6 +283,7 @@ def _load_gguf(path: Path) -> Model:
 
 
 def _load_directory(path: Path) -> Model:
+    check_links(path)
     if not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:

@@ -1,7 +1,8 @@
 """Safetensors, one file or several with an index; headers are checked before anything is allocated.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of little-endian header length, a JSON
-header of {name: {dtype, shape, data_offsets}}, then the data, without gaps.
+header of {name: {dtype, shape, data_offsets}} in UTF-8, then the data, without gaps.  `__metadata__` is an
+object of texts, which nobody here reads.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError
-from corepipe.models.checkpoint import fingerprint, missing, read_array, widen_bf16
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
 from corepipe.models.config import read_json
+from corepipe.models.files import regular_size, unreadable
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
+"""As the format's own library has it."""
+MAX_TENSORS = 1 << 18
+"""In a file; the largest public checkpoints have about 92,000 in all of theirs (DeepSeek-V3)."""
+MAX_NAME = 1024
 MAX_SHARDS = 4096
 DTYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2)}
 OTHER_BYTES = {
@@ -60,7 +66,9 @@ class SafetensorsCheckpoint:
         for file, _, entries in headers:
             for name, entry in entries.items():
                 if name in self._entries:
-                    raise UserError(f"{file}: tensor {name} is also in {self._entries[name].file.name}")
+                    raise UserError(
+                        f"{file}: tensor {shown(name)} is also in {self._entries[name].file.name}"
+                    )
                 self._entries[name] = entry
         _check_owners(path, owners, self._entries)
         self.fingerprint = fingerprint((file, header) for file, header, _ in headers)
@@ -81,7 +89,7 @@ class SafetensorsCheckpoint:
             raise UserError(f"{entry.file}: tensor {name} is {entry.dtype}; known: {', '.join(DTYPES)}")
         data = read_array(entry.file, DTYPES[entry.dtype][0], math.prod(entry.shape), entry.offset, name)
         wide = widen_bf16(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
-        return wide.reshape(entry.shape)
+        return finite(wide, entry.file, name).reshape(entry.shape)
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._entries:
@@ -112,26 +120,26 @@ def _read_index(index: Path) -> dict[str, str]:
     for name, file in owners.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(
-                f"{index}: tensor {name:.80} points at {file!r:.80}, not at a .safetensors file beside it"
+                f"{index}: tensor {shown(name)} points at {shown(file)}, not at a .safetensors file beside it"
             )
     if len(set(owners.values())) > MAX_SHARDS:
         raise UserError(f"{index}: names more than {MAX_SHARDS} files")
     for file in sorted(set(owners.values())):
         if not (index.parent / file).is_file():
-            raise UserError(f"{index}: {file} is not there")
+            raise UserError(f"{index}: {shown(file)} is not there")
     return owners
 
 
 def _check_owners(path: Path, owners: dict[str, str], entries: dict[str, TensorEntry]) -> None:
     for name, file in owners.items():
         if name not in entries or entries[name].file.name != file:
-            raise UserError(f"{path / file}: tensor {name} is missing, though {INDEX} places it here")
+            raise UserError(f"{path / file}: tensor {shown(name)} is missing, though {INDEX} places it here")
 
 
 def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
     """The header's bytes and the tensors it lists; raises UserError for anything that does not add up."""
+    size = regular_size(file)
     try:
-        size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
@@ -140,7 +148,9 @@ def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
                 )
             header = stream.read(length)
     except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+        raise unreadable(file, error) from error
+    if len(header) != length:
+        raise UserError(f"{file}: truncated: a header of {length} bytes ends after {len(header)}")
     listed = _parse(file, header)
     entries = {name: _entry(file, name, value, 8 + length) for name, value in listed.items()}
     _check_layout(file, entries, 8 + length, size)
@@ -155,28 +165,39 @@ def _parse(file: Path, header: bytes) -> dict[str, object]:
         return merged
 
     try:
-        listed = json.loads(header, object_pairs_hook=unique)
+        # As text: given bytes, json would take UTF-16 and UTF-32 as well.
+        listed = json.loads(header.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: the header is not valid JSON: {error}") from error
     if not isinstance(listed, dict):
         raise UserError(f"{file}: the header must be a JSON object")
-    listed.pop("__metadata__", None)
+    metadata = listed.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise UserError(f"{file}: __metadata__ must be an object of texts")
+    if len(listed) > MAX_TENSORS:
+        raise UserError(f"{file}: lists {len(listed)} tensors, more than {MAX_TENSORS}")
     return listed
 
 
 def _entry(file: Path, name: str, value: object, data_start: int) -> TensorEntry:
+    if len(name) > MAX_NAME:
+        raise UserError(
+            f"{file}: tensor {shown(name)} has a name of {len(name)} characters, more than {MAX_NAME}"
+        )
     if not isinstance(value, dict):
-        raise UserError(f"{file}: tensor {name:.80} is not described by an object")
+        raise UserError(f"{file}: tensor {shown(name)} is not described by an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BYTES:
-        raise UserError(f"{file}: tensor {name:.80} has dtype {dtype!r:.40}; known: {', '.join(DTYPES)}")
+        raise UserError(
+            f"{file}: tensor {shown(name)} has dtype {shown(repr(dtype), 40)}; known: {', '.join(DTYPES)}"
+        )
     if not _naturals(shape) or len(shape) > 8:
-        raise UserError(f"{file}: tensor {name:.80} has shape {shape!r:.80}")
+        raise UserError(f"{file}: tensor {shown(name)} has shape {shown(shape)}")
     if not _naturals(offsets) or len(offsets) != 2:
-        raise UserError(f"{file}: tensor {name:.80} has data_offsets {offsets!r:.80}")
+        raise UserError(f"{file}: tensor {shown(name)} has data_offsets {shown(offsets)}")
     if offsets[1] - offsets[0] != math.prod(shape) * BYTES[dtype]:
         raise UserError(
-            f"{file}: tensor {name:.80} of shape {shape} and dtype {dtype} wants "
+            f"{file}: tensor {shown(name)} of shape {shape} and dtype {dtype} wants "
             f"{math.prod(shape) * BYTES[dtype]} bytes, its offsets span {offsets[1] - offsets[0]}"
         )
     return TensorEntry(file, dtype, tuple(shape), data_start + offsets[0])
@@ -191,7 +212,7 @@ def _check_layout(file: Path, entries: dict[str, TensorEntry], start: int, size:
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
         if entry.offset != at:
-            raise UserError(f"{file}: tensor {name:.80} starts at byte {entry.offset}, expected {at}")
+            raise UserError(f"{file}: tensor {shown(name)} starts at byte {entry.offset}, expected {at}")
         at += math.prod(entry.shape) * BYTES[entry.dtype]
     if at > size:
         raise UserError(f"{file}: truncated: {size} bytes, the header asks for {at}")

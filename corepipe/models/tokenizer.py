@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.models.chat import ChatTemplate
 from corepipe.models.config import read_json
+from corepipe.models.files import read_bytes
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of chat; where a template writes them, they end an answer too."""
+
+MAX_TOKENIZER_BYTES = 1 << 27
+"""Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
+MAX_TEMPLATE_BYTES = 1 << 20
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -68,14 +74,16 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` puts bos in front where the model wants it."""
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            with _panics("the tokenizer cannot encode this text"):
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, ValueError) as error:
             raise UserError("the text is not valid Unicode (a lone surrogate?)", "prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         try:
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            with _panics("the tokenizer cannot decode these ids"):
+                return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise UserError("token ids must be non-negative 32-bit integers", "prompt") from error
 
@@ -129,6 +137,20 @@ class Tokenizer:
         return Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
 
 
+@contextmanager
+def _panics(what: str) -> Iterator[None]:
+    """A panic of the library becomes a UserError: it is no Exception, and would end the server.
+
+    A pattern in tokenizer.json that backtracks without end panics at the library's limit, for one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {shown(str(error), 200)}", "prompt") from error
+
+
 def byte_alphabet() -> dict[int, str]:
     """GPT-2's printable character for each byte: itself where printable, else U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -173,10 +195,14 @@ def _read_backend(path: Path) -> Backend:
     file = path / "tokenizer.json"
     if not file.is_file():
         return _convert_with_transformers(path)
+    data = read_bytes(file, MAX_TOKENIZER_BYTES, "a tokenizer")
     try:
-        backend = Backend.from_file(str(file))
+        with _panics(f"{file}: cannot be read"):
+            backend = Backend.from_buffer(data)
+    except UserError:
+        raise
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{file}: cannot be read: {error}") from error
+        raise UserError(f"{file}: cannot be read: {shown(str(error), 200)}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -195,7 +221,7 @@ def _convert_with_transformers(path: Path) -> Backend:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend = converted.backend_tokenizer
     except Exception as error:  # whatever a converter trips over is the directory's fault
-        reason = " ".join(str(error).split())[:200]
+        reason = shown(" ".join(str(error).split()), 200)
         raise UserError(
             f"{path}: has no tokenizer.json, and transformers cannot make one: {reason}"
         ) from error
@@ -216,8 +242,8 @@ def _chat_template(path: Path, config: Mapping[str, object]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_bytes(file, MAX_TEMPLATE_BYTES, "a chat template").decode()
+        except UnicodeDecodeError as error:
             raise UserError(f"{file}: cannot be read as UTF-8 text: {error}") from error
     value = config.get("chat_template")
     if isinstance(value, list):

@@ -123,6 +123,52 @@ def test_a_truncated_file_is_refused_with_both_sizes(whole: Path) -> None:
     assert str(whole) in caught.value.message
 
 
+def laid_out(path: Path, offsets: tuple[int, int], nbytes: int) -> Path:
+    """Two tensors of 4 fp32 each at `offsets` in `nbytes` of data."""
+    tensors = b"".join(
+        struct.pack("<Q1sIQIQ", 1, name, 1, 4, 0, offset)
+        for name, offset in zip((b"a", b"b"), offsets, strict=True)
+    )
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + tensors
+    path.write_bytes(header + bytes(-len(header) % 32) + bytes(nbytes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("offsets", "nbytes", "why"),
+    [
+        ((0, 0), 64, "tensors a and b overlap"),
+        ((32, 0), 48, None),
+        ((0, 32), 64, None),
+        ((0, 32), 48, None),
+        ((0, 32), 47, "truncated: "),
+        ((0, 32), 63, "15 bytes after the last tensor, or truncated padding"),
+        ((0, 32), 65, "17 bytes after the last tensor"),
+        ((0, 64), 80, "48 bytes between a and b"),
+        ((0, 16), 64, "tensor b is not aligned to 32"),
+    ],
+)
+def test_tensors_follow_each_other(
+    tmp_path: Path, offsets: tuple[int, int], nbytes: int, why: str | None
+) -> None:
+    path = laid_out(tmp_path / "two.gguf", offsets, nbytes)
+    if why is None:
+        assert set(GgufFile(path).tensors) == {"a", "b"}
+    else:
+        with pytest.raises(UserError, match=why):
+            GgufFile(path)
+
+
+def test_a_scale_that_is_not_finite_is_named(whole: Path) -> None:
+    file = GgufFile(whole)
+    tensor = file.tensors["output_norm.weight"]
+    data = bytearray(whole.read_bytes())
+    data[tensor.offset : tensor.offset + 4] = struct.pack("<f", float("nan"))
+    whole.write_bytes(data)
+    with pytest.raises(UserError, match=r"tensor output_norm\.weight holds nan: the weights are damaged"):
+        GgufFile(whole).read("output_norm.weight")
+
+
 @settings(max_examples=60, deadline=None)
 @given(cut=st.floats(0, 1))
 def test_every_truncation_is_a_user_error(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
@@ -156,16 +202,37 @@ def test_a_damaged_header_never_crashes(
         (b"", "empty"),
         (b"GGML" + bytes(40), "does not start with GGUF"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "version 4"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian version 3"),
+        (b"GGUF" + struct.pack("<IQQ", 0xFFFFFFFF, 0, 0), "version 4294967295"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "number of tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "number of metadata entries"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "length of a metadata key"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 1 << 50), "length of k"),
+        (
+            b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 0, 1 << 23) + bytes(1 << 23),
+            "length of k",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQQ1sIQ", 3, 0, 1, 1, b"k", 8, (1 << 24) + 1) + bytes(1 << 25),
+            "length of",
+        ),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2000) + bytes(4000), "length of a metadata key"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQ1s", 3, 0, 1, 1, b"k", 8, 1, b"\xff"), "not UTF-8"),
+        (b"GGUF" + struct.pack("<IQQ" + "Q1sIB" * 2, 3, 0, 2, *(1, b"k", 0, 0) * 2), "k appears twice"),
+        (
+            b"GGUF" + struct.pack("<IQQQ17sII", 3, 0, 1, 17, b"general.alignment", 4, 3),
+            "general.alignment is 3, not a power of two",
+        ),
+        (b"GGUF" + struct.pack("<IQQQ17sIB", 3, 0, 1, 17, b"general.alignment", 7, 1), "alignment is True"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "unknown type 77"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 9, 1), "unsupported type 9"),
         (b"GGUF" + struct.pack("<IQQQ1sII", 3, 1, 0, 1, b"x", 9, 1), "number of dimensions"),
         (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 32, 99, 0), "unsupported encoding 99"),
         (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 33, 8, 0), "has shape"),
         (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 1 << 39, 0, 0), "truncated"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQQQQIQ", 3, 1, 0, 1, b"x", 4, *[1 << 40] * 4, 0, 0), "truncated"),
+        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 4, 0, 1 << 60), "truncated"),
         (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 4, 0, 3), "not aligned"),
     ],
 )

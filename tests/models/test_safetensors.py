@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from corepipe.errors import UserError
-from corepipe.models import registry
-from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
+from corepipe.models import registry, safetensors
+from corepipe.models.safetensors import INDEX, MAX_HEADER_BYTES, SafetensorsCheckpoint
 from corepipe.neuron.graph import FORMATS
 from tests.parity.families import TINY
 
@@ -75,6 +75,20 @@ def test_other_dtypes_are_refused_only_when_read(tmp_path: Path) -> None:
         ({"a": tensor(), "b": tensor()}, bytes(8), "starts at byte"),
         ({"a": tensor(), "b": tensor(offsets=(4, 12))}, bytes(12), "starts at byte"),
         ({"a": tensor()}, bytes(7), "truncated"),
+        ({"a": tensor("F32", (1 << 61, 8), (0, 0))}, b"", "wants"),
+        ({"a": tensor(offsets=(1 << 62, (1 << 62) + 8))}, bytes(8), "data_offsets"),
+        ({"a": tensor(shape=[1] * 9)}, bytes(8), "has shape"),
+        ({"a" * 1025: tensor()}, bytes(8), "a name of 1025 characters"),
+        ({"a\n\x1b[2J": 1}, b"", r"tensor a\\n\\x1b\[2J is not described"),
+        ({"__metadata__": {"format": 1}}, b"", "__metadata__ must be"),
+        ({"__metadata__": []}, b"", "__metadata__ must be"),
+        ('{"a": 1}'.encode("utf-16"), b"", "not valid JSON"),
+        (b"[" * 100_000, b"", "not valid JSON"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 8]}}',
+            b"",
+            "not valid",
+        ),
         ({"a": tensor()}, bytes(9), "1 bytes after the last tensor"),
     ],
 )
@@ -86,12 +100,48 @@ def test_hostile_headers_are_refused(tmp_path: Path, header: object, data: bytes
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0" * 7, b"\xff" * 8 + b"{}", (1 << 40).to_bytes(8, "little") + b"{}"]
+    "data",
+    [
+        b"",
+        b"\0" * 7,
+        b"\xff" * 8 + b"{}",
+        (1 << 63).to_bytes(8, "little") + b"{}",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{",
+    ],
 )
 def test_impossible_header_lengths_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match="not a safetensors file"):
         SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_header_of_more_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+        file.truncate(2 * MAX_HEADER_BYTES)
+    with pytest.raises(UserError, match=f"header of {MAX_HEADER_BYTES + 1} bytes"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_file_of_nothing_but_tensors_names_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "MAX_TENSORS", 3)
+    write(tmp_path / "model.safetensors", {f"t{i}": tensor(shape=(0,), offsets=(0, 0)) for i in range(4)})
+    with pytest.raises(UserError, match="lists 4 tensors, more than 3"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> None:
+    values = np.ones((3, 5), np.float32)
+    values[1, 2] = value
+    save_file({"fine": np.ones(3, np.float32), "bad.weight": values}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    checkpoint.read("fine")
+    with pytest.raises(UserError, match=r"model\.safetensors: tensor bad\.weight holds .*damaged"):
+        checkpoint.read("bad.weight")
 
 
 @settings(max_examples=150, deadline=None)

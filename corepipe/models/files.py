@@ -1,0 +1,59 @@
+"""What is read of a model's files: regular ones, inside its directory, and no larger than they may be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from corepipe.errors import UserError, shown
+
+SNAPSHOTS, BLOBS = "snapshots", "blobs"
+"""huggingface_hub's cache: models--org--name/snapshots/revision/file is a link to ../../blobs/hash."""
+
+
+def check_links(folder: Path) -> None:
+    """Raises UserError for a symbolic link in a model's directory that leads out of it.
+
+    A directory may come from anybody: what it names elsewhere would be read with the rights of this process.
+    """
+    homes = _homes(folder.resolve())
+    for file in sorted(folder.iterdir()):
+        target = Path(os.path.realpath(file))  # which, unlike resolve, stands a link to itself
+        if file.is_symlink() and not any(target.is_relative_to(home) for home in homes):
+            raise UserError(
+                f"{shown(file, 200)}: is a link out of the model's directory; copy the file there"
+            )
+
+
+def _homes(folder: Path) -> tuple[Path, ...]:
+    """Where the files of a directory may be: in it, or among the blobs of its hub cache."""
+    if folder.parent.name == SNAPSHOTS:
+        return folder, folder.parent.parent / BLOBS
+    return (folder,)
+
+
+def regular_size(file: Path) -> int:
+    """Bytes of a regular file.  Raises UserError for pipes and devices: their readers wait, or never end."""
+    try:
+        status = file.stat()
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{shown(file, 200)}: is not a regular file")
+    return status.st_size
+
+
+def read_bytes(file: Path, most: int, what: str) -> bytes:
+    """A whole file of up to `most` bytes; raises UserError for a larger one, as no `what`."""
+    if regular_size(file) > most:
+        raise UserError(f"{file}: larger than {most} bytes, not {what}")
+    try:
+        with file.open("rb") as stream:
+            return stream.read(most)
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: Path, error: OSError | ValueError) -> UserError:
+    return UserError(f"{shown(file, 200)}: cannot be read: {getattr(error, 'strerror', None) or error}")
