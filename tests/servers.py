@@ -53,8 +53,9 @@ class Served:
         return sum(values)
 
     def engine(self) -> psutil.Process:
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if "corepipe.serving.process" in child.cmdline()]
+        return engine
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Sends a signal; the exit code."""

@@ -11,7 +11,10 @@ import uvloop
 from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
+from corepipe.errors import UserError
 from corepipe.models import hub, registry
+from corepipe.models.registry import Model
+from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.app import create_app, listen, serve
 from corepipe.serving.client import EngineClient, EngineError, ProcessClient
 from corepipe.serving.config import EngineConfig, ServerConfig
@@ -31,13 +34,24 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
         path = hub.resolve(engine.model, report)
     model = registry.load(path)
     client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
-    app = create_app(client, model.tokenizer(), engine, server, __version__)
+    app = create_app(client, _tokenizer(model, server), engine, server, __version__)
     _watch_lateness(client)
     try:
         uvloop.run(serve(app, server, listener))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
+
+
+def _tokenizer(model: Model, server: ServerConfig) -> Tokenizer:
+    """The model's tokenizer, its own chat template tried unless another one is given."""
+    tokenizer = model.tokenizer()
+    if server.chat_template is None:
+        try:
+            tokenizer.check_chat_template()
+        except UserError as error:
+            raise UserError(f"{model.path}: {error.message}") from error
+    return tokenizer
 
 
 def _watch_lateness(client: EngineClient) -> None:

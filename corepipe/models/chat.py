@@ -1,84 +1,187 @@
-"""Chat templates: the model's Jinja text, run in a sandbox with the globals that templates expect."""
+"""Chat templates, rendered in a process of their own: what loops for ever ends that process, not this one."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import msgspec
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 
-# What an expression in a template can raise when the messages are not what the template expects.
-RENDER_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
+LENGTH_BYTES = 4
+CPU_SECONDS = 2.0
+"""Of one rendering, or of compiling: Jinja folds constants when it compiles."""
+MAX_MEMORY = 1 << 30
+"""Bytes of address space."""
+MAX_OUTPUT = 1 << 23
+"""Characters; a prompt is limited by the model long before."""
+
+MAX_FRAME = 1 << 26
+"""Bytes; a conversation fits a request's body, and a prompt `MAX_OUTPUT`."""
+
+START_SECONDS = 60.0
+"""Until the process is up; it takes a tenth of a second on an idle machine."""
+ANSWER_SECONDS = 20.0
+"""For what the kernel's own limit on processor time does not end: a process that was stopped."""
+
+ENVIRONMENT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "PYTHONPATH",
+    "PYTHONHOME",
 )
+"""What the process needs of ours; there may be secrets in the rest."""
+
+GREETING = [{"role": "user", "content": "Hello"}]
+"""The conversation of a trial."""
 
 
-class GenerationBlock(Extension):
-    """{% generation %}: marks the assistant's part for training; here its body is rendered as it is."""
+class Job(msgspec.Struct):
+    """A conversation to put into words."""
 
-    tags = {"generation"}  # noqa: RUF012 -- as the base class declares it
+    messages: list[Any]
+    variables: dict[str, Any]
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+class Answer(msgspec.Struct):
+    """`text`, or what was wrong; `hostile` where the template reached out of its sandbox, or for too much."""
+
+    text: str | None = None
+    error: str = ""
+    hostile: bool = False
 
 
 class ChatTemplate:
-    """A compiled chat template; raises UserError if its text is no valid template."""
+    """A chat template; its process starts with the first use, and again after one that was ended.
 
-    def __init__(self, text: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        try:
-            self._template = environment.from_string(text)
-        except (TemplateError, RecursionError) as error:
-            raise UserError(f"the chat template is not valid: {_line(error)}") from error
+    A rendering may take `cpu_seconds` of processor time.  Safe to use from several threads: one at a time.
+    """
+
+    def __init__(self, text: str, cpu_seconds: float = CPU_SECONDS) -> None:
+        self._text = text
+        self._cpu_seconds = cpu_seconds
+        self._lock = threading.Lock()
+        self._renderer: _Renderer | None = None
+
+    def check(self) -> None:
+        """Compiles the template and tries it on a short conversation.
+
+        Raises UserError if it is not valid, reaches out of its sandbox, or takes more time, memory or room
+        than a conversation may.  That it refuses this one is its good right.
+        """
+        answer = self._ask(GREETING, {"add_generation_prompt": True})
+        if answer.hostile:
+            raise UserError(f"the chat template is refused: {shown(answer.error, 300)}")
 
     def render(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> str:
-        """The prompt's text; raises UserError for messages the template refuses."""
-        try:
-            return self._template.render(messages=list(messages), **variables)
-        except RENDER_ERRORS as error:
+        """The prompt's text; raises UserError for messages the template refuses, or takes too long over."""
+        answer = self._ask(messages, variables)
+        if answer.text is None:
             raise UserError(
-                f"the chat template refuses these messages: {_line(error)}", "messages"
+                f"the chat template refuses these messages: {shown(answer.error, 300)}", "messages"
+            )
+        return answer.text
+
+    def _ask(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> Answer:
+        try:
+            job = msgspec.msgpack.encode(Job(list(messages), dict(variables)))
+        except (UnicodeEncodeError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"the messages cannot be rendered: {shown(str(error), 200)}", "messages"
             ) from error
+        if len(job) > MAX_FRAME:
+            raise UserError(f"the messages are larger than {MAX_FRAME} bytes", "messages")
+        with self._lock:
+            try:
+                if self._renderer is None:
+                    self._renderer = _Renderer(self._text, self._cpu_seconds)
+                return self._renderer.ask(job, ANSWER_SECONDS)
+            except _EndedError as error:
+                self._renderer = None
+                raise UserError(f"the chat template {error}", "messages") from error
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+class _EndedError(Exception):
+    """The process is gone; why, as the end of a sentence about the template."""
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which would change what the model reads.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+class _Renderer:
+    """A process that has compiled a template."""
+
+    def __init__(self, text: str, cpu_seconds: float) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 -- our own interpreter and module
+                [sys.executable, "-P", "-m", "corepipe.models.chat_sandbox", str(cpu_seconds)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # Ctrl-C in a terminal is ours to answer
+            )
+        self._connection, self._process, self._cpu_seconds = ours, process, cpu_seconds
+        self._close = weakref.finalize(self, _end, ours, process)
+        compiled = self.ask(text.encode(errors="replace"), START_SECONDS)
+        if compiled.text is None:
+            self._close()
+            raise UserError(f"the chat template is not valid: {shown(compiled.error, 300)}")
+
+    def ask(self, frame: bytes, seconds: float) -> Answer:
+        """Raises _EndedError, and has ended the process, where no answer comes."""
+        self._connection.settimeout(seconds)
+        try:
+            send(self._connection, frame)
+            return msgspec.msgpack.decode(receive(self._connection, MAX_FRAME), type=Answer)
+        except (EOFError, OSError, ValueError) as error:
+            raise _EndedError(self._why(error)) from error
+
+    def _why(self, error: Exception) -> str:
+        if not isinstance(error, TimeoutError):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends a little after the stream
+                self._process.wait(1.0)
+        code = self._process.poll()
+        self._close()
+        if isinstance(error, TimeoutError) or code == -signal.SIGPROF:
+            return f"takes more than {self._cpu_seconds:g} s of processor time"
+        return "ended the process that renders it" + ("" if code is None else f" ({code})")
 
 
-def _raise_exception(message: str) -> str:
-    raise TemplateError(message)
+def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+def receive(connection: socket.socket, most: int) -> bytes:
+    """The next frame; raises EOFError at the end, ValueError for one of more than `most` bytes."""
+    length = int.from_bytes(_exactly(connection, LENGTH_BYTES), "little")
+    if length > most:
+        raise ValueError(f"a frame of {length} bytes")
+    return _exactly(connection, length)
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Writes a frame."""
+    connection.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        data = connection.recv(min(count - len(parts), 1 << 20))
+        if not data:
+            raise EOFError
+        parts += data
+    return bytes(parts)

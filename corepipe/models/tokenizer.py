@@ -131,10 +131,16 @@ class Tokenizer:
         known = {"tools": None, "documents": None, **self._special, **variables}
         return self._template.render(messages, {**known, "add_generation_prompt": add_generation_prompt})
 
+    def check_chat_template(self) -> None:
+        """Tries the template, if any; raises UserError for one that is not valid, unsafe or endless."""
+        if self.has_chat_template:
+            self._template.check()
+
     def with_chat_template(self, text: str) -> Tokenizer:
         """The same tokenizer with another template; raises UserError if it is not valid."""
-        ChatTemplate(text)
-        return Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
+        other = Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
+        other.check_chat_template()
+        return other
 
 
 @contextmanager
