@@ -31,7 +31,10 @@ ENOUGH = 0.5
 
 
 def read(file: BufferedReader, mapping: mmap.mmap, nbytes: int) -> npt.NDArray[np.uint8]:
-    """The first `nbytes` of `file`, in huge pages if they can be had: part of its `mapping`, or a copy."""
+    """The first `nbytes` of `file`, in huge pages if they can be had: part of its `mapping`, or a copy.
+
+    Raises ValueError where the file has shrunk.
+    """
     mapped = np.frombuffer(mapping, np.uint8, nbytes)
     if nbytes < HUGE or sys.platform != "linux":
         return mapped
@@ -83,6 +86,7 @@ def _copy(file: BufferedReader, nbytes: int) -> npt.NDArray[np.uint8]:
     memory.madvise(mmap.MADV_HUGEPAGE)
     file.seek(0)
     copy = whole[start : start + nbytes]
-    file.readinto(copy.data)
+    if file.readinto(copy.data) != nbytes:
+        raise ValueError("it became shorter while it was read")
     copy.flags.writeable = False
     return copy

@@ -1,9 +1,9 @@
 """Weights packed once for the native kernels, cached on disk, mapped by every process that runs them.
 
 One file holds a whole model in one format, whatever the placement: a core's shard is a view of whole
-panels.  Layout: magic, 8-byte little-endian length of a JSON index, the index, then the tensors, each at a
-multiple of `TENSOR_ALIGNMENT` bytes, embedding tables last.  The file appears under its name only when it
-is complete.
+panels.  Layout: the index (`packed_index`), then the tensors, each at a multiple of `TENSOR_ALIGNMENT` bytes,
+embedding tables last.  The file appears under its name only when it is complete; one that is damaged since
+then is noticed and made anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -26,15 +27,12 @@ import numpy.typing as npt
 from corepipe.errors import UserError
 from corepipe.kernels import packing
 from corepipe.kernels.packing import Kind
-from corepipe.neuron import huge_pages
+from corepipe.neuron import huge_pages, packed_index
 from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
 from corepipe.neuron.numerics import quantize_weight
+from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT, Entry, Index, Part
 
-MAGIC = b"corepipe-packed\n"
-LAYOUT_VERSION = 2
-ALIGNMENT = 2 * 1024 * 1024
-"""Offset of the first tensor: one huge page.  Tensors after it start at multiples of `TENSOR_ALIGNMENT`."""
-TENSOR_ALIGNMENT = 4096
+LAYOUT_VERSION = 3
 PARTIAL = ".packing-"
 """Names of files that are being written begin so."""
 SHARED_MODE = 0o644
@@ -70,49 +68,42 @@ class PackedTensor:
 class PackedWeights:
     """The tensors of one packed file, mapped read-only and shared where that gives huge pages.
 
-    Raises UserError for a file that cannot be read, or is not what was written.
+    Raises UserError for a file that cannot be read, ValueError for one that is not `graph` as it was written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, graph: Graph) -> None:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._index = _read_index(self._map)
-                lookups = [entry["offset"] for entry in self._index.values() if entry["lookup"]]
-                self._streamed = huge_pages.read(file, self._map, min(lookups, default=len(self._map)))
+                self._index = packed_index.decode(self._map[:ALIGNMENT], len(self._map), graph)
+                self._streamed = huge_pages.read(file, self._map, self._index.lookups)
         except OSError as error:
             raise UserError(f"cannot read packed weights: {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); delete it, it will be made anew") from error
         self.path = path
+        self._check_content()
 
     def __getitem__(self, name: str) -> PackedTensor:
-        entry = self._index[name]
-        scale = entry.get("scale")
-        return PackedTensor(
-            entry["kind"],
-            tuple(entry["shape"]),
-            self._bytes(entry["offset"], entry["nbytes"]),
-            None if scale is None else self._bytes(*scale).view(np.float32),
-        )
+        entry = self._index.tensors[name]
+        scale = None if entry.scale is None else self._bytes(entry.scale).view(np.float32)
+        return PackedTensor(entry.kind, entry.shape, self._bytes(entry.data), scale)
 
-    def _bytes(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        if offset + nbytes <= len(self._streamed):
-            return self._streamed[offset : offset + nbytes]
-        return np.frombuffer(self._map, np.uint8, nbytes, offset)
+    def _bytes(self, part: Part) -> npt.NDArray[np.uint8]:
+        if part.end <= len(self._streamed):
+            return self._streamed[part.offset : part.end]
+        return np.frombuffer(self._map, np.uint8, part.nbytes, part.offset)
+
+    def _check_content(self) -> None:
+        """CRC-32 runs at some 4 GB/s: it costs less than to bring the weights in from a disk."""
+        for name, entry in self._index.tensors.items():
+            if _crc(self._bytes(part) for part in packed_index.parts(entry)) != entry.crc:
+                raise ValueError(f"{name} is not what was written")
 
 
-def _read_index(mapping: mmap.mmap) -> dict[str, dict[str, Any]]:
-    """Raises ValueError for what is no packed file, or not all of it."""
-    start = len(MAGIC) + 8
-    if mapping[: len(MAGIC)] != MAGIC:
-        raise ValueError("no packed weights")
-    length = int.from_bytes(mapping[len(MAGIC) : start], "little")
-    index: dict[str, dict[str, Any]] = json.loads(mapping[start : start + length])
-    parts = [part for e in index.values() for part in ((e["offset"], e["nbytes"]), e.get("scale", (0, 0)))]
-    if max(offset + nbytes for offset, nbytes in parts) > len(mapping):
-        raise ValueError("its end is missing")
-    return index
+def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part.data, crc)
+    return crc
 
 
 def packed_weights(
@@ -120,17 +111,26 @@ def packed_weights(
 ) -> PackedWeights:
     """The packed weights of `graph`, from the cache, or packed into it now.
 
-    Raises UserError where the cache cannot be written or read, or holds a damaged file.
+    A damaged file is replaced; whoever has mapped it keeps it.  Raises UserError where the cache cannot be
+    written or read.
     """
     path = cache / f"{_key(graph, checkpoint)}.packed"
-    if not path.exists():
+    report = progress or (lambda _what, _done: None)
+    _remove_leftovers(cache)
+    if path.exists():
         try:
-            _pack_file(graph, checkpoint, path, progress or (lambda _what, _done: None))
-        except OSError as error:
-            raise UserError(
-                f"cannot write packed weights to {path}: {error.strerror}; set COREPIPE_CACHE"
-            ) from error
-    return PackedWeights(path)
+            return PackedWeights(path, graph)
+        except ValueError as error:
+            report(f"packed weights are damaged and made anew: {path} ({error})", 0.0)
+    try:
+        _pack_file(graph, checkpoint, path, report)
+        return PackedWeights(path, graph)
+    except OSError as error:
+        raise UserError(
+            f"cannot write packed weights to {path}: {error.strerror}; set COREPIPE_CACHE"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} was damaged as soon as it was written ({error}): check the disk") from error
 
 
 def _key(graph: Graph, checkpoint: Checkpoint) -> str:
@@ -141,7 +141,6 @@ def _key(graph: Graph, checkpoint: Checkpoint) -> str:
 
 def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path.parent)
     with _partial_file(path.parent) as file:
         try:
             _write_tensors(graph, checkpoint, file, progress)
@@ -166,62 +165,53 @@ def _partial_file(folder: Path) -> IO[bytes]:
 
 
 def _remove_leftovers(folder: Path) -> None:
+    """Removes what processes that were killed have left; it may be as large as a model."""
     for path in folder.glob(f"{PARTIAL}*"):
-        # Another process may remove it at the same time, or be writing it.
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+        # Another process may remove it at the same time, or be writing it; or it is not ours to remove.
+        with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress) -> None:
     specs = sorted(graph.weights(), key=lambda spec: spec.role is WeightRole.EMBEDDING)
-    index: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, Entry] = {}
     file.seek(ALIGNMENT)
     for i, spec in enumerate(specs):
         progress("packing weights", i / len(specs))
         tensor = pack(spec, graph.format, checkpoint.read(graph.tied.get(spec.name, spec.name)))
-        entry: dict[str, Any] = {
-            "kind": tensor.kind,
-            "lookup": spec.role is WeightRole.EMBEDDING,
-            "shape": tensor.shape,
-            "offset": _append(file, tensor.data),
-        }
-        entry["nbytes"] = tensor.data.nbytes
-        if tensor.scale is not None:
-            entry["scale"] = [_append(file, tensor.scale), tensor.scale.nbytes]
-        index[spec.name] = entry
-    head = json.dumps(index).encode()
-    if len(MAGIC) + 8 + len(head) > ALIGNMENT:
+        data = _append(file, tensor.data)
+        scale = None if tensor.scale is None else _append(file, tensor.scale)
+        crc = _crc(part for part in (tensor.data, tensor.scale) if part is not None)
+        tensors[spec.name] = Entry(tensor.kind, tensor.shape, data, scale, crc)
+    nbytes = file.seek(0, os.SEEK_END)
+    tables = [tensors[spec.name].data.offset for spec in specs if spec.role is WeightRole.EMBEDDING]
+    head = packed_index.encode(Index(nbytes, min(tables, default=nbytes), tensors))
+    if len(head) > ALIGNMENT:
         raise UserError(f"{graph.name}: {len(specs)} weights are more than a packed file can index")
     file.seek(0)
-    file.write(MAGIC + len(head).to_bytes(8, "little") + head)
+    file.write(head)
 
 
-def _append(file: IO[bytes], data: npt.NDArray[Any]) -> int:
-    """Writes at the end, aligned; returns the offset."""
+def _append(file: IO[bytes], data: npt.NDArray[Any]) -> Part:
+    """Writes at the end, aligned."""
     offset = -(-file.seek(0, os.SEEK_END) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
     offset = max(offset, ALIGNMENT)
     file.seek(offset)
     file.write(data.tobytes())
-    return offset
+    return Part(offset, data.nbytes)
 
 
 def pack(spec: WeightSpec, format: Format, weight: npt.NDArray[np.float32]) -> PackedTensor:  # noqa: A002
     """Converts and lays out one weight ([N, K] for a matrix) as the kernels of `format` want it."""
-    if spec.role is WeightRole.MATRIX:
-        return _pack_matrix(format, weight)
-    if spec.role is WeightRole.VECTOR or format.compute is DType.FP32:
-        return PackedTensor("fp32", spec.shape, _as_bytes(weight.astype(np.float32)), None)
-    return PackedTensor("bf16", spec.shape, _as_bytes(packing.to_bf16(weight)), None)
-
-
-def _pack_matrix(format: Format, weight: npt.NDArray[np.float32]) -> PackedTensor:  # noqa: A002
+    kind, _, _ = packed_index.expected(spec, format)
+    if spec.role is not WeightRole.MATRIX:
+        rows = weight.astype(np.float32) if kind == "fp32" else packing.to_bf16(weight)
+        return PackedTensor(kind, spec.shape, _as_bytes(rows), None)
     if format.weights is not DType.INT8:
-        dense: Kind = "fp32" if format.weights is DType.FP32 else "bf16"
-        return PackedTensor(dense, weight.shape, packing.pack(dense, weight), None)
-    kind: Kind = "int8" if format.activations is DType.INT8 else "int8w"
+        return PackedTensor(kind, spec.shape, packing.pack(kind, weight), None)
     quantized, scale = quantize_weight(weight)
-    return PackedTensor(kind, weight.shape, packing.pack(kind, quantized), scale)
+    return PackedTensor(kind, spec.shape, packing.pack(kind, quantized), scale)
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +15,16 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights,
 
 from corepipe.errors import UserError
 from corepipe.kernels import native, packing
+from corepipe.neuron import packed_index
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, bind_matrix
 from corepipe.neuron.graph import FORMATS, Axis, HeadLayout, WeightRole, WeightSpec
 from corepipe.neuron.numerics import Matrix, cut, linear, round_to
+from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import PAD, AxisShard
 from corepipe.neuron.weights import (
-    ALIGNMENT,
     PARTIAL,
-    TENSOR_ALIGNMENT,
     InMemoryWeights,
     PackedTensor,
     PackedWeights,
@@ -65,7 +67,7 @@ def test_what_is_written_is_what_is_read(tmp_path, fmt, tied):
         found = weights[spec.name]
         assert equal(found, memory[spec.name])
         assert not found.data.flags.writeable
-        offset = weights._index[spec.name]["offset"]
+        offset = weights._index.tensors[spec.name].data.offset
         assert offset >= ALIGNMENT
         assert offset % TENSOR_ALIGNMENT == 0
         if spec.role is WeightRole.VECTOR:
@@ -182,21 +184,92 @@ def test_a_cache_that_cannot_be_written_is_the_users_to_mend(tmp_path):
         packed_weights(graph, Tensors(read_weights(graph)), blocked / "packed")
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        pytest.param(lambda data: b"", "empty", id="nothing"),
-        pytest.param(lambda data: bytes(len(data)), "no packed weights", id="zeros"),
-        pytest.param(lambda data: data[:-5000], "its end is missing", id="cut off"),
-        pytest.param(lambda data: data[:24] + b"?" + data[25:], "Expecting value", id="index"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path, damage, says):
+def damaged_index(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    """A file whose index was changed by somebody who knows how to write one."""
+
+    def damage(data: bytes) -> bytes:
+        index = json.loads(data[packed_index.HEAD_BYTES : ALIGNMENT].rstrip(b"\0"))
+        change(index)
+        body = json.dumps(index).encode()
+        sizes = len(body).to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little")
+        head = packed_index.MAGIC + sizes + body
+        return head + bytes(ALIGNMENT - len(head)) + data[ALIGNMENT:]
+
+    return damage
+
+
+def head_entry(**values: object) -> Callable[[bytes], bytes]:
+    return damaged_index(lambda index: index["tensors"]["head.weight"].update(values))
+
+
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    def damage(data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[at] ^= 1
+        return bytes(changed)
+
+    return damage
+
+
+DAMAGES = [
+    pytest.param(lambda data: b"", "empty", id="nothing"),
+    pytest.param(lambda data: bytes(len(data)), "no packed weights", id="zeros"),
+    pytest.param(lambda data: data[:-1], "bytes of", id="a byte short"),
+    pytest.param(lambda data: data[:100], "index is not what was written", id="the head alone"),
+    pytest.param(lambda data: data + b"x", "bytes of", id="a byte long"),
+    pytest.param(flipped(40), "index is not what was written", id="index"),
+    pytest.param(flipped(17), "index is not what was written", id="length"),
+    pytest.param(flipped(ALIGNMENT), "is not what was written", id="the first bit"),
+    pytest.param(flipped(-1), "is not what was written", id="the last bit"),
+    pytest.param(head_entry(kind="fp32"), "head.weight is stored as", id="kind"),
+    pytest.param(head_entry(kind="int3"), "Invalid enum value", id="no kind"),
+    pytest.param(head_entry(shape=[1 << 40, 64]), "head.weight is stored as", id="shape"),
+    pytest.param(head_entry(data=[ALIGNMENT, 1 << 50]), "head.weight is stored as", id="bytes"),
+    pytest.param(head_entry(data=[-4096, 20480]), "is said to lie at -4096|is stored as", id="before"),
+    pytest.param(head_entry(data=["0", None]), "Expected", id="types"),
+    pytest.param(head_entry(scale=[1 << 60, 640]), "is said to lie at", id="beyond the end"),
+    pytest.param(head_entry(scale=[ALIGNMENT + 4, 640]), "is said to lie at", id="between"),
+    pytest.param(head_entry(scale=None), "is stored as", id="no scale"),
+    pytest.param(damaged_index(lambda i: i["tensors"].pop("head.weight")), "other weights", id="missing"),
+    pytest.param(damaged_index(lambda i: i.update(lookups=-1)), "embedding tables", id="lookups"),
+    pytest.param(damaged_index(lambda i: i.update(more=1)), "unknown field", id="more"),
+    pytest.param(damaged_index(lambda i: i.pop("tensors")), "tensors", id="less"),
+]
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGES)
+def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage, says):
+    graph = build(FEATURES, "int8")
+    checkpoint, told = Tensors(read_weights(graph)), list[str]()
+    path = packed_weights(graph, checkpoint, tmp_path).path
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    with pytest.raises(ValueError, match=says):
+        PackedWeights(path, graph)
+    packed_weights(graph, checkpoint, tmp_path, lambda what, _done: told.append(what))
+    assert path.read_bytes() == whole
+    assert told[0].startswith(f"packed weights are damaged and made anew: {path} (")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_mapped_stays_when_the_file_is_replaced(tmp_path):
+    graph = build(FEATURES, "int8")
+    source = read_weights(graph)
+    mapped, expected = packed_weights(graph, Tensors(source), tmp_path), InMemoryWeights(graph, source)
+    other = tmp_path / "other"
+    other.write_bytes(bytes(100))
+    other.replace(mapped.path)
+    packed_weights(graph, Tensors(source), tmp_path)
+    for spec in graph.weights():
+        assert equal(mapped[spec.name], expected[spec.name])
+
+
+def test_leftovers_are_removed_though_nothing_is_packed(tmp_path):
     graph = build(FEATURES)
     path = packed_weights(graph, Tensors(read_weights(graph)), tmp_path).path
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=rf"is damaged \(.*{says}.*delete it"):
-        packed_weights(graph, Tensors(read_weights(graph)), tmp_path)
+    (tmp_path / f"{PARTIAL}left").write_bytes(b"half")
+    packed_weights(graph, Tensors(read_weights(graph)), tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_other_users_may_read_it(tmp_path):
