@@ -24,7 +24,10 @@ from corepipe.cli.pull import pull
 from corepipe.cli.serve import serve
 from corepipe.cli.simulate import simulate
 from corepipe.cli.validate import validate
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
+
+MAX_LINE = 4096
+"""Characters of a line on stderr."""
 
 app = typer.Typer(
     name="corepipe",
@@ -70,7 +73,8 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
-        print(f"corepipe: {error.message}", file=sys.stderr)  # noqa: T201
+        lines = (shown(line, MAX_LINE) for line in error.message.splitlines())  # it may quote a file
+        print("corepipe: " + "\n".join(lines), file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except _USAGE_ERROR as error:
         print(f"corepipe: {_usage(error)}", file=sys.stderr)  # noqa: T201

@@ -12,7 +12,7 @@ from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
 from corepipe.errors import UserError
-from corepipe.models import hub, registry
+from corepipe.models import hub, integrity, registry
 from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.app import create_app, listen, serve
@@ -32,6 +32,8 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     listener = listen(server.host, server.port)
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
+        if server.verify:
+            integrity.verify(path, report)
     model = registry.load(path)
     client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
     app = create_app(client, _tokenizer(model, server), engine, server, __version__)

@@ -68,6 +68,12 @@ ChatTemplate = Annotated[
     Path | None,
     _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),
 ]
+Verify = Annotated[
+    bool,
+    _option(
+        "--verify", help="Compare the model's files with their known hashes before loading.", panel=SERVER
+    ),
+]
 ShutdownTimeout = Annotated[
     float,
     _option(

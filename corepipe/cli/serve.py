@@ -25,6 +25,7 @@ def serve(
     insecure: options.Insecure = False,
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
+    verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
     dtype: options.Format = options.Dtype.INT8,
     max_model_len: options.MaxModelLen = None,

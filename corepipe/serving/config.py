@@ -70,6 +70,7 @@ class ServerConfig(_Config):
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     chat_template: str | None = None
+    verify: bool = False
 
 
 Config = TypeVar("Config", bound=_Config)
