@@ -109,7 +109,7 @@ class Fields:
 
     def error(self, key: str, why: str) -> UserError:
         name = self._prefix + key
-        return UserError(f"{self.path}: {self._shown.get(name, name)} {why}")
+        return UserError(f"{self.path}: {shown(self._shown.get(name, name))} {why}")
 
     def replace(self, key: str, value: object) -> Fields:
         """The same fields with `key` set."""

@@ -52,6 +52,7 @@ def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
         backend,
         special.get("bos_token") if file.metadata.get("tokenizer.ggml.add_bos_token", add_bos) else None,
         special.get("eos_token") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+        file.path,
     )
     template = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(backend, special, template if isinstance(template, str) else None, eos_ids)

@@ -173,11 +173,22 @@ def _from_byte_alphabet(piece: str) -> bytes:
     return piece.encode()
 
 
-def set_bos_eos(backend: Backend, bos: str | None, eos: str | None) -> None:
-    """Makes `encode` put these tokens around every text (None: not)."""
+def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) -> None:
+    """Makes `encode` put these tokens around every text (None: not).
+
+    Raises UserError, which names `path`, for tokens that the vocabulary lacks.
+    """
     around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    for token, number in around:
+        if number is None:
+            raise UserError(f"{path}: the vocabulary has no token {shown(token)} to put around texts")
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
+    try:
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
+    except ValueError as error:  # one that the library reads as a placeholder, such as "$A"
+        raise UserError(
+            f"{path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
+        ) from error
 
 
 def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
@@ -193,6 +204,7 @@ def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None =
             backend,
             special.get("bos_token") if config.get("add_bos_token") else None,
             special.get("eos_token") if config.get("add_eos_token") else None,
+            path / "tokenizer_config.json",
         )
     return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id)
 
@@ -224,7 +236,10 @@ def _convert_with_transformers(path: Path) -> Backend:
             f"{path}: has no tokenizer.json; install transformers to convert its tokenizer"
         ) from error
     try:
-        converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        # Nothing is downloaded:
+        converted = AutoTokenizer.from_pretrained(  # nosec B615
+            str(path), local_files_only=True, trust_remote_code=False
+        )
         backend = converted.backend_tokenizer
     except Exception as error:  # whatever a converter trips over is the directory's fault
         reason = shown(" ".join(str(error).split()), 200)

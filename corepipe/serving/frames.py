@@ -72,7 +72,7 @@ class FrameDecoder(Generic[T]):
     def _message(self, start: int, end: int) -> T:
         try:
             return self._decode(self._buffer[start:end])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"not a message of this protocol: {error}") from error
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.tokenizer import Tokenizer, from_directory
+from corepipe.models.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer, from_directory
 from tests.parity.families import TINY, VOCAB
 
 
@@ -100,6 +100,45 @@ def test_another_template_can_be_put_in(tokenizer: Tokenizer) -> None:
     assert other.apply_chat_template([{"content": "x"}]) == "x!"
     with pytest.raises(UserError, match="the chat template is not valid"):
         tokenizer.with_chat_template("{% if %}")
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:
+    shutil.copy(TINY / "llama2" / "tokenizer.json", tmp_path)
+    for token, why in (("<gone>", "has no token <gone>"), ("$A", r"has no token \$A")):
+        config = {"add_bos_token": True, "bos_token": token}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=rf"tokenizer_config\.json: the vocabulary {why}"):
+            from_directory(tmp_path)
+
+
+def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path) -> None:
+    """A pattern that backtracks without end, and a post-processor that names what is not there."""
+    split = {"behavior": "Isolated", "invert": False}
+    hostile = [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, **split}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "gone", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ]
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    for part in hostile:
+        text = json.dumps({"version": "1.0", "added_tokens": [], "model": model, **part})
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(UserError, match="the tokenizer cannot encode this text") as caught:
+            from_directory(tmp_path).encode("a" * 100 + "!")
+        assert caught.value.param == "prompt"
+
+
+def test_a_tokenizer_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(UserError, match="not a tokenizer"):
+        from_directory(tmp_path)
 
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""Seeds of the targets: small, and made when they are needed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import msgspec
+
+from corepipe.models import published
+from corepipe.neuron import packed_index
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.packed_index import Entry, Index, Part
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Abort, Output, Outputs, Sampling, Shutdown, Submit
+from fuzz.targets import TINY, tiny_graph
+
+
+def seeds(target: str) -> list[bytes]:
+    """At least one input that the target accepts."""
+    made: list[bytes] = globals()[f"_{target}"]()
+    return made
+
+
+def _safetensors(tensors: dict[str, object], data: bytes = b"") -> bytes:
+    header = json.dumps(tensors).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def _safetensors_file() -> list[bytes]:
+    a = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    b = {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]}
+    c = {"dtype": "I8", "shape": [2], "data_offsets": [22, 24]}
+    return [
+        _safetensors({"__metadata__": {"format": "pt"}, "a": a, "b": b, "c": c}, bytes(24)),
+        _safetensors({}),
+        _safetensors({"a": {"dtype": "F16", "shape": [0, 4], "data_offsets": [0, 0]}}),
+    ]
+
+
+def _safetensors_index() -> list[bytes]:
+    names = [{}, {"a": "a.safetensors"}, {"a": "../a.safetensors"}]
+    return [json.dumps({"metadata": {"total_size": 1}, "weight_map": owners}).encode() for owners in names]
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def _gguf_file() -> list[bytes]:
+    """A header with each type of value, a whole tiny model, and two tensors."""
+    sizes = {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 64,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "vocab_size": 2,
+    }
+    entries = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
+        *(_text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in sizes.items()),
+        _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("llama"),
+        _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ messages }}"),
+        _text("general.alignment") + struct.pack("<II", 4, 32),
+        *(_text(f"k{kind}") + struct.pack("<I", kind) + bytes(8) for kind in (10, 11, 12)),
+        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + _text("a") + _text("b"),
+        _text("tokenizer.ggml.scores") + struct.pack("<IIQff", 9, 6, 2, 0.0, 1.0),
+    ]
+    tensors = b"".join(
+        _text(name) + struct.pack("<IQIQ", 1, 32, kind, offset)
+        for name, kind, offset in (("a", 0, 0), ("b", 8, 128))
+    )
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, len(entries)) + b"".join(entries) + tensors
+    return [header + bytes(-len(header) % 32) + bytes(128 + 34), b"GGUF" + struct.pack("<IQQ", 2, 0, 0)]
+
+
+def index_of(graph: Graph) -> Index:
+    """As it is when the graph is packed."""
+    tensors, at = {}, packed_index.ALIGNMENT
+    for spec in graph.weights():
+        kind, data, scale = packed_index.expected(spec, graph.format)
+        parts = []
+        for size in (data, scale):
+            parts.append(Part(at, size))
+            at += -(-size // packed_index.TENSOR_ALIGNMENT) * packed_index.TENSOR_ALIGNMENT
+        tensors[spec.name] = Entry(kind, spec.shape, parts[0], parts[1] if scale else None, 0)
+    return Index(packed_index.ALIGNMENT * 2, packed_index.ALIGNMENT, tensors)
+
+
+def _packed_file() -> list[bytes]:
+    return [msgspec.json.encode(index_of(tiny_graph()))]
+
+
+def _config() -> list[bytes]:
+    tiny = [path.read_bytes() for path in sorted(TINY.glob("*/config.json"))]
+    by_type = {
+        str(published.config(name)["model_type"]): published.config(name) for name in published.names()
+    }
+    return tiny + [json.dumps(values).encode() for values in by_type.values()]
+
+
+_fields = _config
+
+
+def _tokenizer() -> list[bytes]:
+    made = json.loads((TINY / "llama2" / "tokenizer.json").read_bytes())
+    vocab = dict(list(made["model"]["vocab"].items())[:64])
+    made["model"] |= {"vocab": vocab, "merges": []}
+    return [json.dumps(made).encode()]
+
+
+def _tokenizer_config() -> list[bytes]:
+    listed = {
+        "chat_template": [{"name": "default", "template": "x"}],
+        "add_bos_token": True,
+        "bos_token": "<s>",
+    }
+    return [(TINY / "llama2" / "tokenizer_config.json").read_bytes(), json.dumps(listed).encode()]
+
+
+def _request() -> list[bytes]:
+    plain = {"model": "m", "prompt": "Hello", "max_tokens": 5, "stop": ["a"], "logit_bias": {"1": 1.0}}
+    chat = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
+    more = {"stream": True, "stream_options": {"include_usage": True}, "user": "u", "metadata": {"a": "b"}}
+    bodies = [
+        plain,
+        chat,
+        plain | more,
+        {"prompt": "a"},
+        {"tokens": [1, 2]},
+        {"model": "m", "prompt": [[1], [2]]},
+    ]
+    return [json.dumps(body).encode() for body in bodies]
+
+
+def _stop_strings() -> list[bytes]:
+    return [
+        b"\x02\x01ababxxabyy",
+        b"\x01\x02\xc3\xa9!caf\xc3\xa9!",
+        b"\x00\x00plain",
+        b"\x03\x02aabaab" + b"a" * 20,
+    ]
+
+
+def _engine_frames() -> list[bytes]:
+    submit = Submit("id", [1, 2, 3], 5, Sampling(temperature=0.5, seed=1, logit_bias={3: 1.0}), [2])
+    messages = [submit, Abort(["id"]), Shutdown(), Outputs([Output("id", [1], finish_reason="stop")])]
+    return [encode_frame(message) for message in messages] + [b"".join(map(encode_frame, messages[:3]))]
+
+
+def _template() -> list[bytes]:
+    written = [
+        "{% for m in messages %}{{ m['role'] + ': ' + m.content | trim }}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% if not tools %}{{ messages | tojson }}{% endif %}{{ ns.x }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{% macro a(x) %}{{ '%s' % x }}{{ '{0}'.format(x) }}{% endmacro %}{{ a(messages | list) }}",
+    ]
+    return [text.encode() for text in written]
+
+
+def write(target: str, folder: Path) -> None:
+    """The seeds as files, for libFuzzer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(seeds(target)):
+        (folder / f"seed-{number}").write_bytes(data)

@@ -1,0 +1,335 @@
+"""The targets: each takes bytes, and raises where our code did anything but accept or refuse them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+import safetensors
+
+from corepipe.errors import UserError
+from corepipe.models import chat_sandbox, registry
+from corepipe.models.config import Fields
+from corepipe.models.gguf import GgufFile
+from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
+from corepipe.models.tokenizer import from_directory
+from corepipe.neuron import packed_index
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.serving import frames, requests
+from corepipe.serving.chat import plain_messages
+from corepipe.serving.detokenizer import Detokenizer, Pieces
+from corepipe.serving.http_errors import ApiError
+from corepipe.serving.messages import Submit
+from corepipe.serving.protocol import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_TOKENIZE,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    check_combination,
+    parse,
+)
+
+TINY = Path(__file__).parent.parent / "tests" / "data" / "tiny"
+MEMORY = Path("/dev/shm")  # noqa: S108 -- files that live for a millisecond need no disk
+VOCAB, MAX_LEN = 512, 128
+
+
+class FoundError(AssertionError):
+    """What a target found: our code did something that it says it never does."""
+
+
+def check(condition: bool, what: str) -> None:
+    if not condition:
+        raise FoundError(what)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """A UserError is an answer, if its message is one line that harms no terminal."""
+    try:
+        yield
+    except UserError as error:
+        check(error.message.isprintable(), f"a message that is no printable line: {error.message!r}")
+
+
+@cache
+def folder() -> Path:
+    """A directory of this process's own."""
+    return Path(tempfile.mkdtemp(prefix="corepipe-fuzz-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+
+
+def written(name: str, data: bytes) -> Path:
+    file = folder() / name
+    file.write_bytes(data)
+    return file
+
+
+def safetensors_file(data: bytes) -> None:
+    """What we take, the format's own library takes, and tensors are what their header says."""
+    file = written("model.safetensors", data)
+    with refusals():
+        checkpoint = SafetensorsCheckpoint(file)
+        theirs = dict(safetensors.deserialize(data))
+        check(theirs.keys() == set(checkpoint.names()), "other tensors than the library's")
+        for name in checkpoint.names():
+            check(tuple(theirs[name]["shape"]) == checkpoint.shape(name), f"another shape of {name}")
+            with refusals():
+                values = checkpoint.read(name)
+                check(values.shape == checkpoint.shape(name), f"{name} has another shape than told")
+                check(bool(np.isfinite(values).all()), f"{name} is not finite")
+
+
+def safetensors_index(data: bytes) -> None:
+    """An index leads to no file but those beside it."""
+    home = folder() / "sharded"
+    home.mkdir(exist_ok=True)
+    (home / "a.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (home / INDEX).write_bytes(data)
+    with refusals():
+        checkpoint = SafetensorsCheckpoint(home)
+        check(all(checkpoint.file(name).parent == home for name in checkpoint.names()), "a file elsewhere")
+
+
+def gguf_file(data: bytes) -> None:
+    """Header, configuration and tensors of a GGUF file."""
+    file = written("model.gguf", data)
+    with refusals():
+        gguf = GgufFile(file)
+        check(all(t.offset + t.nbytes <= len(data) for t in gguf.tensors.values()), "a tensor past the end")
+        for name in gguf.tensors:
+            with refusals():
+                values = gguf.read(name)
+                check(values.shape == gguf.tensors[name].shape, f"{name} has another shape than told")
+                check(bool(np.isfinite(values).all()), f"{name} is not finite")
+        model = registry.load(file)
+        model.tokenizer().encode("Hello, world")
+
+
+def packed_file(data: bytes) -> None:
+    """An index that is written well and says what it likes: kernels read nothing outside the file."""
+    size = len(packed_index.MAGIC) + 12 + len(data)
+    head = packed_index.MAGIC + len(data).to_bytes(8, "little")
+    head += zlib.crc32(data).to_bytes(4, "little") + data
+    nbytes = max(size, packed_index.ALIGNMENT * 2)
+    with suppress(ValueError):
+        index = packed_index.decode(head, nbytes, tiny_graph())
+        for spec in tiny_graph().weights():
+            entry = index.tensors[spec.name]
+            check(entry.shape == spec.shape, "another shape")
+            for part in packed_index.parts(entry):
+                check(0 < part.offset <= part.end <= nbytes, "outside the file")
+
+
+@cache
+def tiny_graph() -> Graph:
+    return registry.load(TINY / "llama2").graph(FORMATS["int8"])
+
+
+def config(data: bytes) -> None:
+    """config.json, of every family; what is accepted makes a Graph."""
+    file = written("config.json", data)
+    with refusals():
+        architecture = registry.architecture(str(file))
+        if architecture.config.num_layers <= 8:
+            architecture.graph(FORMATS["bf16"])
+
+
+def tokenizer(data: bytes) -> None:
+    """tokenizer.json: the library may refuse, panic even; a text is encoded, or that is a UserError."""
+    home = folder() / "tokenizer"
+    home.mkdir(exist_ok=True)
+    (home / "tokenizer.json").write_bytes(data)
+    with refusals():
+        made = from_directory(home)
+        ids = made.encode("Hello, world \U0001f600 12345")
+        made.decode(ids)
+
+
+def tokenizer_config(data: bytes) -> None:
+    """tokenizer_config.json beside a sound tokenizer.json."""
+    home = folder() / "tokenizer_config"
+    home.mkdir(exist_ok=True)
+    if not (home / "tokenizer.json").exists():
+        (home / "tokenizer.json").write_bytes((TINY / "llama2" / "tokenizer.json").read_bytes())
+    (home / "tokenizer_config.json").write_bytes(data)
+    with refusals():
+        from_directory(home).encode("Hello, world")
+
+
+def request(data: bytes) -> None:
+    """Bodies of the API: taken, or refused with a 4xx in OpenAI's shape."""
+    for kind, neutral in (
+        (CompletionRequest, NEUTRAL_COMPLETION),
+        (ChatRequest, NEUTRAL_CHAT),
+        (TokenizeRequest, NEUTRAL_TOKENIZE),
+        (DetokenizeRequest, {}),
+    ):
+        try:
+            parsed = parse(data, kind, neutral)
+            if isinstance(parsed, CompletionRequest | ChatRequest):
+                check_combination(parsed, VOCAB, 32)
+            if isinstance(parsed, ChatRequest):
+                for message in plain_messages(parsed.messages):
+                    check(isinstance(message["content"], str), "a content that is no text")
+        except ApiError as error:
+            check(400 <= error.status < 500, f"status {error.status} for a client's mistake")
+
+
+def stop_strings(data: bytes) -> None:
+    """Streamed text is the plain one, and ends before the stop string that is complete first."""
+    tokens, stops = _split_stops(data)
+    text = tokens.decode("utf-8", errors="replace")
+    streamed = Detokenizer(Pieces(_Bytes(), skip_special_tokens=False), stops)
+    shown, used = "", 0
+    for at, token in enumerate(tokens):
+        part, _ = streamed.feed([token])
+        shown, used = shown + part, at + 1
+        if streamed.matched is not None:
+            break
+    else:
+        shown += streamed.flush()
+    whole = Detokenizer(Pieces(_Bytes(), skip_special_tokens=False), stops)
+    part, taken = whole.feed(list(tokens))
+    check((taken, whole.matched) == (used, streamed.matched), "one feed ends elsewhere than many")
+    check(part + ("" if whole.matched else whole.flush()) == shown, "one feed shows another text than many")
+    if streamed.matched is None:
+        check(shown == text, "text was lost")
+    else:
+        check(
+            shown + streamed.matched == text[: len(shown) + len(streamed.matched)], "cut in the wrong place"
+        )
+    check(not any(stop in shown for stop in stops), "a stop string was shown")
+
+
+def _split_stops(data: bytes) -> tuple[bytes, list[str]]:
+    """The first two bytes say how many stop strings there are, and how long each is."""
+    count, length = (data[0] % 4, data[1] % 6 + 1) if len(data) > 1 else (0, 1)
+    cut = 2 + count * length
+    parts = [data[2 + i * length : 2 + (i + 1) * length] for i in range(count)]
+    return data[cut:][:256], [text for part in parts if (text := part.decode("utf-8", errors="ignore"))]
+
+
+class _Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002 -- the protocol's
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int, /) -> bytes:
+        return bytes([token])
+
+
+def engine_frames(data: bytes) -> None:
+    """The stream between server and engine: frames or a FrameError, however it is cut."""
+    for make in (frames.command_decoder, frames.event_decoder, frames.config_decoder):
+        whole, parts = make(), make()
+        try:
+            messages = whole.feed(data)
+        except frames.FrameError:
+            continue
+        cut = [message for at in range(len(data)) for message in parts.feed(data[at : at + 1])]
+        # As bytes: NaN is not itself.
+        check(msgspec.msgpack.encode(cut) == msgspec.msgpack.encode(messages), "other messages when cut")
+        for message in messages:
+            if isinstance(message, Submit):
+                _submit(message)
+
+
+def _submit(submit: Submit) -> None:
+    with suppress(ValueError):
+        taken = requests.to_request(submit, 0.0, VOCAB, MAX_LEN)
+        check(0 < len(taken.prompt) < MAX_LEN, "a prompt of no length that fits")
+        check(all(0 <= token < VOCAB for token in taken.prompt), "a token that there is not")
+        check(1 <= taken.max_tokens <= MAX_LEN - len(taken.prompt), "more tokens than fit")
+
+
+OUTSIDE = ("open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.")
+"""Audit events of what a template has no business with."""
+
+
+class _Watch:
+    """Whether a template reached for the world: an audit hook stays for ever, so it is told when to look."""
+
+    def __init__(self) -> None:
+        self.looking = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        late_import = bool(arguments) and str(arguments[0]).endswith((".py", ".pyc"))
+        if self.looking and event.startswith(OUTSIDE) and not late_import:
+            self.seen.append(f"{event}{arguments}")
+
+
+@cache
+def watch() -> _Watch:
+    return _Watch()
+
+
+def template(data: bytes) -> None:
+    """Any template over a short conversation opens nothing; that it may not end is the process's business."""
+    text = data.decode("utf-8", errors="replace")
+    if "range" in text or len(text) > 1024:
+        return
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    watch().looking = True
+    try:
+        chat_sandbox.Sandbox(text).render(messages, {"tools": None, "add_generation_prompt": True})
+    except Exception:  # noqa: S110 -- whatever its expressions raise, the process answers with it
+        pass
+    finally:
+        watch().looking = False
+    seen, watch().seen = watch().seen, []
+    check(not seen, f"the template reached {seen[:3]}")
+
+
+def fields(data: bytes) -> None:
+    """Typed access to any JSON object: a value of its type, or a UserError that names the key."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(values, dict):
+        given = Fields(Path("config.json"), values)
+        for key in list(values)[:20]:
+            for read in (given.text, given.flag, given.ids, given.section):
+                with refusals():
+                    read(key)
+            with refusals():
+                check(1 <= given.integer(key, 10) <= 10, "an integer outside its bounds")
+            with refusals():
+                check(0.0 <= given.number(key, 0.0, 1.0) <= 1.0, "a number outside its bounds")
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
+    {
+        target.__name__: target
+        for target in (
+            safetensors_file,
+            safetensors_index,
+            gguf_file,
+            packed_file,
+            config,
+            fields,
+            tokenizer,
+            tokenizer_config,
+            request,
+            stop_strings,
+            engine_frames,
+            template,
+        )
+    }
+)
