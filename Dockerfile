@@ -17,12 +17,17 @@ RUN apt-get update \
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
-# The place of the application is the same in both stages: a virtual environment cannot be moved.
-RUN python3 -m venv /opt/corepipe
+# Nothing is installed but what `make lock` wrote down, hash by hash.  The place of the application is the same
+# in both stages: a virtual environment cannot be moved.
+COPY requirements /src/requirements
+RUN python3 -m venv /build && python3 -m venv /opt/corepipe \
+    && /build/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes -r /src/requirements/build.txt \
+    && /opt/corepipe/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes \
+        -r /src/requirements/run.txt
 COPY pyproject.toml CMakeLists.txt README.md LICENSE /src/
 COPY corepipe /src/corepipe
-RUN /opt/corepipe/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src \
-    && /opt/corepipe/bin/pip install --no-cache-dir /wheels/*.whl \
+RUN PATH=/build/bin:$PATH /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \
+    && /opt/corepipe/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
     && /opt/corepipe/bin/pip uninstall --yes setuptools \
     && /opt/corepipe/bin/python -c "from corepipe.kernels import native; native()"
 ARG WITH_MODEL=""

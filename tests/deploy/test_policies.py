@@ -81,7 +81,7 @@ def test_what_the_build_copies_is_in_its_context() -> None:
     ignore = (ROOT / ".dockerignore").read_text().split()
     (sources,) = re.findall(r"^COPY (\S.*) /src/$", DOCKERFILE, flags=re.M)
     allowed = [line.removeprefix("!") for line in ignore if line.startswith("!")]
-    assert sorted([*sources.split(), "corepipe"]) == sorted(allowed)
+    assert sorted([*sources.split(), "corepipe", "requirements"]) == sorted(allowed)
     assert all((ROOT / name).exists() for name in allowed)
     assert "*" in ignore
 
