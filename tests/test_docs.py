@@ -26,7 +26,8 @@ from tests.servers import default_model, served
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+PAGES = [*TOP, *sorted(DOCS.rglob("*.md"))]
 SOURCES = {".py", ".cpp", ".h", ".inl"}
 OURS = re.compile(r"(?:vllm:|corepipe_)\w+")
 
