@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -149,3 +150,26 @@ def test_long_texts_are_encoded_too(url):
     body = json.dumps({"prompt": "word " * 10_000})
     answer = httpx.post(url + "/tokenize", content=body, headers={"content-type": "application/json"})
     assert tokenizer().decode(answer.json()["tokens"]) == "word " * 10_000
+
+
+def test_a_template_that_hangs_on_demand_holds_up_nobody_else():
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = "{% if messages[0].content == 'boom' %}" + loop + "{% endif %}{{ messages[0].content }}"
+    order: list[str] = []
+    with running(FakeEngine(saying("Hello world. ")), chat_template=template) as url:
+
+        def ask(text: str) -> httpx.Response:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 3}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+            order.append(text)
+            return answer
+
+        with ThreadPoolExecutor(1) as pool:
+            hanging = pool.submit(ask, "boom")
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+            order.append("health")
+            refused = hanging.result()
+        assert ask("fine").status_code == 200
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    assert "takes more than 2 s of processor time" in refused.json()["error"]["message"]
+    assert order == ["health", "boom", "fine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
@@ -43,17 +44,18 @@ class Chat:
         await Generation(service, plan, arrival).answer(receive, send)
 
     async def _prompt(self, request: ChatRequest) -> Prompt:
-        text = render_chat(self._service, request.messages)
+        text = await render_chat(self._service, request.messages)
         ids = await self._service.encode(text, add_special_tokens=False)
         if not ids:
             raise invalid("messages render to an empty prompt.", "messages")
         return Prompt(ids)
 
 
-def render_chat(service: Service, messages: list[dict[str, object]]) -> str:
-    """The prompt of a chat, up to where the assistant speaks.  Raises ApiError."""
+async def render_chat(service: Service, messages: list[dict[str, object]]) -> str:
+    """The prompt of a chat, up to where the assistant speaks.  Raises ApiError, and UserError for what the
+    template refuses; one that takes its time holds up nobody else."""
     plain = plain_messages(messages)
     if not service.tokenizer.has_chat_template:
         message = "This model has no chat template: use /v1/completions."
         raise invalid(message, "messages", "unsupported_value")
-    return service.tokenizer.apply_chat_template(plain, add_generation_prompt=True)
+    return await asyncio.to_thread(service.tokenizer.apply_chat_template, plain, add_generation_prompt=True)

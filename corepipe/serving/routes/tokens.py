@@ -44,6 +44,6 @@ async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
     chat = asked.messages is not None
-    text = render_chat(service, asked.messages) if asked.messages is not None else asked.prompt or ""
+    text = await render_chat(service, asked.messages) if asked.messages is not None else asked.prompt or ""
     special = not chat if asked.add_special_tokens is None else asked.add_special_tokens
     return await service.encode(text, add_special_tokens=special)
