@@ -15,6 +15,7 @@ from corepipe.errors import UserError
 from corepipe.models import hub, integrity, registry
 from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.app import create_app, listen, serve
 from corepipe.serving.client import EngineClient, EngineError, ProcessClient
 from corepipe.serving.config import EngineConfig, ServerConfig
@@ -46,7 +47,9 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def _tokenizer(model: Model, server: ServerConfig) -> Tokenizer:
-    """The model's tokenizer, its own chat template tried unless another one is given."""
+    """The model's tokenizer, tried; its own chat template, too, unless another one is given."""
+    if model.path.is_dir():
+        try_tokenizer(model.path)
     tokenizer = model.tokenizer()
     if server.chat_template is None:
         try:
