@@ -16,7 +16,7 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.neuron.graph import FORMATS
 from tests.models import ggufs
-from tests.servers import TINY, run
+from tests.servers import TINY, Served, run, served
 
 
 def rewrite_header(file: Path, change: Callable[[dict[str, dict[str, list[int]]]], object]) -> None:
@@ -143,3 +143,24 @@ def test_a_model_is_refused_with_one_printable_line(
     with pytest.raises(UserError, match=re.escape(named)) as caught:
         load(model)
     assert caught.value.message.isprintable()
+
+
+def complete(server: Served) -> tuple[int, str]:
+    body = {"model": str(TINY), "prompt": "Hello there", "max_tokens": 8, "temperature": 0}
+    answer = server.post("/v1/completions", json=body)
+    return answer.status_code, answer.json()["choices"][0]["text"] if answer.is_success else ""
+
+
+def test_weights_that_shrink_while_they_are_served_end_no_more_than_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path))
+    with served(TINY) as server:
+        golden = complete(server)
+        assert golden[0] == 200
+        (packed,) = (tmp_path / "packed").iterdir()
+        os.truncate(packed, 4096)
+        assert complete(server) in (golden, (503, "")), "from another engine, or not at all"
+        assert server.get("/version").status_code == 200
+    with served(TINY) as server:
+        assert complete(server) == golden, "the damaged file was made anew"
