@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Ready
 from corepipe.serving.metrics import Metrics
+from corepipe.serving.neuron_metrics import NeuronMetrics
 from corepipe.serving.routes.traffic import HttpMetrics
 from tests.servers import default_model, served
 
@@ -170,8 +172,10 @@ class NoEngine:
 def families() -> dict[str, tuple[str, str]]:
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
     HttpMetrics(metrics.registry, PATHS)
-    metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0))
-    return {f.name: (f.type, f.documentation) for f in metrics.registry.collect()}
+    metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
+    neuron = NeuronMetrics("model", EngineConfig(model="model"))
+    collected = [*metrics.registry.collect(), *neuron.registry.collect()]
+    return {f.name: (f.type, f.documentation) for f in collected}
 
 
 def test_every_metric_is_documented_as_it_is() -> None:

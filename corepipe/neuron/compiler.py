@@ -377,12 +377,12 @@ def kv_bytes_per_token(program: Program) -> int:
     return sum(op.kv_width for op in program.ops) * program.format.compute.bytes
 
 
-def describe(programs: Sequence[Program]) -> dict[str, list[dict[str, object]]]:
+def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
     """What each core of a replica holds, as /v1/placement reports it.
 
     `layers` are the first and the last; heads are the core's own, padding included; sizes in bytes.
     """
-    return {"cores": [_describe_core(program) for program in programs]}
+    return [_describe_core(program) for program in programs]
 
 
 def _describe_core(program: Program) -> dict[str, object]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
-from corepipe.neuron.engines import Cost
+from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Axis, Graph, Op, Rows, WeightRole
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.opcost import op_cost
@@ -194,6 +194,10 @@ class CostModel:
     def engine_seconds(self, core: int, shape: StepShape) -> dict[str, float]:
         """How long each engine of core `core` works in a step."""
         return self._tables[core].engine_seconds(self.padded(shape))
+
+    def totals(self, core: int, shape: StepShape) -> Engines:
+        """What the engines of core `core` do in a step: seconds of each, bytes and operations."""
+        return self._tables[core].totals(self.padded(shape))
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
         """What each Op of core `core` takes in a step, in the order of its Program."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 import numpy as np
@@ -114,12 +114,15 @@ class Table:
             total += count * cost.decode_seconds(sequences, kv_tokens)
         return total
 
+    def totals(self, shape: StepShape) -> Engines:
+        """What the engines do in all Ops of a step together."""
+        parts = [(count, cost.engines(shape)) for cost, count in self.costs.items()]
+        names = (field.name for field in fields(Engines))
+        return Engines(**{name: sum(count * getattr(part, name) for count, part in parts) for name in names})
+
     def engine_seconds(self, shape: StepShape) -> dict[str, float]:
-        busy = dict.fromkeys(ENGINES, 0.0)
-        for cost, count in self.costs.items():
-            for name, seconds in _active(cost.engines(shape)):
-                busy[name] += count * seconds
-        return busy
+        totals = self.totals(shape)
+        return {name: getattr(totals, name, 0.0) for name in ENGINES}
 
     def explain(self, shape: StepShape) -> Breakdown:
         seconds = dict.fromkeys(Bottleneck, 0.0)

@@ -12,11 +12,13 @@ from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 class Timing:
     """When a batch runs, in seconds of device time.
 
-    starts_at: the first stage begins; accepts_at: the earliest moment at which to submit the next batch
-    so that it starts without delay; ready_at: the last stage is done and the tokens are drawn.
+    submitted_at: the scheduler hands it over; starts_at: the first stage begins; accepts_at: the earliest
+    moment at which to submit the next batch so that it starts without delay; ready_at: the last stage is done
+    and the tokens are drawn.
     stages: (start, end) of each; `tensor` cores run it.
     """
 
+    submitted_at: float
     starts_at: float
     accepts_at: float
     ready_at: float
@@ -65,7 +67,7 @@ class Timeline:
         self._count_work(starts_at, arrives)
         accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
         ready_at = arrives + self._cost.sampling_seconds(shape)
-        return Timing(starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
+        return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
     @property
     def cost(self) -> CostModel:

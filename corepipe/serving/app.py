@@ -52,6 +52,7 @@ PATHS = frozenset(
         "/ping",
         "/version",
         "/metrics",
+        "/metrics/neuron",
     }
 )
 

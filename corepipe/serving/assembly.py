@@ -76,6 +76,7 @@ def assemble(config: EngineConfig, progress: Progress) -> Deployment:
         max_model_len=host.graph.max_positions,
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
+        pid=os.getpid(),
     )
     paced = config.clock != "host"
     vocab = host.graph.vocab_size

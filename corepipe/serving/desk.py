@@ -52,7 +52,7 @@ class Desk:
 
     def landed(self, landing: Landing) -> None:
         """A batch is complete; `outputs` tells of it, when the next one is under way."""
-        self._tally.count(landing.result, landing.events)
+        self._tally.count(landing)
         for event in landing.events:
             if event.finish_reason is not None:
                 self._runner.remove(event.request.id)

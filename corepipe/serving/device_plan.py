@@ -11,7 +11,7 @@ from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import Limits, MemoryPlan, plan_memory
+from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile, profile
 from corepipe.neuron.program import Program
@@ -55,13 +55,22 @@ class DevicePlan:
             "format": self.graph.format.name,
             "format_on_device": self.instance.support(self.graph.format).value,
             "instance": self.instance.name,
+            "logical_neuroncore_config": self.instance.lnc,
             "runtime_profile": self.profile.name,
             "pipeline": self.placement.pipeline,
             "tensor": self.placement.tensor,
             "data": self.placement.data,
             "reason": self.reason,
-            **describe(self.programs),
+            "cores": [
+                {**core, "memory_bytes": self._memory(memory)}
+                for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
+            ],
         }
+
+    def _memory(self, core: CoreMemory) -> dict[str, int]:
+        """What a core holds: the KV blocks are there from the start, used or not."""
+        kv = core.block * self.memory.num_blocks
+        return {"weights": core.weights, "kv_cache": kv, "buffers": core.buffers}
 
 
 def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:

@@ -35,6 +35,7 @@ class Flight:
 class Landing:
     """A batch that is complete, what it meant for its requests, and the device time of it."""
 
+    timing: Timing
     result: StepResult
     events: list[TokenEvent]
     device_now: float
@@ -61,7 +62,7 @@ class Engine:
         result = self._runner.wait(flight.step)
         events = self.scheduler.update(flight.step.batch, result.tokens)
         self.device.advance(flight.timing.ready_at)
-        return Landing(result, events, self.device.now)
+        return Landing(flight.timing, result, events, self.device.now)
 
     def view(self, request: Request) -> ReplicaView:
         """What the router asks about this replica."""

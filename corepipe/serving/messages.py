@@ -100,11 +100,24 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
 
 
+class StageWork(msgspec.Struct, frozen=True, array_like=True):
+    """What each core of a stage has done by the cost model, estimated as `neuron.activity` says.
+
+    `engine_seconds` are in the order of `neuron.tables.ENGINES`; `memory_bytes` went to and from device
+    memory.
+    """
+
+    engine_seconds: list[float]
+    flops: float
+    memory_bytes: float
+
+
 class Stats(msgspec.Struct, frozen=True):
     """Gauges and counters of one replica; counters count since the start.
 
-    `core_busy_seconds` is emulated device time, one entry a core of the replica.
-    `iteration_tokens` are the batch sizes (in tokens) since the last Stats.
+    `core_busy_seconds` is emulated device time, one entry a core of the replica; `work` has one a stage.
+    `iteration_tokens` are the batch sizes (in tokens) since the last Stats; `step_seconds` are the emulated
+    times of the same batches: on the device, and from the scheduler's hand to the tokens.
     """
 
     replica: int
@@ -126,6 +139,8 @@ class Stats(msgspec.Struct, frozen=True):
     late_steps: int
     core_busy_seconds: list[float]
     iteration_tokens: list[int] = []
+    work: list[StageWork] = []
+    step_seconds: list[tuple[float, float]] = []
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -136,7 +151,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine has loaded.  `placement` is served at /v1/placement as it is."""
+    """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process."""
 
     placement: dict[str, Any]
     blocks: int
@@ -144,6 +159,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     isa: str
     load_seconds: float
+    pid: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.tables import ENGINES
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Output, Ready, Stats
+from corepipe.serving.messages import Output, Ready, StageWork, Stats
 
 # Bucket bounds are vLLM's, so that its dashboards and recording rules fit.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
@@ -104,6 +106,7 @@ class Metrics(Collector):
             "request_num_preemptions": Histogram(_PREEMPTIONS),
             "request_prefill_kv_computed_tokens": Histogram(tokens),
         }
+        self._price = find_instance(config.instance).price_per_hour
         self._device_first_token = Histogram(_FIRST_TOKEN)
         self._device_per_token = Histogram(_DEVICE_PER_TOKEN)
         self._reasons = dict.fromkeys(_REASONS, 0)
@@ -111,6 +114,8 @@ class Metrics(Collector):
         self._cached_tokens = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        ProcessCollector("corepipe_engine", pid=self._engine_pid, registry=self.registry)
 
     def set_ready(self, ready: Ready) -> None:
         """The engine has loaded: show the size of its cache."""
@@ -154,6 +159,10 @@ class Metrics(Collector):
         yield from self._device_families()
         if self._ready is not None:
             yield self._cache_config(self._ready)
+
+    def _engine_pid(self) -> str:
+        """Where /proc has the engine's process; nowhere while there is none."""
+        return str(self._ready.pid) if self._ready and self._ready.pid else "none"
 
     def _finish_engine(self, last: Output) -> None:
         if last.error_kind == "overloaded":
@@ -215,15 +224,11 @@ class Metrics(Collector):
             for stats in self._engine.stats:
                 family.add_metric((*fixed.values(), str(stats.replica)), read(stats))
             yield family
-        cores = CounterMetricFamily(
-            "corepipe_core_busy_seconds",
-            "Emulated seconds in which a NeuronCore computed.",
-            labels=(*labels, "core"),
-        )
-        for stats in self._engine.stats:
-            for core, seconds in enumerate(stats.core_busy_seconds):
-                cores.add_metric((*fixed.values(), str(stats.replica), str(core)), seconds)
-        yield cores
+        yield from self._core_families(fixed)
+        price = GaugeMetricFamily("corepipe_device_dollars_per_hour", _PRICE, labels=tuple(fixed))
+        if self._price is not None:
+            price.add_metric(tuple(fixed.values()), self._price)
+        yield price
         first, per_token = "time_to_first_token_seconds", "time_per_output_token_seconds"
         told = "as the emulated device would have taken."
         for name, help_text, histogram in (
@@ -231,6 +236,24 @@ class Metrics(Collector):
             (per_token, f"Time per token {told}", self._device_per_token),
         ):
             yield _histogram(f"corepipe_device_{name}", help_text, histogram, fixed)
+
+    def _core_families(self, fixed: Mapping[str, str]) -> Iterator[Metric]:
+        labels = (*fixed, "engine", "core")
+        families = [CounterMetricFamily(name, what, labels=labels) for name, what, _ in _CORE_COUNTERS]
+        engines = CounterMetricFamily(
+            "corepipe_core_engine_busy_seconds",
+            "Emulated seconds in which an engine of a NeuronCore worked, estimated from one step in many.",
+            labels=(*labels, "unit"),
+        )
+        for stats in self._engine.stats:
+            for core, busy in enumerate(stats.core_busy_seconds):
+                values = (*fixed.values(), str(stats.replica), str(core))
+                work = stats.work[core * len(stats.work) // len(stats.core_busy_seconds)]
+                for family, (_, _, read) in zip(families, _CORE_COUNTERS, strict=True):
+                    family.add_metric(values, read(busy, work))
+                for unit, seconds in zip(ENGINES, work.engine_seconds, strict=True):
+                    engines.add_metric((*values, unit), seconds)
+        yield from (*families, engines)
 
     def _cache_config(self, ready: Ready) -> Metric:
         labels = {
@@ -300,6 +323,26 @@ _DEVICE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda s: s.late_steps,
     ),
 )
+
+_CORE_COUNTERS: tuple[tuple[str, str, Callable[[float, StageWork], float]], ...] = (
+    (
+        "corepipe_core_busy_seconds",
+        "Emulated seconds in which a NeuronCore computed.",
+        lambda busy, _: busy,
+    ),
+    (
+        "corepipe_core_flops",
+        "Floating-point operations of a NeuronCore, estimated from one step in many.",
+        lambda _, work: work.flops,
+    ),
+    (
+        "corepipe_core_memory_traffic_bytes",
+        "Bytes to and from device memory of a NeuronCore, estimated from one step in many.",
+        lambda _, work: work.memory_bytes,
+    ),
+)
+
+_PRICE = "List price of the emulated instance, in dollars an hour; none where it has no published one."
 
 _HELP: Mapping[str, str] = {
     "time_to_first_token_seconds": "From the request to its first token.",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from corepipe.neuron.activity import Activity
 from corepipe.neuron.timeline import Timeline
-from corepipe.scheduler.request import TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.engine import Landing
 from corepipe.serving.lanes import Lane
-from corepipe.serving.messages import Stats
-from corepipe.serving.runner import StepResult
+from corepipe.serving.messages import StageWork, Stats
 
 
 class Tally:
@@ -22,21 +20,28 @@ class Tally:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._iteration_tokens: list[int] = []
+        self._step_seconds: list[tuple[float, float]] = []
+        self._activity = Activity(timeline.cost)
 
-    def count(self, result: StepResult, events: Sequence[TokenEvent]) -> None:
+    def count(self, landing: Landing) -> None:
         """A batch is complete.  A prompt counts when its first token is there."""
+        timing, result = landing.timing, landing.result
         self._steps += 1
         self._host_seconds += result.output.seconds
         self._iteration_tokens.append(result.step.shape.rows)
-        for event in events:
+        self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
+        self._activity.add(result.step.shape, sum(end - start for start, end in timing.stages))
+        for event in landing.events:
             if event.token is not None:
                 self._generation_tokens += 1
                 if event.request.num_generated == 1:
                     self._prompt_tokens += len(event.request.prompt)
 
     def stats(self, lane: Lane, scheduler: Scheduler) -> Stats:
-        """All of it; `iteration_tokens` starts anew."""
+        """All of it; `iteration_tokens` and `step_seconds` start anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
+        step_seconds, self._step_seconds = self._step_seconds, []
+        busy = self._timeline.busy_seconds
         return Stats(
             replica=lane.number,
             running=scheduler.running,
@@ -55,6 +60,11 @@ class Tally:
             device_busy_seconds=self._timeline.work_seconds,
             device_now_seconds=lane.engine.device.now,
             late_steps=lane.late_steps,
-            core_busy_seconds=list(self._timeline.busy_seconds),
+            core_busy_seconds=list(busy),
             iteration_tokens=iteration_tokens,
+            work=[
+                StageWork(list(work.engines), work.flops, work.memory_bytes)
+                for work in self._activity.look(busy)
+            ],
+            step_seconds=step_seconds,
         )

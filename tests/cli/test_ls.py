@@ -51,7 +51,7 @@ def test_cores_that_hold_the_same_share_a_row() -> None:
         "timing_model": None,
         "time_scale": 1.0,
         "host_limits": [],
-        **describe(compile_for_timing(graph, Placement(2, 16))),
+        "cores": describe(compile_for_timing(graph, Placement(2, 16))),
     }
     shown = io.StringIO()
     print_placement(Console(file=shown, width=80), placement)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from corepipe.errors import UserError
 from corepipe.neuron.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.cost import PROFILES, StepShape
+from corepipe.neuron.engines import Engines
 from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import Executor, StepOutput
 from corepipe.neuron.timeline import Timeline
@@ -42,6 +43,14 @@ class FlatCost:
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         return 0.0
+
+    def seconds(self, core: int, shape: StepShape) -> float:
+        return self.stage_seconds(shape)[core // self.tensor]
+
+    def totals(self, core: int, shape: StepShape) -> Engines:
+        """VectorE works half the time, TensorE all of it."""
+        seconds = self.seconds(core, shape)
+        return Engines(tensor=seconds, vector=seconds / 2, read=1e9 * seconds, flops=1e12 * seconds)
 
     def sampling_seconds(self, shape: StepShape) -> float:
         return 0.0

@@ -17,7 +17,16 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.app import create_app, listen, make_server
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.messages import DeviceTimes, Output, Progress, Ready, Stats, Submit, TokenLogprobs
+from corepipe.serving.messages import (
+    DeviceTimes,
+    Output,
+    Progress,
+    Ready,
+    StageWork,
+    Stats,
+    Submit,
+    TokenLogprobs,
+)
 from corepipe.serving.streams import OutputStream
 
 TEXT = Path(__file__).parent.parent / "data" / "perplexity.txt"
@@ -54,6 +63,8 @@ STATS = Stats(
     late_steps=4,
     core_busy_seconds=[0.25, 0.25],
     iteration_tokens=[1, 300],
+    work=[StageWork([0.2, 0.1, 0.05, 0.0, 0.25, 0.0], 2e12, 3e9)],
+    step_seconds=[(0.002, 0.003)],
 )
 DEVICE = DeviceTimes(
     arrived_at_s=0.5, time_to_first_token_ms=12.5, time_per_output_token_ms=2.5, total_ms=20.0

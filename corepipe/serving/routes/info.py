@@ -51,6 +51,11 @@ def info_router(service: Service) -> APIRouter:
         body, content_type = service.metrics.render(accept)
         return Response(body, headers={"content-type": content_type})
 
+    @router.get("/metrics/neuron")
+    async def neuron(accept: str = Header(default="")) -> Response:
+        body, content_type = service.neuron.render(accept)
+        return Response(body, headers={"content-type": content_type})
+
     return router
 
 

@@ -43,6 +43,7 @@ object repeats a name the last one counts.
 | `GET /health/live` | 503 only if the process must be restarted |
 | `GET /version` | the version |
 | `GET /metrics` | Prometheus or OpenMetrics text |
+| `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
 
 With API keys set (`Authorization: Bearer KEY`) every route needs one but `/health`, `/health/live`,
 `/health/ready`, `/ping` and `/version`. Without, the server listens on a loopback address only and answers

@@ -14,8 +14,9 @@ from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.http_errors import ApiError, echo, unavailable
-from corepipe.serving.messages import Progress, Ready
+from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.metrics import Metrics
+from corepipe.serving.neuron_metrics import NeuronMetrics
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.client import EngineClient
@@ -44,7 +45,8 @@ class Service:
         self.version = version
         self.names = server.served_model_names or (engine.model,)
         self.metrics = Metrics(client, self.names[0], engine)
-        client.on_stats = self.metrics.observe_iterations
+        self.neuron = NeuronMetrics(self.names[0], engine)
+        client.on_stats = self._take
         self.ready: Ready | None = None
         self.progress: Progress | None = None
         self.failure: Exception | None = None
@@ -63,10 +65,15 @@ class Service:
     def _note(self, progress: Progress) -> None:
         self.progress = progress
 
+    def _take(self, stats: Stats) -> None:
+        self.metrics.observe_iterations(stats)
+        self.neuron.take(stats)
+
     def set_ready(self, ready: Ready) -> None:
         """From now on requests are taken."""
         self.ready = ready
         self.metrics.set_ready(ready)
+        self.neuron.set_ready(ready)
 
     @property
     def state(self) -> str:

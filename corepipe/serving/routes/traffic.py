@@ -38,7 +38,9 @@ _SECONDS = (
     60,
 )
 _SECONDS_BY_HANDLER = (0.1, 0.5, 1)
-_UNCOUNTED = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping", "/version"})
+_UNCOUNTED = frozenset(
+    {"/metrics", "/metrics/neuron", "/health", "/health/live", "/health/ready", "/ping", "/version"}
+)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _MODELS = "/v1/models/"
