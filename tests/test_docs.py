@@ -19,6 +19,8 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import SPLIT_UNITS
 from corepipe.serving.app import PATHS
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.faults import KINDS, SECONDS
+from corepipe.serving.inject import InjectedFaults
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Ready
 from corepipe.serving.metrics import Metrics
@@ -172,6 +174,7 @@ class NoEngine:
 def families() -> dict[str, tuple[str, str]]:
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
     HttpMetrics(metrics.registry, PATHS)
+    InjectedFaults(metrics.registry)
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))
     collected = [*metrics.registry.collect(), *neuron.registry.collect()]
@@ -194,6 +197,14 @@ def test_metrics_in_the_text_exist(page: Path) -> None:
 def test_routes_in_the_text_exist(page: Path) -> None:
     named = re.findall(r"(?:GET|POST) (/[\w/{}]+)", page.read_text())
     assert [path for path in named if path not in PATHS] == []
+
+
+def test_every_fault_is_documented_as_it_is() -> None:
+    table = rows(section((DOCS / "serving.md").read_text(), "## Faults on request"))
+    expected = [
+        [f"`{kind}`", what, f"{SECONDS[kind]:g} s" if kind in SECONDS else ""] for kind, what in KINDS.items()
+    ]
+    assert table == expected
 
 
 def test_which_chip_has_which_format() -> None:

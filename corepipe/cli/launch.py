@@ -39,6 +39,8 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
     app = create_app(client, _tokenizer(model, server), engine, server, __version__)
     _watch_lateness(client)
+    if server.inject:
+        errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
     try:
         uvloop.run(serve(app, server, listener))
     except EngineError as error:  # the engine's own words are on stderr already

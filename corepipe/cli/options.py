@@ -85,6 +85,17 @@ ShutdownTimeout = Annotated[
         max=86_400,
     ),
 ]
+Inject = Annotated[
+    str | None,
+    _option(
+        "--inject",
+        help="Faults for clients to try their retries on, as 429:5%,cut-stream:1%,slow:2%@500ms.",
+        panel=SERVER,
+    ),
+]
+InjectWithKeys = Annotated[
+    bool, _option("--inject-with-keys", help="Inject faults even where API keys mean users.", panel=SERVER)
+]
 
 Format = Annotated[
     Dtype,

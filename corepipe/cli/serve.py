@@ -27,6 +27,8 @@ def serve(
     chat_template: options.ChatTemplate = None,
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
+    inject: options.Inject = None,
+    inject_with_keys: options.InjectWithKeys = False,
     dtype: options.Format = options.Dtype.INT8,
     max_model_len: options.MaxModelLen = None,
     seed: options.Seed = 0,
@@ -60,7 +62,7 @@ def serve(
 
     chosen = hub.DEFAULT_MODEL if model is None else model
     given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
-    given |= {"chat_template": _text(chat_template), "api_key": api_key or []}
+    given |= {"chat_template": _text(chat_template), "api_key": api_key or [], "inject": inject or ""}
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     launch(engine, server)

@@ -22,11 +22,14 @@ from corepipe.errors import UserError
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving import http_errors
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.faults import Draw
+from corepipe.serving.inject import AbortableProtocol, Inject, InjectedFaults
 from corepipe.serving.limits import Guard
 from corepipe.serving.messages import Ready
 from corepipe.serving.routes.chat import Chat
 from corepipe.serving.routes.completions import Completions
 from corepipe.serving.routes.info import health_router, info_router
+from corepipe.serving.routes.invocations import Invocations
 from corepipe.serving.routes.service import Service
 from corepipe.serving.routes.tokens import token_router
 from corepipe.serving.routes.traffic import HttpMetrics, Traffic
@@ -44,6 +47,7 @@ PATHS = frozenset(
         "/v1/models",
         "/v1/models/{model}",
         "/v1/placement",
+        "/invocations",
         "/tokenize",
         "/detokenize",
         "/health",
@@ -87,10 +91,15 @@ def create_app(
     )
     app.state.service = service
     http_errors.install(app)
-    app.router.routes.append(Route("/v1/completions", Completions(service), methods=["POST"]))
-    app.router.routes.append(Route("/v1/chat/completions", Chat(service), methods=["POST"]))
+    completions, chat = Completions(service), Chat(service)
+    app.router.routes.append(Route("/v1/completions", completions, methods=["POST"]))
+    app.router.routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
+    app.router.routes.append(Route("/invocations", Invocations(service, chat, completions), methods=["POST"]))
     for router in (info_router(service), health_router(service), token_router(service)):
         app.include_router(router)
+    if server.inject:
+        faults = InjectedFaults(service.metrics.registry)
+        app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
     app.add_middleware(Guard, config=server)
     app.add_middleware(Traffic, metrics=HttpMetrics(service.metrics.registry, PATHS))
     return app
@@ -122,7 +131,7 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=AbortableProtocol if server.inject else "httptools",
         ws="none",
         lifespan="on",
         log_level="warning",

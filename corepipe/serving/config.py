@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from corepipe.errors import UserError
+from corepipe.serving.faults import Fault, parse_faults
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
@@ -71,6 +72,20 @@ class ServerConfig(_Config):
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     chat_template: str | None = None
     verify: bool = False
+    inject: tuple[Fault, ...] = ()
+    inject_with_keys: bool = Field(default=False, validate_default=True)
+
+    @field_validator("inject", mode="before")
+    @classmethod
+    def _read_faults(cls, value: object) -> object:
+        return parse_faults(value) if isinstance(value, str) else value
+
+    @field_validator("inject_with_keys")
+    @classmethod
+    def _users_do_not_meet_faults(cls, forced: bool, info: ValidationInfo) -> bool:
+        if info.data.get("inject") and any(info.data.get("api_keys", ())) and not forced:
+            raise ValueError("--inject makes requests fail, and API keys mean users: set this if they know")
+        return forced
 
 
 Config = TypeVar("Config", bound=_Config)

@@ -36,6 +36,7 @@ object repeats a name the last one counts.
 |---|---|
 | `POST /v1/completions` | text completion; `n`, several prompts, `echo`, streams |
 | `POST /v1/chat/completions` | chat completion with the model's chat template |
+| `POST /invocations` | a chat if there are `messages`, or a completion (SageMaker); needs no `model` |
 | `GET /v1/models`, `GET /v1/models/{model}` | the served names |
 | `GET /v1/placement` | where the model's parts are on the emulated device |
 | `POST /tokenize`, `POST /detokenize` | text to token ids and back |

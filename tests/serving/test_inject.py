@@ -1,0 +1,189 @@
+"""Faults on request, as clients meet them over real sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import openai
+import pytest
+
+from corepipe.serving.faults import KINDS
+from tests.serving.http_support import FakeEngine, running, saying
+
+BODY = {"model": "tiny", "prompt": "Hi there", "max_tokens": 30}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30}
+
+
+def faulty(inject, **more):
+    return running(FakeEngine(saying("Hello world. ", pause=0.001)), inject=inject, **more)
+
+
+def ask(url, **fields):
+    return httpx.post(url + "/v1/completions", json=BODY | fields)
+
+
+def counted(url):
+    lines = [
+        line for line in httpx.get(url + "/metrics").text.splitlines() if "injected_faults_total{" in line
+    ]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines if not line.endswith(" 0.0")}
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
+def test_a_status_is_answered_in_the_usual_shape(status):
+    with faulty(f"{status}:100%") as url:
+        answer = ask(url)
+        assert answer.status_code == status
+        assert answer.headers["x-corepipe-injected"] == str(status)
+        assert ("retry-after" in answer.headers) == (status in (429, 503))
+        assert "injected" in answer.json()["error"]["message"]
+        assert counted(url) == {str(status): 1}
+
+
+def test_only_generation_meets_faults():
+    with faulty("500:100%") as url:
+        paths = ("/health", "/health/live", "/ping", "/v1/models", "/metrics", "/metrics/neuron", "/version")
+        assert {httpx.get(url + path).status_code for path in paths} == {200}
+        assert httpx.post(url + "/tokenize", json={"prompt": "Hi"}).status_code == 200
+        assert httpx.get(url + "/v1/completions").status_code == 405
+        assert counted(url) == {}
+        paths = ("/v1/completions", "/v1/chat/completions", "/invocations")
+        assert {httpx.post(url + path, json=CHAT).status_code for path in paths} == {500}
+        assert counted(url) == {"500": 3}
+
+
+def test_strangers_are_refused_first():
+    with faulty("500:100%", api_keys=("secret",), inject_with_keys=True) as url:
+        assert ask(url).status_code == 401
+        assert counted_with_key(url) == 0
+
+
+def counted_with_key(url):
+    answer = httpx.get(url + "/metrics", headers={"authorization": "Bearer secret"})
+    assert answer.status_code == 200
+    lines = [line for line in answer.text.splitlines() if "injected_faults_total{" in line]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def test_a_slow_answer_is_whole():
+    with faulty("slow:100%@200ms") as url:
+        began = time.monotonic()
+        answer = ask(url)
+        assert time.monotonic() - began > 0.2
+        assert answer.json()["usage"]["completion_tokens"] == 30
+        assert answer.headers["x-corepipe-injected"] == "slow"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stalled_answer_is_whole(stream):
+    with faulty("stall:100%@200ms") as url:
+        began = time.monotonic()
+        with httpx.stream("POST", url + "/v1/completions", json=BODY | {"stream": stream}) as answer:
+            times = [(time.monotonic() - began, line) for line in answer.iter_lines()]
+        assert times[-1][0] > 0.2
+        if stream:
+            assert times[0][0] < 0.2
+            assert "data: [DONE]" in [line for _, line in times]
+
+
+@pytest.mark.parametrize("tokens", [1, 30])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cut_answer_breaks_off(stream, tokens, capfd):
+    with faulty("cut-stream:100%") as url:
+        body = BODY | {"stream": stream, "max_tokens": tokens}
+        lines = []
+        with httpx.stream("POST", url + "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["x-corepipe-injected"] == "cut-stream"
+            with pytest.raises(httpx.RemoteProtocolError):
+                lines.extend(answer.iter_lines())
+        assert "data: [DONE]" not in lines
+        if stream and tokens > 1:
+            assert len([line for line in lines if line.startswith("data: ")]) >= 2
+    assert "ASGI" not in capfd.readouterr().err
+
+
+def test_a_cut_answer_is_aborted():
+    engine = FakeEngine(saying("on and on ", pause=0.01))
+    with running(engine, inject="cut-stream:100%") as url:
+        with pytest.raises(httpx.RemoteProtocolError):
+            ask(url, stream=True, max_tokens=200)
+        while not engine.aborted:
+            time.sleep(0.01)
+
+
+def test_a_dropped_connection_has_no_answer(capfd):
+    with faulty("drop-connection:100%") as url:
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            ask(url)
+        assert counted(url) == {"drop-connection": 1}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_a_garbled_answer_does_not_parse(tokens):
+    with faulty("garbled:100%") as url:
+        answer = ask(url, max_tokens=tokens)
+        assert answer.status_code == 200
+        assert int(answer.headers["content-length"]) == len(answer.content)
+        with pytest.raises(json.JSONDecodeError):
+            answer.json()
+        lines = [
+            line.removeprefix("data: ")
+            for line in ask(url, max_tokens=tokens, stream=True).text.split("\n\n")
+        ]
+        assert [line for line in lines if line and line != "[DONE]" and not parses(line)]
+
+
+def parses(text):
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
+
+
+def test_every_kind_does_something():
+    for kind in KINDS:
+        time = "@10ms" if kind in ("slow", "stall") else ""
+        with faulty(f"{kind}:100%{time}") as url:
+            try:
+                answer = ask(url)
+                assert answer.headers["x-corepipe-injected"] == kind
+            except httpx.TransportError:
+                assert kind in ("cut-stream", "drop-connection")
+
+
+def test_the_openai_client_retries_through_429s():
+    """Half of the requests are refused; with 8 retries each is answered in the end."""
+    with faulty("429:50%") as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=8)
+        refused = 0
+        for _ in range(3):
+            raw = client.chat.completions.with_raw_response.create(**CHAT)
+            assert raw.parse().choices[0].message.content
+            refused += raw.retries_taken
+        assert counted(url).get("429", 0) == refused > 0
+
+
+def test_the_openai_client_gives_up_in_the_end():
+    with faulty("429:100%") as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.RateLimitError, match="injected"):
+            client.chat.completions.create(**CHAT)
+
+
+def test_the_openai_client_sees_a_cut_stream():
+    with faulty("cut-stream:100%") as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+        pieces = []
+        with pytest.raises(openai.APIConnectionError):
+            pieces.extend(client.chat.completions.create(**CHAT, stream=True))
+        assert pieces
+
+
+def test_without_faults_nothing_is_there():
+    with running(FakeEngine()) as url:
+        assert "x-corepipe-injected" not in ask(url).headers
