@@ -85,6 +85,14 @@ ShutdownTimeout = Annotated[
         max=86_400,
     ),
 ]
+TracesEndpoint = Annotated[
+    str | None,
+    _option(
+        "--otlp-traces-endpoint",
+        help="Send OpenTelemetry traces there, by OTLP over HTTP; needs corepipe\\[tracing].",
+        panel=SERVER,
+    ),
+]
 Inject = Annotated[
     str | None,
     _option(

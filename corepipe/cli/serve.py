@@ -27,6 +27,7 @@ def serve(
     chat_template: options.ChatTemplate = None,
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
+    otlp_traces_endpoint: options.TracesEndpoint = None,
     inject: options.Inject = None,
     inject_with_keys: options.InjectWithKeys = False,
     dtype: options.Format = options.Dtype.INT8,

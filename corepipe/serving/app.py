@@ -100,9 +100,24 @@ def create_app(
     if server.inject:
         faults = InjectedFaults(service.metrics.registry)
         app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
+    app.state.close = _trace(app, server, engine, version)
     app.add_middleware(Guard, config=server)
     app.add_middleware(Traffic, metrics=HttpMetrics(service.metrics.registry, PATHS))
     return app
+
+
+def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
+    """Traces requests where they are to be traced; what to call at the end.  Raises UserError."""
+    if server.otlp_traces_endpoint is None:
+        return _nothing
+    try:
+        from corepipe.serving.tracing import Traces, Tracing  # noqa: PLC0415 -- optional, and heavy
+    except ImportError as error:
+        message = f"--otlp-traces-endpoint: {error.name} is missing; pip install 'corepipe[tracing]'"
+        raise UserError(message, "otlp_traces_endpoint") from error
+    traces = Traces(server.otlp_traces_endpoint, engine, version)
+    app.add_middleware(Tracing, traces=traces)
+    return traces.close
 
 
 def run_server(app: FastAPI, server: ServerConfig) -> None:
@@ -194,15 +209,22 @@ class Server(uvicorn.Server):
 
 
 def _nothing() -> None:
-    """What ends late answers where nobody runs the server through `serve`."""
+    """What ends late answers where nobody runs the server through `serve`, and traces where none are made."""
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
-    if service.ready is not None:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, app.state.close)
+        if service.ready is None:
+            await stack.enter_async_context(_started(service))
         yield
-        return
+
+
+@asynccontextmanager
+async def _started(service: Service) -> AsyncIterator[None]:
+    """The engine starts beside the open port, and is closed at the end."""
     start = asyncio.create_task(service.start())
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -72,8 +73,19 @@ class ServerConfig(_Config):
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     chat_template: str | None = None
     verify: bool = False
+    otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()
     inject_with_keys: bool = Field(default=False, validate_default=True)
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _is_otlp_over_http(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 4317:
+            raise ValueError(f"{url}: give the collector's OTLP/HTTP URL, as http://localhost:4318/v1/traces")
+        return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
     @field_validator("inject", mode="before")
     @classmethod

@@ -57,7 +57,7 @@ def _fault(text: str) -> Fault:
         raise ValueError(f"{text!r} is no fault; write KIND:SHARE%, such as 429:5% or slow:2%@500ms")
     kind, percent, time, unit = found.groups()
     if kind not in KINDS:
-        near = get_close_matches(kind, KINDS, 1, 0.5)
+        near = get_close_matches(kind, KINDS, 1, 0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
         raise ValueError(f"no fault is called {kind!r}; {hint}")
     if time is not None and kind not in SECONDS:

@@ -60,7 +60,8 @@ class Histogram:
 class Finished:
     """One sequence that has ended.  `last` is the engine's last word, if it came: times, preemptions, device.
 
-    `decoding_seconds` is the time from the first token to the last as the server saw them.
+    `first_token_seconds` and `decoding_seconds` are the times to the first token, and from it to the last, as
+    the server saw them.
     """
 
     reason: str
@@ -70,6 +71,7 @@ class Finished:
     max_tokens: int
     n: int
     seconds: float
+    first_token_seconds: float | None
     decoding_seconds: float | None
     last: Output | None
 

@@ -12,7 +12,7 @@ from corepipe.serving.http_errors import invalid
 from corepipe.serving.limits import read_body
 from corepipe.serving.protocol import NEUTRAL_CHAT, ChatRequest, check_combination, parse
 from corepipe.serving.routes.choice import Prompt
-from corepipe.serving.routes.generation import Generation, Plan, wants_device_metrics
+from corepipe.serving.routes.generation import TRACE, Generation, Plan, wants_device_metrics
 from corepipe.serving.routes.rendering import ChatShape
 from corepipe.serving.routes.service import Service
 
@@ -40,6 +40,7 @@ class Chat:
             max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=request.top_logprobs if request.logprobs else None,
             device_metrics=wants_device_metrics(request, scope),
+            trace=scope.get(TRACE),
         )
         await Generation(service, plan, arrival).answer(receive, send)
 

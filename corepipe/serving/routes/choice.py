@@ -92,6 +92,7 @@ class Choice:
             max_tokens=self.submit.max_tokens,
             n=n,
             seconds=perf_counter() - arrival,
+            first_token_seconds=None if first is None else first - arrival,
             decoding_seconds=None if first is None else self._last_at - first,
             last=self.last,
         )

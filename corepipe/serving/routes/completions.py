@@ -17,7 +17,7 @@ from corepipe.serving.protocol import (
     parse,
 )
 from corepipe.serving.routes.choice import Prompt
-from corepipe.serving.routes.generation import Generation, Plan, wants_device_metrics
+from corepipe.serving.routes.generation import TRACE, Generation, Plan, wants_device_metrics
 from corepipe.serving.routes.rendering import CompletionShape
 from corepipe.serving.routes.service import Service
 
@@ -49,6 +49,7 @@ class Completions:
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
             device_metrics=wants_device_metrics(request, scope),
+            trace=scope.get(TRACE),
         )
         await Generation(service, plan, arrival).answer(receive, send)
 

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from corepipe.serving.http_errors import ApiError, internal, invalid, unavailable
 from corepipe.serving.messages import Output, Submit
+from corepipe.serving.metrics import Finished
 from corepipe.serving.protocol import GenerationRequest, sampling
 from corepipe.serving.routes.choice import Choice, Delta, Prompt
 from corepipe.serving.routes.rendering import (
@@ -35,6 +36,18 @@ _SSE_HEADERS = [
 ]
 
 
+TRACE = "corepipe.trace"
+"""Where the scope of a request that is traced has its Trace."""
+
+
+class Trace(Protocol):
+    """Who is told how an answer went; `tracing.Trace`."""
+
+    def answered(
+        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A request made ready: what to compute and how to write it.
@@ -53,6 +66,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     device_metrics: bool = False
+    trace: Trace | None = None
 
 
 class Generation:
@@ -214,10 +228,15 @@ class Generation:
         return device_fields(self._service.engine.instance, times)
 
     def _settle(self) -> None:
-        """Tell the metrics how each choice ended."""
+        """Tell the metrics, and the trace if there is one, how each choice ended."""
+        plan, parts = self._plan, []
         for choice in self._choices:
             reason = choice.ending.finish_reason if choice.ending else "abort"
-            self._service.metrics.finish(choice.finished(reason, self._plan.request.n, self._arrival))
+            parts.append(choice.finished(reason, plan.request.n, self._arrival))
+            self._service.metrics.finish(parts[-1])
+        if plan.trace is not None:
+            operation = "chat" if plan.source == "messages" else "text_completion"
+            plan.trace.answered(operation, plan.request, self._envelope.id, parts)
 
 
 class News(Protocol):
