@@ -17,12 +17,14 @@ from corepipe.__main__ import INTERRUPTED
 from corepipe.cli.bench import bench
 from corepipe.cli.fit import fit
 from corepipe.cli.ls import ls
+from corepipe.cli.monitor import monitor
 from corepipe.cli.plan import plan
 from corepipe.cli.predict import predict
 from corepipe.cli.profile import profile
 from corepipe.cli.pull import pull
 from corepipe.cli.serve import serve
 from corepipe.cli.simulate import simulate
+from corepipe.cli.top import top
 from corepipe.cli.validate import validate
 from corepipe.errors import UserError, shown
 
@@ -57,6 +59,8 @@ app.command()(serve)
 app.command()(bench)
 app.command()(simulate)
 app.command()(ls)
+app.command()(top)
+app.command()(monitor)
 app.command()(plan)
 app.command()(profile)
 app.command()(pull)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -26,6 +29,33 @@ def errors() -> Console:
 def print_json(result: object) -> None:
     """A command's result for machines, on stdout."""
     typer.echo(json.dumps(result, indent=2))
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Runs the body until Ctrl-C or SIGTERM, which end it as if that were its end."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def seconds(flag: str, text: str | None) -> float | None:
+    """Reads 500ms or 0.5s; None stays None.  Raises UserError for anything else."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)", text.strip())
+    found = float(match[1]) / (1e3 if match[2] == "ms" else 1) if match else 0.0
+    if not found > 0:
+        raise UserError(f"{flag} {text}: give a time with its unit, as 500ms or 0.5s", flag.lstrip("-"))
+    return found
 
 
 def check_writable(flag: str, path: Path | None) -> None:

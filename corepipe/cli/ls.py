@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from corepipe.cli import options
 from corepipe.cli.common import errors, print_json
 from corepipe.errors import UserError
 from corepipe.neuron import catalog
 from corepipe.neuron.ls import as_json, table
 
-LOCAL_SERVER = "http://127.0.0.1:8000"
 DEFAULT_INSTANCE = "inf2.xlarge"
 
 
@@ -25,17 +25,16 @@ def ls(
         str | None, typer.Option("--instance", help="Show this instance size instead of a server's.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help=f"A running server; by default {LOCAL_SERVER} if one answers.")
+        str | None,
+        typer.Option("--url", help=f"A running server; by default {options.LOCAL_SERVER} if one answers."),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="COREPIPE_API_KEY", help="The server's API key.")
-    ] = None,
+    api_key: options.ApiKey = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show emulated Neuron devices as neuron-ls does, and what a running server placed on them."""
     placement = None if instance else _placement(url, api_key)
     if placement is None and instance is None:
-        errors().print(f"no server at {LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
+        errors().print(f"no server at {options.LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
     shown = catalog.instance(placement["instance"] if placement else instance or DEFAULT_INSTANCE)
     if as_json_:
         devices = json.loads(as_json(shown))
@@ -52,7 +51,7 @@ def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
+        answer = httpx.get(f"{url or options.LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
         answer.raise_for_status()
         placement: dict[str, Any] = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:

@@ -37,6 +37,10 @@ class PolicyChoice(StrEnum):
     SEGREGATED = "segregated"
 
 
+LOCAL_SERVER = "http://127.0.0.1:8000"
+"""Where a server is that was started without flags."""
+
+
 def _option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
@@ -57,6 +61,10 @@ ApiKeys = Annotated[
     _option(
         "--api-key", help="Key that clients must send (repeatable).", panel=SERVER, envvar="COREPIPE_API_KEY"
     ),
+]
+ServerUrl = Annotated[str, typer.Argument(help="Of a running server.")]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="COREPIPE_API_KEY", help="The server's API key.")
 ]
 Insecure = Annotated[
     bool, _option("--insecure", help="Listen beyond loopback without API keys.", panel=SERVER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from prometheus_client import CollectorRegistry
@@ -60,7 +60,7 @@ class NeuronMetrics(Collector):
         self._cores: list[Mapping[str, int]] = []
         self._latest: dict[int, Stats] = {}
         self._histories: dict[int, History[Stats]] = {}
-        self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
         self._labels = {
             "instance_name": "corepipe",
             "instance_id": f"emulated-{socket.gethostname()}",
@@ -87,7 +87,7 @@ class NeuronMetrics(Collector):
             history.clear()
         self._latest[stats.replica] = stats
         history.add(now, stats)
-        self._steps.extend((now, in_all) for _, in_all in stats.step_seconds)
+        self._steps.extend((now, *seconds) for seconds in stats.step_seconds)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) in the exposition format that `accept` prefers."""
@@ -150,17 +150,19 @@ class NeuronMetrics(Collector):
         yield self._counter("execution_errors", "Executions that failed.", "error_type", ERRORS, {})
         done = {"completed": sum(stats.steps for stats in self._latest.values())}
         yield self._counter("execution_status", "Executions by outcome.", "status_type", STATUSES, done)
-        family = self._gauge(
-            "execution_latency_seconds",
-            "From the scheduler's hand to the tokens, of the executions of the last seconds.",
-            "percentile",
-        )
         since = self._now() - WINDOW_SECONDS
-        seconds = sorted(in_all for at, in_all in self._steps if at > since)
+        recent = [(on_device, in_all) for at, on_device, in_all in self._steps if at > since]
+        what = "Of the executions of the last seconds, from the scheduler's hand to the tokens."
+        yield self._latency("execution_latency_seconds", what, sorted(in_all for _, in_all in recent))
+        name, what = "corepipe_execution_device_latency_seconds", "Of the same executions, on the device."
+        yield self._latency(name, what, sorted(on_device for on_device, _ in recent))
+
+    def _latency(self, name: str, what: str, seconds: Sequence[float]) -> Metric:
+        family = self._gauge(name, what, "percentile")
         for percentile in PERCENTILES if seconds else ():
             value = seconds[round(percentile / 100 * (len(seconds) - 1))]
             family.add_metric((*self._runtime.values(), f"p{percentile}"), value)
-        yield family
+        return family
 
     def _host(self) -> Iterator[Metric]:
         usage = self._usage.read(self._now())

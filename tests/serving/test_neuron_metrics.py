@@ -130,6 +130,7 @@ def test_latencies_are_of_the_last_seconds():
     made.take(replace(STATS, step_seconds=[(0.1, at / 100) for at in range(101)]))
     told = values(made, "execution_latency_seconds", "percentile")
     assert told == {"p0": 0, "p1": 0.01, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p99": 0.99, "p100": 1.0}
+    assert set(values(made, "corepipe_execution_device_latency_seconds", "percentile").values()) == {0.1}
     clock.now += 6
     assert values(made, "execution_latency_seconds", "percentile") == {}
 

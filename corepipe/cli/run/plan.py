@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, print_json, progress_bar
+from corepipe.cli.common import errors, print_json, progress_bar, seconds
 from corepipe.cli.plan import Emit
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -87,8 +86,8 @@ def _demand(given: Mapping[str, Any]) -> Demand:
         Lengths.parse(given["input_len"], "input-len"),
         Lengths.parse(given["output_len"], "output-len"),
         Objectives(
-            _seconds("--ttft", given["ttft"]),
-            _seconds("--tpot", given["tpot"]),
+            seconds("--ttft", given["ttft"]),
+            seconds("--tpot", given["tpot"]),
             given["percentile"],
             _rate(given["rate"]),
         ),
@@ -122,17 +121,6 @@ def _rate(rate: float) -> float:
     if not 0 < rate < inf:
         raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
     return rate
-
-
-def _seconds(flag: str, text: str | None) -> float | None:
-    """Reads 500ms or 0.5s.  Raises UserError for anything else."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)", text.strip())
-    seconds = float(match[1]) / (1e3 if match[2] == "ms" else 1) if match else 0.0
-    if not seconds > 0:
-        raise UserError(f"{flag} {text}: give a time with its unit, as 500ms or 0.5s", flag.lstrip("-"))
-    return seconds
 
 
 def _console() -> Console:

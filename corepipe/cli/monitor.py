@@ -1,0 +1,23 @@
+"""`corepipe monitor`: a running server's emulated devices, as neuron-monitor tells of real ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from corepipe.cli import options
+
+Period = Annotated[str, typer.Option("--period", help="Time between two lines, as 5s or 500ms.")]
+
+
+def monitor(
+    url: options.ServerUrl = options.LOCAL_SERVER, api_key: options.ApiKey = None, period: Period = "5s"
+) -> None:
+    """Print a JSON document a line about a running server's emulated devices, as neuron-monitor does.
+
+    It goes on until it is interrupted, or its reader leaves.
+    """
+    from corepipe.cli.run.monitor import run  # noqa: PLC0415 -- heavy: the other commands do without
+
+    run(url, api_key, period)

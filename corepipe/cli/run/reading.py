@@ -1,0 +1,219 @@
+"""What a running server tells of itself, read twice: what happened in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.tables import ENGINES
+
+TIMEOUT_SECONDS = 5.0
+
+Labels = Mapping[str, str]
+
+
+class UnreachableError(Exception):
+    """The server does not answer, or not as a corepipe server does; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All series of a server at a moment; `at` is in seconds of this process's clock."""
+
+    at: float
+    series: Mapping[str, Sequence[tuple[Labels, float]]]
+
+    def values(self, name: str, **labels: str) -> Iterator[tuple[Labels, float]]:
+        """The series of this name that have these labels."""
+        wanted = labels.items()
+        return ((have, value) for have, value in self.series.get(name, ()) if wanted <= have.items())
+
+    def total(self, name: str, **labels: str) -> float:
+        """Their sum; 0 where there is none."""
+        return sum(value for _, value in self.values(name, **labels))
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Their values by a label."""
+        return {have[label]: value for have, value in self.values(name, **labels)}
+
+
+class Server:
+    """A running server.  `url` may leave out the scheme, and may end in /v1 as clients write it."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
+
+    def deployment(self) -> Deployment:
+        """What is served where.  Raises UserError where no corepipe server with an engine answers."""
+        try:
+            return Deployment(self._get("/v1/placement").json())
+        except (UnreachableError, ValueError) as error:
+            raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
+
+    def read(self) -> Reading:
+        """All series now.  Raises UnreachableError."""
+        series: dict[str, list[tuple[Labels, float]]] = {}
+        for path in ("/metrics", "/metrics/neuron"):
+            for family in text_string_to_metric_families(self._get(path).text):
+                for sample in family.samples:
+                    series.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return Reading(time.monotonic(), series)
+
+    def _get(self, path: str) -> httpx.Response:
+        try:
+            answer = self._client.get(self.url + path)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnreachableError(str(error) or type(error).__name__) from error
+        if answer.status_code == 401:
+            raise UnreachableError("it wants an API key: --api-key, or COREPIPE_API_KEY")
+        if answer.status_code != 200:
+            raise UnreachableError(f"{path} is answered with {answer.status_code}")
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """One emulated core over a while: shares are of the emulated time, rates are for each second of it.
+
+    `memory` has the bytes of its parts, as the placement names them.
+    """
+
+    core: int
+    busy: float
+    engines: Mapping[str, float]
+    flops: float
+    memory_traffic: float
+    memory: Mapping[str, int]
+
+
+class Deployment:
+    """What /v1/placement says, and the instance that it names.  Raises ValueError for anything else."""
+
+    def __init__(self, placement: Mapping[str, Any]) -> None:
+        try:
+            self.model: str = placement["model"]
+            self.timed: str = placement["timing_model"] or self.model
+            self.format: str = placement["format"]
+            self.paced: bool = placement["clock"] == "device"
+            self.time_scale: float = placement["time_scale"]
+            self._cores: Sequence[Mapping[str, int]] = [core["memory_bytes"] for core in placement["cores"]]
+            found = find_instance(placement["instance"])
+            self.instance: Instance = found.with_lnc(placement["logical_neuroncore_config"])
+        except (KeyError, TypeError, UserError) as error:
+            raise ValueError(f"its placement is not one that this version reads: {error}") from error
+
+    def memory(self, core: int) -> Mapping[str, int]:
+        """Bytes that a core of the deployment holds, by what they are."""
+        return self._cores[core % len(self._cores)]
+
+    @property
+    def cores(self) -> int:
+        """Cores of a replica."""
+        return len(self._cores)
+
+
+class Between:
+    """What happened between two readings.  Counters that have started anew count from 0."""
+
+    def __init__(self, before: Reading, after: Reading, deployment: Deployment) -> None:
+        self._before = before
+        self.after = after
+        self._deployment = deployment
+        self.seconds = after.at - before.at
+
+    def count(self, name: str, **labels: str) -> float:
+        """How far counters have gone on."""
+        return _gone_on(self._before.total(name, **labels), self.after.total(name, **labels))
+
+    def rate(self, name: str, **labels: str) -> float:
+        """... in a second."""
+        return self.count(name, **labels) / self.seconds if self.seconds > 0 else 0.0
+
+    def ratio(self, name: str, of: str) -> float | None:
+        """... for each of another counter's; None where that stands still."""
+        whole = self.count(of)
+        return self.count(name) / whole if whole else None
+
+    def quantile(self, histogram: str, share: float) -> float | None:
+        """Of what a histogram has taken in; None where that is nothing.  Linear within a bucket."""
+        ends = sorted({float(have["le"]) for have, _ in self.after.values(f"{histogram}_bucket")})
+        counts = [self.count(f"{histogram}_bucket", le=_bound(end)) for end in ends]
+        if not counts or counts[-1] <= 0:
+            return None
+        rank, low, below = share * counts[-1], 0.0, 0.0
+        for end, count in zip(ends, counts, strict=True):
+            if count >= rank:
+                inside = (rank - below) / (count - below) if count > below else 0.0
+                return low if end == inf else low + (end - low) * inside
+            low, below = end, count
+        return low
+
+    @cached_property
+    def cores(self) -> list[CoreUse]:
+        """The cores in use."""
+        return [
+            self._core(replica, core, at * self._deployment.cores + core)
+            for at, replica in enumerate(self._replicas)
+            for core in range(self._deployment.cores)
+        ]
+
+    @property
+    def emulated_seconds(self) -> float:
+        """Of the replica that has worked longest."""
+        return max(map(self._passed, self._replicas), default=0.0)
+
+    @property
+    def _replicas(self) -> list[str]:
+        return sorted(
+            (have["engine"] for have, _ in self.after.values("corepipe_device_seconds_total")), key=int
+        )
+
+    def _core(self, replica: str, core: int, number: int) -> CoreUse:
+        labels = {"engine": replica, "core": str(core)}
+        passed = self._passed(replica)
+
+        def share(name: str, **more: str) -> float:
+            return self.count(name, **labels, **more) / passed if passed > 0 else 0.0
+
+        return CoreUse(
+            core=number,
+            busy=min(1.0, share("corepipe_core_busy_seconds_total")),
+            engines={
+                unit: min(1.0, share("corepipe_core_engine_busy_seconds_total", unit=unit))
+                for unit in ENGINES
+            },
+            flops=share("corepipe_core_flops_total"),
+            memory_traffic=share("corepipe_core_memory_traffic_bytes_total"),
+            memory=self._deployment.memory(core),
+        )
+
+    def _passed(self, replica: str) -> float:
+        """Emulated seconds: under the host clock they pass only while there is work."""
+        if self._deployment.paced:
+            return self.seconds / self._deployment.time_scale
+        return self.count("corepipe_device_seconds_total", engine=replica)
+
+
+def _gone_on(before: float, after: float) -> float:
+    return after - before if after >= before else after
+
+
+def _bound(end: float) -> str:
+    """As the server writes a bucket's bound."""
+    return "+Inf" if end == inf else str(end)

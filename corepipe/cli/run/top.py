@@ -1,0 +1,91 @@
+"""What `corepipe top` does: a picture of a running server, again and again, on a spare screen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.live import Live
+
+from corepipe.cli.common import seconds, until_interrupted
+from corepipe.cli.run.picture import Picture
+from corepipe.cli.run.reading import Between, Deployment, Reading, Server, UnreachableError
+from corepipe.serving.history import History
+
+QUIT = frozenset("qQ")
+
+
+def run(url: str, api_key: str | None, interval: str) -> None:
+    """Shows pictures until q, Ctrl-C or SIGTERM.  Raises UserError where no server answers at the start."""
+    wait = seconds("--interval", interval) or 0.0
+    console = Console(highlight=False)
+    with contextlib.closing(Server(url, api_key)) as server, until_interrupted():
+        view = View(server)
+        view.look()
+        if not console.is_terminal:
+            time.sleep(wait)
+            console.print(view.look(), soft_wrap=True)
+            return
+        with _keys() as pressed, Live(view.look(), console=console, screen=True, auto_refresh=False) as live:
+            while not pressed(wait):
+                live.update(view.look(console.height), refresh=True)
+
+
+class View:
+    """The last seconds of a server as a picture.  A server that is gone for a while is waited for."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._deployment: Deployment = server.deployment()
+        self._history: History[Reading] = History()
+
+    def look(self, height: int | None = None) -> Picture:
+        """The picture of now, of at most `height` lines."""
+        problem = ""
+        try:
+            reading = self._server.read()
+            self._history.add(reading.at, reading)
+        except UnreachableError as error:
+            problem = str(error)
+        change = self._history.change(time.monotonic())
+        between = None if change is None else Between(change.before, change.after, self._deployment)
+        return Picture(self._server.url, self._deployment, between, height, problem)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yields `pressed(seconds)`: waits so long, or until q is pressed, and says whether it was.
+
+    Meanwhile the terminal gives keys at once and does not show them.
+    """
+    fd = sys.stdin.fileno()
+    if not os.isatty(fd):
+        yield _slept
+        return
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield _pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _slept(wait: float) -> bool:
+    time.sleep(wait)
+    return False
+
+
+def _pressed(wait: float) -> bool:
+    fd, until = sys.stdin.fileno(), time.monotonic() + wait
+    while select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
+        keys = os.read(fd, 64).decode(errors="replace")
+        if not keys or not QUIT.isdisjoint(keys):
+            return True
+    return False

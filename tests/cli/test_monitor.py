@@ -1,0 +1,280 @@
+"""`corepipe monitor` of a real server: neuron-monitor's schema, a line a period."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from corepipe.cli.run.monitor import document
+from corepipe.cli.run.reading import Between, Deployment, Reading
+from tests.cli.test_reading import PLACED, PLACEMENT
+from tests.servers import TINY, Served, command, run, served
+from tests.serving.http_support import FakeEngine, running
+
+USAGE = dict.fromkeys(("user", "nice", "system", "idle", "io_wait", "irq", "soft_irq"), 0.0)
+PERCENTILES = dict.fromkeys(("p0", "p1", "p25", "p50", "p75", "p99", "p100"), 0.0)
+CORE_MEMORY = dict.fromkeys(
+    ("constants", "model_code", "model_shared_scratchpad", "runtime_memory", "tensors"), 0
+)
+SCHEMA = {
+    "emulated": True,
+    "neuron_runtime_data": [
+        {
+            "pid": 0,
+            "address": "",
+            "neuron_runtime_tag": "",
+            "error": "",
+            "report": {
+                "neuroncore_counters": {
+                    "period": 0.0,
+                    "neuroncores_in_use": {"0": {"neuroncore_utilization": 0.0, "flops": 0}},
+                    "error": "",
+                },
+                "execution_stats": {
+                    "period": 0.0,
+                    "error_summary": dict.fromkeys(
+                        ("generic", "numerical", "transient", "model", "runtime", "hardware"), 0
+                    ),
+                    "execution_summary": dict.fromkeys(
+                        (
+                            "completed",
+                            "completed_with_err",
+                            "completed_with_num_err",
+                            "timed_out",
+                            "incorrect_input",
+                            "failed_to_queue",
+                        ),
+                        0,
+                    ),
+                    "latency_stats": {"total_latency": PERCENTILES, "device_latency": PERCENTILES},
+                    "error": "",
+                },
+                "memory_used": {
+                    "period": 0.0,
+                    "neuron_runtime_used_bytes": {
+                        "host": 0,
+                        "neuron_device": 0,
+                        "usage_breakdown": {
+                            "host": dict.fromkeys(
+                                ("application_memory", "constants", "dma_buffers", "tensors"), 0
+                            ),
+                            "neuroncore_memory_usage": {"0": CORE_MEMORY},
+                        },
+                    },
+                    "loaded_models": [
+                        {
+                            "name": "",
+                            "uuid": "",
+                            "model_id": 0,
+                            "is_running": True,
+                            "subgraphs": {
+                                "sg_00": {
+                                    "memory_used_bytes": {
+                                        "host": 0,
+                                        "neuron_device": 0,
+                                        "usage_breakdown": {
+                                            "host": {},
+                                            "neuron_device": dict.fromkeys(
+                                                ("constants", "model_code", "runtime_memory", "tensors"), 0
+                                            ),
+                                        },
+                                    },
+                                    "neuroncore_index": 0,
+                                    "neuron_device_index": 0,
+                                }
+                            },
+                        }
+                    ],
+                    "error": "",
+                },
+                "neuron_runtime_vcpu_usage": {
+                    "period": 0.0,
+                    "vcpu_usage": {"user": 0.0, "system": 0.0},
+                    "error": "",
+                },
+            },
+        }
+    ],
+    "system_data": {
+        "neuron_hw_counters": {
+            "period": 0.0,
+            "neuron_devices": [
+                {
+                    "neuron_device_index": 0,
+                    "mem_ecc_corrected": 0,
+                    "mem_ecc_uncorrected": 0,
+                    "sram_ecc_uncorrected": 0,
+                    "sram_ecc_corrected": 0,
+                }
+            ],
+            "error": "",
+        },
+        "vcpu_usage": {
+            "period": 0.0,
+            "average_usage": USAGE,
+            "usage_data": {"0": USAGE},
+            "context_switch_count": 0,
+            "error": "",
+        },
+        "memory_info": {
+            "period": 0.0,
+            "memory_total_bytes": 0,
+            "memory_used_bytes": 0,
+            "swap_total_bytes": 0,
+            "swap_used_bytes": 0,
+            "error": "",
+        },
+    },
+    "instance_info": dict.fromkeys(
+        (
+            "instance_name",
+            "instance_id",
+            "instance_type",
+            "instance_availability_zone",
+            "instance_availability_zone_id",
+            "instance_region",
+            "ami_id",
+            "subnet_id",
+            "error",
+        ),
+        "",
+    ),
+    "neuron_hardware_info": {
+        "neuron_device_type": "",
+        "neuron_device_version": "",
+        "neuroncore_version": "",
+        "neuron_device_count": 0,
+        "neuron_device_memory_size": 0,
+        "neuroncore_per_device_count": 0,
+        "logical_neuroncore_config": 0,
+        "error": "",
+    },
+}
+"""The user guide's document (neuron-monitor-user-guide.rst), by the types of its values; the optional
+`neuron_k8s_info` is not there."""
+
+
+def same_shape(found, expected, where="") -> None:
+    """Objects with a number for a key, and lists, are as many as there are."""
+    if isinstance(expected, dict) and set(expected) == {"0"}:
+        assert all(key.isdigit() for key in found), where
+        for key, value in found.items():
+            same_shape(value, expected["0"], f"{where}.{key}")
+    elif isinstance(expected, dict):
+        assert set(found) == set(expected), where
+        for key, value in expected.items():
+            same_shape(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert found, where
+        for value in found:
+            same_shape(value, expected[0], where)
+    elif isinstance(expected, float):
+        assert isinstance(found, int | float), where
+    else:
+        assert type(found) is type(expected), where
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(TINY, "--instance", "trn2.3xlarge", "--served-model-name", "tiny") as server:
+        yield server
+
+
+@contextmanager
+def monitoring(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command("monitor", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(server: Served) -> None:
+    body = {"model": "tiny", "prompt": "Hi there", "max_tokens": 100, "ignore_eos": True}
+    assert server.post("/v1/completions", json=body).status_code == 200
+
+
+def next_line(process: subprocess.Popen[str]):
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_lines_are_neuron_monitors(server: Served) -> None:
+    with monitoring(server.url, "--period", "300ms") as monitor:
+        next_line(monitor)
+        ask(server)
+        documents = [next_line(monitor), next_line(monitor), next_line(monitor)]
+        monitor.send_signal(signal.SIGINT)
+        assert monitor.wait(10) == 0
+        assert monitor.stderr is not None
+        assert monitor.stderr.read() == ""
+    reports = [document["neuron_runtime_data"][0]["report"] for document in documents]
+    assert sum(r["execution_stats"]["execution_summary"]["completed"] for r in reports) == 100
+    busy = [
+        d
+        for d, r in zip(documents, reports, strict=True)
+        if r["execution_stats"]["execution_summary"]["completed"]
+    ]
+    expected = json.loads(json.dumps(SCHEMA))
+    cores = expected["neuron_runtime_data"][0]["report"]["neuroncore_counters"]["neuroncores_in_use"]
+    cores["0"]["v3d"] = {f"nc_v3.{part}": {"neuroncore_utilization": 0.0} for part in (0, 1)}
+    same_shape(busy[0], expected)
+    (core,) = busy[0]["neuron_runtime_data"][0]["report"]["neuroncore_counters"][
+        "neuroncores_in_use"
+    ].values()
+    assert 50 < core["neuroncore_utilization"] <= 100
+    assert core["flops"] > 0
+    assert busy[0]["instance_info"]["instance_type"] == "trn2.3xlarge"
+    hardware = busy[0]["neuron_hardware_info"]
+    assert (hardware["neuron_device_type"], hardware["neuron_device_version"]) == ("trainium2", "v4")
+    assert (hardware["neuroncore_version"], hardware["logical_neuroncore_config"]) == ("v3d", 2)
+
+
+def test_an_idle_server_has_no_latencies() -> None:
+    deployment = Deployment(PLACEMENT)
+    told = document(Between(Reading(0.0, {}), Reading(5.0, {}), deployment), deployment)
+    stats = told["neuron_runtime_data"][0]["report"]["execution_stats"]
+    assert stats["latency_stats"] == {"total_latency": None, "device_latency": None}
+    assert stats["period"] == 5.0
+
+
+def test_a_reader_that_leaves_ends_it(server: Served) -> None:
+    with monitoring(server.url, "--period", "50ms") as monitor:
+        next_line(monitor)
+        assert monitor.stdout is not None
+        monitor.stdout.close()
+        assert monitor.wait(10) == 1
+        monitor.stdout = None
+
+
+def test_a_server_that_ends_is_no_end() -> None:
+    server = running(FakeEngine(), ready=PLACED)
+    with monitoring(server.__enter__(), "--period", "100ms") as monitor:
+        try:
+            assert next_line(monitor)["neuron_runtime_data"]
+        finally:
+            server.__exit__(None, None, None)
+        while (empty := next_line(monitor))["neuron_runtime_data"]:
+            pass
+        assert next_line(monitor) == empty
+        assert (empty["neuron_runtime_data"], empty["system_data"]) == ([], None)
+        assert empty["instance_info"]["instance_type"] == "inf2.xlarge"
+        monitor.send_signal(signal.SIGTERM)
+        assert monitor.wait(10) == 0
+        assert monitor.stderr is not None
+        assert len(monitor.stderr.read().splitlines()) == 1
+
+
+def test_wrong_input_is_one_line() -> None:
+    done = run("monitor", "--period", "5")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "give a time with its unit" in line

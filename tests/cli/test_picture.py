@@ -1,0 +1,85 @@
+"""The picture that `corepipe top` shows, at several sizes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from corepipe.cli.run.picture import BAR, Picture, _bar, _duration, _level
+from corepipe.cli.run.reading import Between, Deployment, Reading
+from tests.cli.test_reading import PLACEMENT
+
+LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
+
+
+def reading(at, busy, replicas):
+    labels = [have for have in LABELS if int(have["engine"]) < replicas]
+    return Reading(
+        at,
+        {
+            "corepipe_device_seconds_total": [({"engine": str(replica)}, at) for replica in range(replicas)],
+            "corepipe_core_busy_seconds_total": [(have, busy * at) for have in labels],
+            "corepipe_device_dollars_per_hour": [({}, 21.5)],
+            "vllm:generation_tokens_total": [({}, 1000 * at)],
+            "corepipe_kv_blocks": [({}, 100)],
+            "corepipe_kv_blocks_held": [({}, 25)],
+        },
+    )
+
+
+def shown(replicas=1, height=None, width=80, problem="", between=True, **placement):
+    deployment = Deployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
+    told = Between(reading(1.0, 0.5, replicas), reading(3.0, 0.5, replicas), deployment) if between else None
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(
+        Picture("http://here", deployment, told, height, problem)
+    )
+    return out.getvalue().splitlines()
+
+
+def test_cores_are_a_line_each_where_there_is_room():
+    lines = shown(replicas=2, height=24)
+    assert [line.split()[0] for line in lines if "█████····· " in line] == ["0", "1", "2", "3"]
+    assert "28 of 32 cores are not used by this deployment" in lines
+    assert any("$21.500 an hour" in line and "$5.97 a million" in line for line in lines)
+    assert any("25% held" in line for line in lines)
+
+
+@pytest.mark.parametrize("height", [16, 20, 24, 47])
+def test_a_picture_is_no_higher_than_the_terminal(height):
+    lines = shown(replicas=16, height=height, width=200)
+    assert len(lines) <= height
+    assert sum(line.count("device  ") for line in lines) >= (height < 47) * 16
+
+
+def test_nothing_is_wider_than_the_terminal():
+    assert max(map(len, shown(replicas=2, width=80))) <= 80
+
+
+def test_what_is_missing_is_said():
+    assert "waiting for a second reading ..." in shown(between=False)
+    assert "no answer: gone" in shown(problem="gone")
+    assert any("tokens are tiny's" in line for line in shown(timing_model="llama-3.1-70b", width=200))
+    assert any(
+        "the device's, times 2; 0 of 0 steps late" in line for line in shown(clock="device", time_scale=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "bar", "level"),
+    [
+        (0, "·" * BAR, "·"),
+        (0.5, "█████·····", "▄"),
+        (0.0125, "▏·········", "·"),
+        (1, "█" * BAR, "█"),
+        (2, "█" * BAR, "█"),
+    ],
+)
+def test_bars(share, bar, level):
+    assert (_bar(share), _level(share)) == (bar, level)
+
+
+def test_durations():
+    assert (_duration(5), _duration(3725), _duration(360_000)) == ("0:00:05", "1:02:05", "100:00:00")
