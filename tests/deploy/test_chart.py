@@ -227,12 +227,34 @@ def test_autoscaling_owns_the_number_of_pods() -> None:
 def test_prometheus_sends_the_key_that_the_secret_holds_for_it() -> None:
     found = manifests("watched")
     (monitor,) = of_kind(found, "ServiceMonitor")
-    (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint["authorization"]["credentials"] == {"name": "corepipe-keys", "key": "prometheus"}
-    assert endpoint["path"] in PATHS - PUBLIC_PATHS
     (service,) = of_kind(found, "Service")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    endpoints = monitor["spec"]["endpoints"]
+    assert [endpoint["path"] for endpoint in endpoints] == ["/metrics", "/metrics/neuron"]
+    for endpoint in endpoints:
+        assert endpoint["authorization"]["credentials"] == {"name": "corepipe-keys", "key": "prometheus"}
+        assert endpoint["path"] in PATHS - PUBLIC_PATHS
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_neuron_monitors_names_may_be_left_out() -> None:
+    found = rendered({"serviceMonitor": {"enabled": True, "neuron": False}})
+    (monitor,) = of_kind(found, "ServiceMonitor")
+    assert [endpoint["path"] for endpoint in monitor["spec"]["endpoints"]] == ["/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://collector.monitoring:4318/v1/traces", 4318),
+        ("http://collector", 80),
+        ("https://traces.example.org/otlp", 443),
+    ],
+)
+def test_spans_may_leave_for_their_collector(url: str, port: int) -> None:
+    (policy,) = of_kind(rendered({"tracing": {"otlpEndpoint": url}}), "NetworkPolicy")
+    open_to = [rule["ports"] for rule in policy["spec"]["egress"]]
+    assert [{"port": port, "protocol": "TCP"}] in open_to
 
 
 @pytest.mark.parametrize(

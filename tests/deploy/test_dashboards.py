@@ -23,10 +23,16 @@ DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 TARGET = {"namespace", "service", "pod"}
 """Labels that a ServiceMonitor gives every series."""
 
-METRIC = re.compile(r"\b(?:vllm:|corepipe_|http_)\w+")
-SELECTOR = re.compile(r"((?:vllm:|corepipe_|http_)\w+)\{([^}]*)\}")
+METRIC = re.compile(r"\b(?:vllm:|corepipe_|http_|process_)\w+")
+SELECTOR = re.compile(r"\b((?:vllm:|corepipe_|http_|process_)\w+)\{([^}]*)\}")
 GROUPING = re.compile(r"\b(?:by|on|without|ignoring) ?\(([^)]*)\)")
-VARIABLES = {"$__rate_interval": "5m", "$namespace": "serving", "$service": "demo", "$usd_per_hour": "0.5"}
+VARIABLES = {
+    "$__rate_interval": "5m",
+    "$namespace": "serving",
+    "$service": "demo",
+    "$price_share": "0.5",
+    "$unit": "tensor",
+}
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -61,6 +61,9 @@ SETTINGS = {
     "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),
     "threads": (3, "threads"),
     "drainSeconds": (30, "shutdown_timeout"),
+    "tracing.otlpEndpoint": ("http://collector:4318/v1/traces", "otlp_traces_endpoint"),
+    "faults.inject": ("429:5%,slow:1%@500ms", "inject"),
+    "faults.withKeys": (True, "inject_with_keys"),
 }
 """Value -> an example, and the server's setting that it is."""
 
@@ -84,6 +87,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"image": {"digest": "latest"}}, r"at '/image/digest': 'latest' does not match pattern"),
     ({"resources": {"limits": {"memory": "much"}}}, r"at '/resources/limits/memory': 'much' does not match"),
     ({"cache": {"accessMode": "ReadOnlyMany"}}, r"at '/cache/accessMode': value must be one of"),
+    (
+        {"tracing": {"otlpEndpoint": "collector:4317"}},
+        r"at '/tracing/otlpEndpoint': 'collector:4317' does not",
+    ),
+    ({"faults": {"inject": "429:5"}}, r"at '/faults/inject': '429:5' does not match"),
+    (
+        {"faults": {"inject": "429:5%"}, "apiKeys": {"existingSecret": "keys"}},
+        r"faults.withKeys: faults make requests fail",
+    ),
     ({"timeScale": 2}, r"timeScale: only the device's clock has a scale; set clock: device"),
     ({"ingress": {"enabled": True}}, r"apiKeys.existingSecret: .* wants API keys; name a secret"),
     ({"service": {"type": "LoadBalancer"}}, r"apiKeys.existingSecret: "),

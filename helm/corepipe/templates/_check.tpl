@@ -8,6 +8,9 @@
 {{- if and $beyond (not .apiKeys.existingSecret) (not .allowWithoutKeys) }}
 {{- fail "apiKeys.existingSecret: what is reached from beyond the cluster wants API keys; name a secret, or set allowWithoutKeys: true" }}
 {{- end }}
+{{- if and .faults.inject .apiKeys.existingSecret (not .faults.withKeys) }}
+{{- fail "faults.withKeys: faults make requests fail, and API keys mean users; set it to true if they know" }}
+{{- end }}
 {{- with .autoscaling }}
 {{- if and (ne .type "none") (gt (int .minReplicas) (int .maxReplicas)) }}
 {{- fail "autoscaling.minReplicas is more than autoscaling.maxReplicas" }}

@@ -25,6 +25,11 @@
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
 {{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
+{{- include "corepipe.flag" (list "otlp-traces-endpoint" .tracing.otlpEndpoint) }}
+{{- include "corepipe.flag" (list "inject" .faults.inject) }}
+{{- if .faults.withKeys }}
+- --inject-with-keys
+{{- end }}
 {{- include "corepipe.flag" (list "dtype" .format) }}
 {{- include "corepipe.flag" (list "seed" .seed) }}
 {{- include "corepipe.flag" (list "instance" .instance) }}
@@ -67,6 +72,12 @@
 {{- with dig "limits" "cpu" "" .resources | toString -}}
 {{- if hasSuffix "m" . }}{{ divf (trimSuffix "m" . | float64) 1000 | ceil }}{{ else }}{{ ceil . }}{{ end }}
 {{- end }}
+{{- end }}
+
+{{/* The port of a URL. */}}
+{{- define "corepipe.urlPort" -}}
+{{- $url := urlParse . -}}
+{{- regexFind "[0-9]+$" $url.host | default (ternary "443" "80" (eq $url.scheme "https")) }}
 {{- end }}
 
 {{/* "true" where the pod gets its model from the network. */}}
