@@ -17,7 +17,6 @@ RUN apt-get update \
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
-<<<<<<< HEAD
 # Nothing is installed but what `make lock` wrote down, hash by hash.  The place of the application is the same
 # in both stages: a virtual environment cannot be moved.
 COPY requirements /src/requirements
@@ -29,16 +28,6 @@ COPY pyproject.toml CMakeLists.txt README.md LICENSE /src/
 COPY corepipe /src/corepipe
 RUN PATH=/build/bin:$PATH /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \
     && /opt/corepipe/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
-=======
-# Extras of the package; traces need the first.
-ARG EXTRAS="[tracing]"
-# The place of the application is the same in both stages: a virtual environment cannot be moved.
-RUN python3 -m venv /opt/corepipe
-COPY pyproject.toml CMakeLists.txt README.md LICENSE /src/
-COPY corepipe /src/corepipe
-RUN /opt/corepipe/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src \
-    && /opt/corepipe/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)${EXTRAS}" \
->>>>>>> f7e4660 (Chart: neuron-monitor's names, traces and faults; dashboards per engine and process; every alert is fired in a test)
     && /opt/corepipe/bin/pip uninstall --yes setuptools \
     && /opt/corepipe/bin/python -c "from corepipe.kernels import native; native()"
 ARG WITH_MODEL=""

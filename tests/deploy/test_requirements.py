@@ -49,7 +49,8 @@ def satisfied(requirement: Requirement, versions: Mapping[str, tuple[str, list[s
 
 
 def test_the_project_s_dependencies_are_pinned_within_their_bounds() -> None:
-    wanted = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    traced = PROJECT["project"]["optional-dependencies"]["tracing"]
+    wanted = [Requirement(text) for text in (*PROJECT["project"]["dependencies"], *traced)]
     assert [str(r) for r in wanted if not satisfied(r, pinned(RUN))] == []
 
 

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from corepipe.models.registry import architecture
 from corepipe.neuron.activity import Activity
+from corepipe.neuron.catalog import instance
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.cost import CostModel
 from corepipe.neuron.engines import Engines
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import ENGINES
 
@@ -22,14 +28,10 @@ class TwoKinds:
     stages: int = 1
     tensor: int = 1
 
-    def seconds(self, core, shape):
-        return 1.0 if shape == SHORT or core >= self.tensor else 9.0
-
-    def totals(self, core, shape):
-        seconds = self.seconds(core, shape)
+    def stage_totals(self, shape):
         if shape == SHORT:
-            return Engines(tensor=seconds, flops=10.0)
-        return Engines(dma=seconds, read=6.0, written=3.0)
+            return [(1.0, Engines(tensor=1.0, flops=10.0))] * self.stages
+        return [(s, Engines(dma=s, read=6.0, written=3.0)) for s in [9.0, *[1.0] * (self.stages - 1)]]
 
 
 def test_one_step_is_taken_apart_exactly():
@@ -63,3 +65,16 @@ def test_the_estimate_grows_as_the_sum_does():
         (work,) = activity.look((busy,))
     assert work.engines[DMA] + work.engines[TENSOR] == pytest.approx(busy)
     assert work.engines[DMA] == pytest.approx(busy / 2, rel=0.05)
+
+
+def test_the_cost_models_stages_are_taken_apart_as_their_cores_are():
+    graph = architecture("llama-3.1-8b").graph(FORMATS["bf16"])
+    cost = CostModel(compile_for_timing(graph, Placement(3, 2)), instance("inf2.48xlarge"))
+    for stage, (seconds, totals) in enumerate(cost.stage_totals(LONG)):
+        core = stage * cost.tensor
+        assert seconds == cost.seconds(core, LONG)
+        assert {name: getattr(totals, name, 0.0) for name in ENGINES} == cost.engine_seconds(core, LONG)
+        times = cost.op_times(core, LONG)
+        assert totals.flops == pytest.approx(sum(time.flops for time in times))
+        assert totals.read == pytest.approx(sum(time.hbm_read_bytes for time in times), rel=1e-6)
+        assert totals.written == pytest.approx(sum(time.hbm_write_bytes for time in times), rel=1e-6)

@@ -44,13 +44,12 @@ class FlatCost:
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         return 0.0
 
-    def seconds(self, core: int, shape: StepShape) -> float:
-        return self.stage_seconds(shape)[core // self.tensor]
-
-    def totals(self, core: int, shape: StepShape) -> Engines:
+    def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
         """VectorE works half the time, TensorE all of it."""
-        seconds = self.seconds(core, shape)
-        return Engines(tensor=seconds, vector=seconds / 2, read=1e9 * seconds, flops=1e12 * seconds)
+        return [
+            (s, Engines(tensor=s, vector=s / 2, read=1e9 * s, flops=1e12 * s))
+            for s in self.stage_seconds(shape)
+        ]
 
     def sampling_seconds(self, shape: StepShape) -> float:
         return 0.0
