@@ -3,8 +3,8 @@
     python benchmarks/generator_cost.py
 
 A stub in a process of its own sends 2,000 tokens a second over 40 streams and writes down when; the streams
-are read by httpx, aiohttp, the connections of `corepipe bench`, the whole of `corepipe bench` with
-its records and histograms.  All readers but the last do the same with what they read.
+are read by httpx, by aiohttp, by the connections of `corepipe bench`, and by the whole of `corepipe bench`
+with its records and histograms.  All readers but the last do the same with what they read.
 """
 
 from __future__ import annotations

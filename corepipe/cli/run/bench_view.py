@@ -75,7 +75,7 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
     of = f" of {workload.requests}" if workload.requests else ""
     until = f" of {workload.duration:.0f}" if workload.duration else ""
     failed = f", {recorder.ends['failed']} failed" if recorder.ends["failed"] else ""
-    rate = recorder.output_tokens / seconds if seconds > 0 else 0.0
+    rate = run.tokens / seconds if seconds > 0 else 0.0
     times = (
         f"{label} p50 {values.at(50) * 1e3:,.{digits}f} p99 {values.at(99) * 1e3:,.{digits}f} ms"
         for label, values, digits in (
@@ -100,7 +100,8 @@ def print_report(report: Report) -> None:
 
 
 def _latencies(document: Mapping[str, Any]) -> Table:
-    table = Table("milliseconds", box=None)
+    table = Table(box=None)
+    table.add_column("milliseconds", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for name in METRICS:

@@ -77,7 +77,13 @@ class Client:
         self._speller = speller
         self._numbers = 0
         self._decoder = msgspec.json.Decoder(Chunk)
+        self._hearing: set[Answer] = set()
         self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
+
+    @property
+    def chunks_under_way(self) -> int:
+        """Chunks with tokens of the answers that are not at their end."""
+        return sum(len(answer.stamps) for answer in self._hearing)
 
     def prepare(self, talk: Talk, turn: int) -> Request:
         """The request of a turn whose predecessors have been answered."""
@@ -112,6 +118,7 @@ class Client:
             intended, sent, request_id=request.request_id,
         )  # fmt: skip
         answer = Answer(self._decoder, request.most_chunks)
+        self._hearing.add(answer)
         try:
             async with asyncio.timeout(self._asking.seconds):
                 await self._http.pool.exchange(request.data, answer)
@@ -122,6 +129,7 @@ class Client:
             _fail(outcome, "cut" if answer.stamps else error.kind, str(error))
         except asyncio.CancelledError:
             outcome.end = "unfinished"
+        self._hearing.discard(answer)
         self._note(outcome, answer)
         return outcome
 

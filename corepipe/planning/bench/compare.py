@@ -48,7 +48,11 @@ def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]
     if isinstance(then, Mapping):
         for name, value in new["workload"].items():
             if name in then and then[name] != value:
-                yield f"workload.{name}: {value} now, {then[name]} then"
+                yield f"workload.{name}: {_told(value)} now, {_told(then[name])} then"
+
+
+def _told(value: object) -> str:
+    return "none" if value in {None, ""} else str(value)
 
 
 def _number(value: object) -> bool:

@@ -50,6 +50,11 @@ class Run:
         self.sent = 0
         self.in_flight = 0
 
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far; where an answer is not at its end, its chunks."""
+        return self._recorder.output_tokens + self._client.chunks_under_way
+
     async def play(self) -> Span:
         """Sends everything and waits for the last answer; once.  Raises UserError for an unreadable trace."""
         self.started = self._last_due = perf_counter()

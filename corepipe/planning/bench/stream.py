@@ -120,6 +120,8 @@ class Answer:
             self._refusal += data[: 4096 - len(self._refusal)]
             return
         for event in self._events.feed(data):
+            if self.enough:
+                return
             if event == DONE:
                 self.finished = True
             elif event:

@@ -75,8 +75,11 @@ class Http:
     def __init__(self, target: Target, api_key: str | None) -> None:
         self.target = target
         self.pool = Pool(target.address)
-        host = target.url.split("://", 1)[1].split("/", 1)[0]
-        lines = [f"host: {host}", f"user-agent: corepipe-bench/{__version__}", "accept: */*"]
+        lines = [
+            f"host: {urlsplit(target.url).netloc.rpartition('@')[2]}",
+            f"user-agent: corepipe-bench/{__version__}",
+            "accept: */*",
+        ]
         lines += [f"authorization: Bearer {api_key}"] if api_key else []
         self._headers = "\r\n".join(lines)
 

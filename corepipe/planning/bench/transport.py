@@ -56,12 +56,15 @@ class _Connection(asyncio.Protocol):
         self._reader: Reader | None = None
         self._ended: asyncio.Future[None] | None = None
         self._now = 0.0
+        self._begun = False
+        self._framed = False
 
     async def ask(self, request: bytes, reader: Reader) -> None:
         """Sends a request and lets `reader` read the answer to its end.  Raises TransportError."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self.reusable, self.heard, self._reader = False, False, reader
+        self._begun = self._framed = False
         self._ended = asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
             raise TransportError("disconnected", "the server closed the connection")
@@ -93,14 +96,21 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
+        if exc is None and self._begun and not self._framed:  # that is how such an answer ends
+            self._end(None)
+            return
         said = f" ({exc})" if exc else ""
         self._end(TransportError("disconnected", f"the server closed the connection{said}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002
+        self._framed = self._framed or name.lower() in {b"content-length", b"transfer-encoding"}
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._reader is None:  # a second answer to one request
             self.reusable = False
         elif status >= INFORMATIONAL:
+            self._begun = True
             self._reader.start(status)
 
     def on_body(self, body: bytes) -> None:

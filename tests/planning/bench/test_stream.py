@@ -81,6 +81,8 @@ def test_what_is_no_token() -> None:
 def test_the_client_may_have_heard_enough() -> None:
     assert not answer(said("a"), most=2).enough
     assert answer(said("a"), said("b"), most=2).enough
+    at_once = answer(event(said("a")) + event(said("b")) + event(said("c")), most=2)
+    assert at_once.text == "ab"
 
 
 def test_errors_in_the_stream() -> None:

@@ -9,6 +9,7 @@ import pytest
 from corepipe.planning.bench.transport import Address, Pool, TransportError
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+UNFRAMED = b"HTTP/1.0 200 OK\r\n\r\nhi"
 FINE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
 
@@ -39,10 +40,10 @@ class Server(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self.answers.pop(0)
-        if answer is None:
-            self.transport.close()
-        else:
+        if answer is not None:
             self.transport.write(answer)
+        if answer in {None, UNFRAMED}:
+            self.transport.close()
 
 
 def asked(answers: list[Any], ask: Callable[[Pool], Any]) -> tuple[Any, int]:
@@ -85,6 +86,10 @@ def test_one_that_is_to_be_closed_is_not() -> None:
     assert asked([closing, FINE], twice) == ([(200, b"hi")] * 2, 2)
 
 
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    assert asked([UNFRAMED, FINE], twice) == ([(200, b"hi")] * 2, 2)
+
+
 def test_a_stale_connection_is_tried_anew() -> None:
     assert asked([FINE, None, FINE], twice) == ([(200, b"hi")] * 2, 2)
 
@@ -111,6 +116,7 @@ def test_chunks_are_read_as_they_come_and_the_rest_may_be_left() -> None:
     ("answer", "kind"),
     [
         (None, "disconnected"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "timeout"),
         (b"SSH-2.0-OpenSSH\r\n", "protocol"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi", "timeout"),
     ],
