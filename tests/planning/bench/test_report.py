@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hdrh.histogram import HdrHistogram
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.planning.bench.assertions import Assertion, unmet
@@ -86,9 +87,21 @@ def test_percentiles_are_within_a_thousandth() -> None:
         )
     assert found.mean == pytest.approx(values.mean())
     assert found.std == pytest.approx(values.std())
-    again = HdrHistogram.decode(found.encoded().encode())
-    assert again.get_total_count() == 5000
+    buckets = [tuple(map(int, bucket.split(":"))) for bucket in found.encoded().split()]
+    assert sum(count for _, count in buckets) == 5000
+    assert np.average([v for v, _ in buckets], weights=[c for _, c in buckets]) == pytest.approx(
+        values.mean() * 1e6, rel=1e-3
+    )
     assert Distribution().at(50.0) == Distribution().mean == Distribution().std == 0.0
+
+
+@given(st.integers(0, 10**11))
+def test_a_bucket_is_within_a_two_thousandth(microseconds: int) -> None:
+    found = Distribution()
+    found.add(microseconds / 1e6)
+    (told,) = found.encoded().split()
+    assert int(told.partition(":")[0]) == pytest.approx(microseconds, rel=0.0005, abs=0.5)
+    assert found.at(99.0) <= found.max
 
 
 def test_several_tokens_in_a_chunk() -> None:
