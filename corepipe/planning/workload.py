@@ -132,6 +132,8 @@ class Synthetic:
     def __post_init__(self) -> None:
         if self.requests is None and self.duration in {None, inf}:
             raise UserError("a workload without end: give --requests or a finite --duration", "requests")
+        if self.requests is None and self.arrivals is not None and self.arrivals.rate == inf:
+            raise UserError("--rate inf sends all at once: give --requests, how many", "requests")
         if (self.arrivals is None) == (self.users is None):
             raise UserError("give --rate for an open loop or --users for a closed one, not both", "rate")
 

@@ -119,6 +119,7 @@ def test_nobody_is_answered() -> None:
         (["http://127.0.0.1:1"], ["127.0.0.1:1", "no server answers", "--wait"]),
         (["ftp://x"], ["ftp://x", "http://HOST:PORT"]),
         (["--rate", "1", "--concurrency", "2"], ["--rate", "--concurrency"]),
+        (["--rate", "inf", "--duration", "5"], ["--rate inf", "--requests"]),
         (["--rate", "1..5"], ["--rate 1..5", "--duration"]),
         (["--rate", "1,2"], ["--rate 1,2"]),
         (["--sweep", "--requests", "3"], ["--sweep", "--requests"]),

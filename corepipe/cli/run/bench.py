@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from corepipe.models.tokenizer import Tokenizer
 
 NOTHING_ANSWERED, NOT_MET = 1, 3
+MOST_FILES = 10_240
+"""What macOS takes, where its hard limit says infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ def _exit(tested: Tested, plan: Plan, code: int) -> None:
 
 
 def _allow_many_connections() -> None:
-    """A connection is an open file; the soft limit is often 1,024 of them."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """A connection is an open file, and the soft limit is often 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -22,32 +22,54 @@ SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 def run_page(report: Report) -> str:
     """One run, over time."""
     document = report.document()
-    names = (*LATENCIES, "itl")
-    rows = [(name, *(f"{document[f'{part}_{name}_ms']:,.1f}" for part in SHOWN)) for name in names]
+    rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl")]
+    if "device" in document:
+        rows += [(f"{name}, emulated", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
     shown = charts.table([("milliseconds", *SHOWN), *rows])
     return charts.page(_title(report), _about(report), _over_time(report), shown)
 
 
 def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
     """Latency, throughput and goodput of each stage against its rate, beside those of an older sweep."""
-    report = sweep.sustained.report
-    saturation = sweep.saturation
-    found = f" Saturated at {saturation:.3g} requests/s." if saturation else " No stage saturated the server."
-    stages = [stage.report.document() for stage in sweep.stages]
-    for stage, document in zip(sweep.stages, stages, strict=True):
-        document["steady_request_throughput"] = stage.done
+    report, saturation = sweep.sustained.report, sweep.saturation
+    found = f"Saturated at {saturation:.3g} requests/s." if saturation else "No stage saturated the server."
+    stages = sweep.document()["stages"]
+    rows = [_stage(stage) for stage in stages]
+    shown = charts.table([("requests/s", "got done", *_stage_heads(), "failed"), *rows])
     then = old.get("stages") if old else None
-    return charts.page(_title(report), _about(report) + found, _against_load(stages, then or []))
+    about = f"{_about(report, skip=('rate', 'duration_seconds'))} {found}"
+    return charts.page(_title(report), about, _against_load(stages, then or []), shown)
+
+
+def _cells(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(f"{document[f'{part}_{name}_ms']:,.1f}" for part in SHOWN)
+
+
+def _stage_heads() -> tuple[str, ...]:
+    return tuple(f"{name} {part} (ms)" for name in LATENCIES for part in ("p50", "p99"))
+
+
+def _stage(stage: Mapping[str, Any]) -> tuple[str, ...]:
+    times = [f"{stage[f'{part}_{name}_ms']:,.1f}" for name in LATENCIES for part in ("p50", "p99")]
+    done = f"{stage['steady_request_throughput']:.3g}{', saturated' if stage['saturated'] else ''}"
+    return f"{_rate(stage):.3g}", done, *times, str(stage["failed"])
 
 
 def _title(report: Report) -> str:
     return f"{report.conditions.model} at {report.conditions.url}"
 
 
-def _about(report: Report) -> str:
-    settings = ((name.replace("_", " "), value) for name, value in report.conditions.workload.items())
-    facts = ", ".join(f"{name} {value}" for name, value in settings if value not in {None, ""})
-    return f"Measured by the client, from the time a request was due. {facts}; {report.conditions.api}."
+def _about(report: Report, skip: Sequence[str] = ()) -> str:
+    settings = report.conditions.workload.items()
+    facts = [
+        f"{name.replace('_', ' ')} {value:g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in settings
+        if value not in {None, ""} and name not in skip
+    ]
+    asked = f"{', '.join(facts)}; {report.conditions.api}"
+    return f"Measured by the client, from the time a request was due. Workload: {asked}."
 
 
 def _over_time(report: Report) -> Iterator[Panel]:

@@ -58,15 +58,20 @@ class Run:
     async def play(self) -> Span:
         """Sends everything and waits for the last answer; once.  Raises UserError for an unreadable trace."""
         self.started = self._last_due = perf_counter()
-        users = self._workload.users
         try:
             async with self._group:
-                for play in [self._arrivals()] if users is None else [self._user() for _ in range(users)]:
-                    self._spawn(play)
+                self._begin()
         except BaseExceptionGroup as group:  # a workload that cannot be read; one is enough
             raise group.exceptions[0] from group
         ends = [outcome.ended for outcome in self._recorder.outcomes]
         return Span(self.started, self._last_due, max(ends, default=perf_counter()))
+
+    def _begin(self) -> None:
+        if self._stopped:
+            return
+        users = self._workload.users
+        for play in [self._arrivals()] if users is None else [self._user() for _ in range(users)]:
+            self._spawn(play)
 
     def stop(self) -> None:
         """Sends nothing more and hangs up."""

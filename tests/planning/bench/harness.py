@@ -79,7 +79,10 @@ def stopped_after(url: str, workload: Synthetic, seconds: float) -> Report:
 
     async def main() -> Report:
         async with prepared(url) as test:
-            asyncio.get_running_loop().call_later(seconds, test.stop)
+            if seconds:
+                asyncio.get_running_loop().call_later(seconds, test.stop)
+            else:
+                test.stop()
             return await test.play(workload.workload())
 
     return uvloop.run(main())

@@ -10,6 +10,7 @@ import pytest
 
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.bench.files import COLUMNS, rows
+from corepipe.planning.bench.page import run_page
 from corepipe.planning.workload import PrefixTree
 from tests.planning.bench.harness import play, stopped_after, synthetic
 from tests.planning.bench.stub import running, sends
@@ -104,6 +105,13 @@ def test_a_run_that_is_ended_tells_what_it_has() -> None:
     assert report.recorder.ends["completed"] >= 4
     assert report.recorder.ends["unfinished"] == 4
     assert report.span.seconds < 5
+
+
+def test_a_run_that_was_ended_before_it_began_sends_nothing() -> None:
+    with running() as url:
+        report = stopped_after(url, synthetic(rate=50.0, duration=60.0), 0.0)
+    assert len(report.recorder.outcomes) <= 1
+    assert run_page(report).startswith("<!doctype html>")
 
 
 def test_files(quick: str) -> None:
