@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from corepipe.cli import app
 from corepipe.errors import UserError
+from corepipe.planning.bench.assertions import Assertion
+from corepipe.planning.bench.report import KEYS
 from tests.planning.bench.stub import running
 from tests.servers import TINY, Served, command, run, served
 
@@ -150,3 +155,25 @@ def test_fields_that_a_server_does_not_take(corepipe: Served) -> None:
     assert "no_such_field" in shown.stderr
     assert "--extra-body" in shown.stderr
     assert shown.stderr.count("\n") == 1
+
+
+SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks" / "load").glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_scripts_ask_for_what_there_is(script: Path) -> None:
+    """Each of their commands, as `echo` hears it, is one that `corepipe bench` takes."""
+    told = subprocess.run(
+        [script, "http://here", "--seed", "5"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COREPIPE": "echo"},
+    )
+    group: Any = typer.main.get_command(app)
+    for line in told.stdout.splitlines():
+        name, *words = shlex.split(line.replace("ttft:1s tpot:100ms", "'ttft:1s tpot:100ms'"))
+        given = group.commands[name].make_context(name, words).params
+        assert (given["url"], given["seed"]) == ("http://here", 5)
+        for text in given["assertions"] or ():
+            Assertion.parse(text).check(KEYS)

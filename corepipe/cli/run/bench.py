@@ -32,6 +32,7 @@ from corepipe.planning.bench.report import KEYS, Report, detail
 from corepipe.planning.bench.setup import Shape, set_up
 from corepipe.planning.bench.sweep import SWEPT, sweep
 from corepipe.planning.bench.target import Http, Target, find
+from corepipe.planning.bench.transport import TransportError
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Synthetic, Workload
 
@@ -90,13 +91,8 @@ async def _test(plan: Plan, given: Mapping[str, Any]) -> tuple[Tested | None, in
     """
     http = Http(plan.target, _key(given["api_key"]))
     try:
-        found = await find(http, given["model"], given["wait"])
-        asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
-        settings = replace(plan.settings, asking=asking)
-        shape = Shape(given["turns"] > 1, given["prefix_tree"] is not None)
-        setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
         live = Live(errors())
-        test = LoadTest(http, found, setup, settings, live.watch)
+        test = await _prepared(plan, given, http, live)
         with _ended_by_signals(test) as codes:
             async with live.shown():
                 if given["warmup"]:
@@ -105,6 +101,19 @@ async def _test(plan: Plan, given: Mapping[str, Any]) -> tuple[Tested | None, in
         return tested, codes[0] if codes else 0
     finally:
         http.pool.close()
+
+
+async def _prepared(plan: Plan, given: Mapping[str, Any], http: Http, live: Live) -> LoadTest:
+    """Looks at the server, and finds out how to ask it.  Raises UserError where it cannot be used."""
+    try:
+        found = await find(http, given["model"], given["wait"])
+        asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
+        settings = replace(plan.settings, asking=asking)
+        shape = Shape(given["turns"] > 1, given["prefix_tree"] is not None)
+        setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
+    except TransportError as error:
+        raise UserError(f"{plan.target.url}: {error}", "url") from error
+    return LoadTest(http, found, setup, settings, live.watch)
 
 
 @contextmanager

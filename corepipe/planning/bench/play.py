@@ -86,7 +86,7 @@ class LoadTest:
         span = await self._run.play()
         cpu = process_time() - cpu
         after = await self._steps()
-        load = Load(cpu, after[0] - before[0], after[1] - before[1])
+        load = Load(cpu, *(max(0, now - then) for now, then in zip(after, before, strict=True)))
         return Report(self._conditions(workload), recorder, span, load, self.stopped)
 
     def _speller(self) -> Speller:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from corepipe.errors import UserError
 from corepipe.planning.bench.client import Asking, Client, Talk
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.prompts import Count, Scale, Speller, Vocabulary, vocabulary
+from corepipe.planning.bench.stream import decoded
 from corepipe.planning.bench.target import Found, Http
 from corepipe.planning.workload import Segment, Session, Turn
 
@@ -116,10 +115,7 @@ async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
     status, body = await http.ask("/tokenize", asked)
     if status != 200:
         return None
-    try:
-        document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return None
+    document = decoded(body)
     tokens = document.get("tokens") if isinstance(document, Mapping) else None
     return tokens if isinstance(tokens, list) and all(isinstance(t, int) for t in tokens) else None
 

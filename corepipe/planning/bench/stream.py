@@ -130,7 +130,7 @@ class Answer:
     def _take(self, event: bytes, now: float) -> None:
         try:
             chunk = self._decoder.decode(event)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self.failure = self.failure or f"a chunk that is not of this API: {error}"
             return
         if chunk.error is not None:
@@ -151,11 +151,18 @@ class Answer:
             self.finished, self.last = True, now
 
 
+def decoded(body: bytes) -> object:
+    """A JSON document; None for what is none."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def error_message(body: bytes) -> str:
     """The message in an error of this API, or its first words, on one line."""
-    try:
-        document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    document = decoded(body)
+    if document is None:
         document = body.decode(errors="replace")
     if isinstance(document, dict):
         error = document.get("error", document)

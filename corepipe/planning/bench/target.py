@@ -15,7 +15,7 @@ import msgspec
 
 from corepipe import __version__
 from corepipe.errors import UserError
-from corepipe.planning.bench.stream import error_message
+from corepipe.planning.bench.stream import decoded, error_message
 from corepipe.planning.bench.transport import Address, Pool, TransportError
 
 ASK_SECONDS = 30.0
@@ -105,10 +105,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a server says of itself: models, and a corepipe's placement (None: it is none)."""
+    """What a server says of itself: the model to ask for, and a corepipe's placement (None: it is none)."""
 
     model: str
-    max_model_len: int | None
     placement: Mapping[str, Any] | None
 
     @property
@@ -132,8 +131,7 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
     card = next((card for card in cards if card.get("id") == chosen), {})
     ours = card.get("owned_by") == OURS
     placement = await _document(http, "/v1/placement") if ours else None
-    longest = card.get("max_model_len")
-    return Found(chosen, longest if isinstance(longest, int) else None, placement)
+    return Found(chosen, placement)
 
 
 async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mapping[str, Any]]:
@@ -169,17 +167,16 @@ def _cards(url: str, status: int, body: bytes, *, named: bool) -> Sequence[Mappi
         return []
     if status != 200:
         raise UserError(f"{url}/v1/models answers {status}: {error_message(body)}", "url")
-    try:
-        document = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
-        raise UserError(f"{url}/v1/models is not JSON: no OpenAI-compatible server?", "url") from error
+    document = decoded(body)
     cards = document.get("data") if isinstance(document, dict) else None
+    if cards is None and not named:
+        raise UserError(f"{url}/v1/models lists no models: no OpenAI-compatible server?", "url")
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
 
 async def _document(http: Http, path: str) -> Mapping[str, Any] | None:
     status, body = await http.ask(path)
-    document = msgspec.json.decode(body) if status == 200 else None
+    document = decoded(body) if status == 200 else None
     return document if isinstance(document, dict) else None
 
 
@@ -187,8 +184,11 @@ STEPS = ("corepipe_steps_total", "corepipe_late_steps_total")
 
 
 async def steps(http: Http) -> tuple[int, int]:
-    """(steps, late steps) of a corepipe server so far, over its replicas.  Raises TransportError."""
-    _, body = await http.ask("/metrics")
+    """(steps, late steps) of a corepipe server so far, over its replicas; zeros if it does not answer."""
+    try:
+        _, body = await http.ask("/metrics")
+    except TransportError:  # the requests have told already
+        return 0, 0
     text = body.decode(errors="replace")
     found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in STEPS]
     total, late = (int(sum(map(float, values))) for values in found)

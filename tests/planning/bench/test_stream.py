@@ -33,6 +33,30 @@ def test_events_come_in_whatever_pieces(texts: list[str], seed: int, end: bytes)
     assert [json.loads(one) for one in found] == texts
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.binary(max_size=40) | st.sampled_from([b"data: ", b"\n\n", b'{"choices":[', b"}]}"]), max_size=8
+    )
+)
+def test_no_server_can_say_what_ends_the_generator(pieces: list[bytes]) -> None:
+    for status in (200, 500):
+        found = Answer(DECODER)
+        found.start(status)
+        for piece in pieces:
+            found.read(piece, 1.0)
+        assert isinstance(found.refusal, str)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"error":' + b"[" * 100_000, b"\xff", b'{"usage":{"prompt_tokens":1e99}}']
+)
+def test_chunks_that_are_none(text: bytes) -> None:
+    found = answer(b"data: " + text + b"\n\n")
+    assert "not of this API" in found.failure
+    assert error_message(text)
+
+
 def answer(*events: object, status: int = 200, most: int | None = None) -> Answer:
     """An answer whose n-th event was read at n seconds."""
     found = Answer(DECODER, most)
