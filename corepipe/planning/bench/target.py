@@ -143,6 +143,10 @@ async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mappi
             loading = status == 503 or (await _loading(http) if status == 200 else False)
             problem = f"{url} is not ready: {error_message(body)}" if status == 503 else f"{url} still loads"
         except TransportError as error:
+            if error.kind == "tls":
+                raise UserError(
+                    f"{url}: {error}; SSL_CERT_FILE names certificates to trust", "url"
+                ) from error
             status, body, loading = 0, b"", True
             problem = f"{url}: no server answers there ({error}); is it up? --wait gives it time"
         if not loading:

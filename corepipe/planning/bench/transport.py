@@ -174,6 +174,8 @@ class Pool:
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, address.host, address.port, ssl=address.tls
             )
+        except ssl.SSLError as error:
+            raise TransportError("tls", str(error)) from error
         except OSError as error:
-            raise TransportError("connect", error.strerror or str(error)) from error
+            raise TransportError("connect", error.strerror or str(error) or type(error).__name__) from error
         return connection

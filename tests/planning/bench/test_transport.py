@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,23 @@ def test_failures_have_kinds(answer: bytes | None, kind: str) -> None:
         return ""
 
     assert asked([answer], once)[0] == kind
+
+
+def test_a_server_without_tls() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(TransportError, match="SSL") as caught:
+            await Pool(Address("127.0.0.1", port, ssl.create_default_context())).exchange(REQUEST, Reader())
+        assert caught.value.kind == "tls"
+        server.close()
+
+    asyncio.run(main())
 
 
 def test_nobody_listens() -> None:
