@@ -55,7 +55,6 @@ class Talk:
 class Request:
     """A turn, ready to be sent.  most_chunks: the client then hangs up; None: it hears all."""
 
-    number: int
     session: int
     turn: int
     asked_input: int
@@ -106,15 +105,13 @@ class Client:
         if self._hang_ups.random() < asking.cancel:
             most = self._hang_ups.randint(1, max(1, asked.output_tokens - 1))
         whole = self._http.request("POST", PATHS[asking.api], data, headers)
-        return Request(
-            number, talk.number, turn, asked.prompt_tokens, asked.output_tokens, whole, request_id, most
-        )
+        return Request(talk.number, turn, asked.prompt_tokens, asked.output_tokens, whole, request_id, most)
 
     async def send(self, request: Request, intended: float) -> Outcome:
         """Sends it and reads the answer to its end; unfinished where the task is cancelled."""
         sent = perf_counter()
         outcome = Outcome(
-            request.number, request.session, request.turn, request.asked_input, request.asked_output,
+            request.session, request.turn, request.asked_input, request.asked_output,
             intended, sent, request_id=request.request_id,
         )  # fmt: skip
         answer = Answer(self._decoder, request.most_chunks)

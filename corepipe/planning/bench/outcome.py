@@ -22,7 +22,6 @@ class Outcome:
     first token and per token, as a corepipe server predicts them.
     """
 
-    number: int
     session: int
     turn: int
     asked_input: int

@@ -47,7 +47,6 @@ class Run:
         self._stopped = False
         self._last_due = 0.0
         self.started = 0.0
-        self.sent = 0
         self.in_flight = 0
 
     @property
@@ -128,7 +127,6 @@ class Run:
 
     async def _send(self, request: Request, due: float) -> Outcome:
         self._last_due = max(self._last_due, due)
-        self.sent += 1
         self.in_flight += 1
         outcome = await self._client.send(request, due)
         self.in_flight -= 1

@@ -33,7 +33,6 @@ class Setup:
 
     speller: Speller
     prompts: str
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ async def set_up(
     known = all(outcome.input_tokens for outcome in counted)
     first, second = ((size, outcome.input_tokens) for size, outcome in zip(PROBES, counted, strict=True))
     scale = Scale.through(first, second) if known else Scale()
-    return Setup(speller.scaled(scale), _told(words, scale), scale.exact)
+    return Setup(speller.scaled(scale), _told(words, scale))
 
 
 def _told(words: Vocabulary, scale: Scale) -> str:

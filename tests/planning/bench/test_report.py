@@ -32,7 +32,7 @@ VLLM = {
 def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> Outcome:
     stamps = array("d", [due + first + gap * i for i in range(tokens)])
     return Outcome(
-        number, number, 0, 8, tokens, due, due, "completed", stamps[0], stamps[-1], stamps[-1], 8, 0, tokens,
+        number, 0, 8, tokens, due, due, "completed", stamps[0], stamps[-1], stamps[-1], 8, 0, tokens,
         stamps,
     )  # fmt: skip
 
