@@ -6,7 +6,7 @@ compiled once into a small table of distinct costs, so that a step's time is a f
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from corepipe.neuron.ops import AllGather, Linear, PatchEmbed, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import CoreRates, core_rates, keeps_weights, link, weight_bytes
+from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of, weight_bytes
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import (
     ENGINES,
@@ -212,29 +212,28 @@ class CostModel:
     def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:
         """Speeds of the cores of one replica, beside the others.
 
-        The cores of a memory bank that read their weights at each step share its bandwidth, as if they always
+        The cores of a memory bank that read weights at each step share its bandwidth, as if they always
         worked at the same time; of a `lone` batch the stages of a replica take turns.
         """
         instance, programs = self.instance, self._programs
-        data, replica = self._place
-        reads = [not keeps_weights(instance, size) for size in self._matrices]
-        readers = [(instance.bank_of(i), i) for i, read in enumerate(reads * data) if read]
-        if lone:
-            readers = sorted({(bank, self._taking_turns(i)) for bank, i in readers})
-        crowd = Counter(bank for bank, _ in readers)
-        first = replica * len(programs)
-        known: dict[tuple[int, int, bool], CoreRates] = {}
+        first = self._place[1] * len(programs)
+        shares = [read_share(instance, size) for size in self._matrices]
+        demands = self._demands(shares, lone)
+        known: dict[tuple[int, float, float], CoreRates] = {}
         rates = []
-        for program, read in zip(programs, reads, strict=True):
-            sharing = crowd[instance.bank_of(first + program.core)] + (not read)
-            key = (program.stage, sharing, read)
+        for program, share, matrices in zip(programs, shares, self._matrices, strict=True):
+            core = first + program.core
+            beside = demands[instance.bank_of(core)]
+            others = (reads for turn, reads in beside.items() if turn != self._turn(core, lone))
+            sharing = sharing_of(share * matrices, others)
+            key = (program.stage, sharing, share)
             if key not in known:
                 known[key] = core_rates(
                     instance,
                     program.format,
                     range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
                     sharing=sharing,
-                    reads_weights=read,
+                    read_share=share,
                     constants=constants,
                     expanded=self._copies,
                     gathers_kv=self.profile.gathers_kv,
@@ -242,8 +241,19 @@ class CostModel:
             rates.append(known[key])
         return rates
 
-    def _taking_turns(self, core: int) -> int:
-        """A number that is the same for the cores of a replica that wait for one another."""
+    def _demands(self, shares: Sequence[float], lone: bool) -> dict[int, dict[int, float]]:
+        """Bytes of weights that a step reads from each memory bank, by those that read at the same time."""
+        demands: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        reads = [share * size for share, size in zip(shares, self._matrices, strict=True)]
+        for core, wanted in enumerate(reads * self._place[0]):
+            bank, turn = demands[self.instance.bank_of(core)], self._turn(core, lone)
+            bank[turn] = max(bank.get(turn, 0.0), wanted)
+        return demands
+
+    def _turn(self, core: int, lone: bool) -> int:
+        """A number that is the same for cores that wait for one another: the stages of a lone batch."""
+        if not lone:
+            return core
         replica, within = divmod(core, len(self._programs))
         return replica * self.tensor + within % self.tensor
 
@@ -344,9 +354,9 @@ def _part_seconds(
     """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
     matrices = [spec for op in ops for spec in op.weights if spec.role is WeightRole.MATRIX]
     held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
-    reads = not keeps_weights(instance, sharing * held)
     constants = PROFILES["async"].constants_of(instance.chip.core.version)
-    rates = core_rates(instance, graph.format, (0,), sharing=1, reads_weights=reads, constants=constants)
+    share = read_share(instance, sharing * held)
+    rates = core_rates(instance, graph.format, (0,), sharing=1, read_share=share, constants=constants)
     costs = Counter(op_cost(op, graph.format, rates) for op in ops)
     key = frozenset(costs.items())
     if key not in known:

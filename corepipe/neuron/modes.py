@@ -1,8 +1,8 @@
 """`--mode latency | throughput | auto` and the degrees that were given, resolved to a Placement.
 
 - latency: the shortest time per token of a lone request on one replica.  Considered are the tensor
-  degrees that the instance accepts and, where cores keep weights on chip (inf1), the pipelines whose
-  layers become resident there; elsewhere a pipeline cuts no token's time.
+  degrees that the instance accepts and, where cores keep weights on chip (inf1), pipelines: each stage
+  keeps a part of them; elsewhere a pipeline cuts no token's time.
 - throughput: as many replicas as there are cores for, each on the fewest cores that hold it.
 - auto: the fewest cores within 10 % of latency's time per token, on one replica.
 
@@ -20,20 +20,17 @@ from typing import Literal
 
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape, stage_weights
-from corepipe.neuron.graph import Graph, WeightRole
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import keeps_weights, weight_bytes
+from corepipe.neuron.rates import weight_bytes
 
 Mode = Literal["latency", "throughput", "auto"]
 
 NEAR_BEST = 1.10
 """auto spends more cores only for more than this gain in time per token."""
-
-HEAD_STAGES = 4
-"""Stages that a resident pipeline may spend beyond those of its layers, for the output head."""
 
 CONTEXT = 512
 """Tokens of context at which placements are compared, or half of max_model_len if that is less."""
@@ -171,24 +168,11 @@ class _Chooser:
     def _pipelines(self) -> tuple[int, ...]:
         if self._given.pipeline:
             return (self._given.pipeline,)
-        first = self._first_resident()
-        most = self._graph.num_layers
-        resident = range(first, min(first + HEAD_STAGES, most) + 1) if first else ()
-        return tuple(dict.fromkeys((1, *resident)))
-
-    def _first_resident(self) -> int | None:
-        """Fewest stages whose layers stay in on-chip memory; None where they never do."""
-        fmt = self._graph.format
-        held = dict.fromkeys(range(self._graph.num_layers), 0)
-        for op in self._graph.ops:
-            matrices = [spec for spec in op.weights if spec.role is WeightRole.MATRIX]
-            if op.layer in held:
-                held[op.layer] += sum(weight_bytes(spec.shape, spec.role, fmt) for spec in matrices)
-        layers = len(held)
-        counts = (-(-layers // stages) for stages in range(1, layers + 1))
-        heaviest = max(held.values())
-        fitting = (n for n, count in enumerate(counts, 1) if keeps_weights(self._instance, count * heaviest))
-        return next(fitting, None)
+        most = min(self._graph.num_layers, self._instance.cores)
+        if self._instance.chip.core.resident_weight_bytes is None:
+            return (1,)
+        fewest = (-(-most // layers) for layers in range(most, 0, -1))
+        return tuple(dict.fromkeys(min(most, n + head) for n in fewest for head in (0, 1)))
 
     def _fitting(self, shapes: Iterable[Placement]) -> Iterator[Estimate]:
         for shape in shapes:

@@ -5,7 +5,7 @@ start that nothing hides (a transfer's semaphore; weights are fetched ahead).  O
 - TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul).
 - VectorE and ScalarE: passes over the elements, one a lane and cycle, max(64, n) cycles each; an operation
   on two fp32 operands takes two cycles an element (nki/api/nki/isa, tensor_tensor).
-- DMA: weights once a step, unless they stay on chip; keys and values of the contexts, embedding rows, in
+- DMA: weights once a step, less what stays on chip; keys and values of the contexts, embedding rows, in
   pieces of a head's or a row's size; logits.
 - Collectives: a floor for each exchange, the hops, and what a rank passes on; the links are used in turn,
   not beside arithmetic.
@@ -149,7 +149,7 @@ def matrix_cost(
     """
     n, k = shape
     tiles = (ceil(n / TILE) * TILE, ceil(k / TILE) * TILE) if rates.array else (n, k)
-    stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) if rates.reads_weights else 0
+    stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) * rates.read_share
     casts = k if fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32 else 0
     row_bytes = n * fmt.compute.bytes if leaves else 0
     return OpCost(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -42,7 +42,8 @@ class Link:
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
-    `array`: whether matrices are cut into 128 x 128 tiles.  `reads_weights`: False where they stay on chip.
+    `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
+    from memory; the rest stays on chip.
     `group` joins the `degree` tensor ranks.  `expanded`: copies of a key/value head that attention reads;
     `gathers_kv`: in pieces of one token.
     """
@@ -53,7 +54,7 @@ class CoreRates:
     scalar: float
     memory: float
     min_rows: int
-    reads_weights: bool
+    read_share: float
     degree: int
     group: Link
     array: bool = True
@@ -70,10 +71,11 @@ class CoreRates:
         return (1 + self.descriptor / size) / self.memory
 
 
-def keeps_weights(instance: Instance, matrix_bytes: int) -> bool:
-    """Whether a core keeps its matrices on chip from step to step: on inf1 those that are small enough."""
-    resident = instance.chip.core.resident_weight_bytes
-    return resident is not None and matrix_bytes <= resident * instance.lnc
+def read_share(instance: Instance, matrix_bytes: int) -> float:
+    """Share of a core's matrices that each step reads from memory: those that do not fit the core's on-chip
+    memory for weights, which inf1 alone has."""
+    resident = (instance.chip.core.resident_weight_bytes or 0) * instance.lnc
+    return 1 - min(1.0, resident / matrix_bytes) if matrix_bytes else 0.0
 
 
 def core_rates(
@@ -81,18 +83,20 @@ def core_rates(
     fmt: Format,
     group: Sequence[int],
     *,
-    sharing: int,
-    reads_weights: bool,
+    sharing: float,
+    read_share: float,
     constants: Constants = IDEAL,
     expanded: int = 1,
     gathers_kv: bool = True,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
-    `sharing`: cores that draw on the core's memory bank at once, itself included.
+    `sharing`: cores that draw on the core's memory bank at once, itself included; those that read less than
+    it count in part (`sharing_of`).
     """
     silicon = instance.chip.core
     memory = constants.memory_efficiency * instance.bank_bytes_per_second / sharing
+    memory = min(memory, instance.lnc * (silicon.memory_bytes_per_second or memory))
     speed = constants.engine_efficiency
     vector = instance.lnc * silicon.vector.elements_per_second * speed
     return CoreRates(
@@ -102,7 +106,7 @@ def core_rates(
         scalar=instance.lnc * silicon.scalar.elements_per_second * speed,
         memory=memory,
         min_rows=silicon.tensor.min_rows,
-        reads_weights=reads_weights,
+        read_share=read_share,
         degree=len(group),
         group=_group_link(instance, group, memory, constants),
         array=silicon.tensor.array is not None,
@@ -115,6 +119,18 @@ def core_rates(
         expanded=expanded,
         gathers_kv=gathers_kv,
     )
+
+
+def sharing_of(reads: float, others: Iterable[float]) -> float:
+    """Among how many cores a memory bank's bandwidth is shared, for a core that reads `reads` bytes a step
+    beside `others`, itself not among them.
+
+    Bandwidth is shared evenly by those that still read: when a core has read r bytes, every other one has
+    read as many, or all that it wanted.  One that reads nothing draws keys and values beside all readers.
+    """
+    if not reads:
+        return 1.0 + sum(1 for other in others if other)
+    return 1 + sum(min(other, reads) for other in others) / reads
 
 
 def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:

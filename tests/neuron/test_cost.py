@@ -29,7 +29,7 @@ from corepipe.neuron.hardware import GIB
 from corepipe.neuron.opcost import matrix_cost, op_cost
 from corepipe.neuron.ops import Attention, Linear
 from corepipe.neuron.placement import Placement, cut_layers
-from corepipe.neuron.rates import core_rates, link, ring_steps
+from corepipe.neuron.rates import core_rates, link, read_share, ring_steps, sharing_of
 
 INF2 = instance("inf2.48xlarge")
 SHARE = 410 * GIB
@@ -157,27 +157,51 @@ def test_more_stages_never_slow_the_slowest(shape):
 
 
 def test_replicas_share_the_memory_of_an_inf1_chip():
+    """One core alone draws less than the whole bank; four share it evenly, and so do eight on two chips."""
     programs, machine = whole(llama(LLAMA_70B)), instance("inf1.6xlarge")
-    shape = StepShape.decode(1, 1)
-    one, four = CostModel(programs, machine).seconds(0, shape), CostModel(programs, machine, data=4)
-    assert four.seconds(0, shape) == pytest.approx(4 * one, rel=0.01)
-    last = CostModel(programs, machine, data=5, replica=4)
-    assert last.seconds(0, shape) == pytest.approx(one, rel=0.01)
+    shape, constants = StepShape.decode(1, 1), replace(IDEAL, memory_efficiency=0.9)
+
+    def seconds(**placed: int) -> float:
+        return CostModel(programs, machine, constants=constants, **placed).seconds(0, shape)
+
+    bank, core = 0.9 * machine.bank_bytes_per_second, machine.chip.core.memory_bytes_per_second
+    assert seconds(data=4) == pytest.approx(seconds() * core / (bank / 4), rel=0.01)
+    assert seconds(data=3) == pytest.approx(seconds(data=4) * 3 / 4, rel=0.01)
+    assert seconds(data=8) == pytest.approx(seconds(data=4))
+    assert seconds(data=5, replica=4) == pytest.approx(seconds())
 
 
-def test_inf1_keeps_small_shards_on_chip():
-    """One layer of SmolLM2-135M has 3.5M weights: it stays on chip, two do not at bf16 but do at int8."""
+def test_inf1_reads_what_does_not_stay_on_chip():
+    """A layer of SmolLM2-135M has 3.5M weights: one stays on chip, of two at bf16 three tenths do not."""
     machine, shape = instance("inf1.24xlarge"), StepShape.decode(1, 1)
     sizes = replace(SMOLLM2, layers=32)
 
-    def weights_read(fmt: str, stages: int) -> float:
+    def weights_read(fmt: str, stages: int) -> int:
         model = CostModel(pipeline(llama(sizes, fmt), stages), machine)
-        return model.explain(1, shape).seconds[Bottleneck.WEIGHTS]
+        return sum(t.hbm_read_bytes for t in model.op_times(1, shape) if isinstance(t.op, Linear))
 
+    layer = 2 * 3_538_944
     assert weights_read("bf16", 32) == 0
-    assert weights_read("bf16", 16) > 0
+    assert weights_read("bf16", 16) == pytest.approx(2 * layer - 10e6, rel=1e-3)
+    assert weights_read("bf16", 8) == pytest.approx(4 * layer - 10e6, rel=1e-3)
     assert weights_read("int8", 16) == 0
-    assert weights_read("int8", 8) > 0
+
+
+def test_read_share():
+    inf1 = instance("inf1.xlarge")
+    assert read_share(inf1, 0) == 0
+    assert read_share(inf1, 10_000_000) == 0
+    assert read_share(inf1, 40_000_000) == pytest.approx(0.75)
+    assert read_share(INF2, 1000) == 1
+
+
+def test_bandwidth_is_shared_by_those_that_still_read():
+    """Beside one who reads a quarter as much: a quarter of the bytes at half the speed, the rest alone."""
+    assert sharing_of(4.0, []) == 1
+    assert sharing_of(4.0, [4.0, 4.0]) == 3
+    assert sharing_of(4.0, [1.0, 0.0]) == pytest.approx(1.25)
+    assert sharing_of(1.0, [4.0]) == 2
+    assert sharing_of(0.0, [4.0, 0.0]) == 2
 
 
 def test_no_other_chip_keeps_weights():
@@ -247,7 +271,7 @@ def test_few_rows_take_as_long_as_the_array_needs_at_least():
 
 def _attention_cost(graph: Graph, constants: Constants = IDEAL) -> Cost:
     op = next(op for op in graph.ops if isinstance(op, Attention))
-    rates = core_rates(INF2, graph.format, (0,), sharing=1, reads_weights=True, constants=constants)
+    rates = core_rates(INF2, graph.format, (0,), sharing=1, read_share=1.0, constants=constants)
     return op_cost(op, graph.format, rates)
 
 
@@ -312,13 +336,13 @@ def test_too_many_cores_are_refused():
 
 
 def test_an_unknown_op_has_no_cost():
-    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     with pytest.raises(TypeError, match="no cost is known for Op"):
         op_cost(Op(0, llama(TINY).ops[0].out), FORMATS["bf16"], rates)
 
 
 def test_every_op_of_a_step_costs_time():
-    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, reads_weights=True)
+    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
     for op in llama(TINY).ops:
         assert op_cost(op, FORMATS["bf16"], rates).engines(StepShape.decode(1, 5)).seconds > 0
 
@@ -342,7 +366,7 @@ def test_profiles_name_their_sources():
 
 def test_width_of_a_value_is_what_counts():
     """Local widths decide, so a tensor rank's Program is timed by its own part."""
-    graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     linear = next(op for op in graph.ops if op.weights and op.weights[0].name.startswith("linear"))
     half = replace(linear, out=Value(linear.out.id, linear.out.axis, linear.out.width // 2))
     shape = StepShape.decode(1, 5)
@@ -353,18 +377,18 @@ def test_width_of_a_value_is_what_counts():
 
 def test_matrices_are_cut_into_whole_tiles():
     """129 columns need as many tiles as 256."""
-    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     seconds = [matrix_cost(Rows.TOKENS, (n, 128), FORMATS["bf16"], rates).tensor for n in (128, 129, 256)]
     assert seconds[0] * 2 == seconds[1] == seconds[2]
 
 
 def test_fp32_takes_four_passes():
-    rates = [core_rates(INF2, FORMATS[f], (0,), sharing=1, reads_weights=True) for f in ("bf16", "fp32")]
+    rates = [core_rates(INF2, FORMATS[f], (0,), sharing=1, read_share=1.0) for f in ("bf16", "fp32")]
     assert rates[0].matmul == 4 * rates[1].matmul
 
 
 def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
-    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, reads_weights=True)
+    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     op = experts(count=8, top_k=2, hidden=256, ffn=128)
     cost = op_cost(op, FORMATS["bf16"], rates)
     one = 3 * 256 * 128 * 2

@@ -48,17 +48,16 @@ def hand_over(model: CostModel, shape: StepShape) -> float:
 
 @pytest.mark.parametrize(("model", "fmt"), [("smollm2-135m", "int8"), ("smollm2-135m", "bf16")])
 def test_on_inf1_a_pipeline_cuts_the_time_of_a_token_until_hand_over_dominates(model, fmt):
-    """No depth is worse than a smaller one by more than the hand-over that it adds."""
+    """Each stage keeps more on chip, until all but the output head stays there; then hand-over counts."""
     layers = architecture(model).graph(FORMATS[fmt]).num_layers
-    depths = [1, 2, 4, 8, 12, 16, 20, 24, layers]
-    models = [cost(model, fmt, "inf1.24xlarge", depth) for depth in depths]
+    models = [cost(model, fmt, "inf1.24xlarge", depth) for depth in range(1, layers + 1)]
     times = [m.latency(ALONE) for m in models]
-    best = times[0]
-    for depth, time, m in zip(depths[1:], times[1:], models[1:], strict=True):
-        assert time <= (best + hand_over(m, ALONE)) * (1 + 1e-9), f"{depth} stages"
-        best = min(best, time)
-    assert min(times) < times[0] / 1.4
-    assert times[-1] - min(times) <= hand_over(models[-1], ALONE)
+    best = times.index(min(times))
+    assert best > 8
+    assert times[: best + 1] == sorted(times[: best + 1], reverse=True)
+    assert times[best] < times[0] / 1.6
+    for time, m in zip(times[best:], models[best:], strict=True):
+        assert time - times[best] <= hand_over(m, ALONE)
 
 
 @pytest.mark.parametrize("where", ["inf2.48xlarge", "trn1.32xlarge", "trn2.48xlarge"])
