@@ -20,6 +20,7 @@ from pathlib import Path
 from corepipe.cli.run.validate import show, wide_console
 from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
 from corepipe.planning.calibration import rows
+from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import Fit, family, fit, leave_one_family_out, usable, version
 from corepipe.planning.calibration.predict import Prediction, Predictor
@@ -44,11 +45,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
     given = parser.parse_args()
     table, cases, console = rows.read(given.rows), Cases(), wide_console()
-    used = usable(table.rows, cases)
-    console.print(f"{len(used)} of {len(table.rows)} rows are fitted to")
+    known = tuple(completed(table.rows))
+    used = usable(known, cases)
+    console.print(f"{len(used)} of {len(known)} rows are fitted to")
     chosen = fit_all(used, cases)
     folds = leave_one_family_out(used, cases, fit_all)
-    found = errors(table.rows, cases, chosen, folds)
+    found = errors(known, cases, chosen, folds)
     console.print("Leave-one-family-out errors (|error| median and p90, bias; the plain roofline's beside):")
     show(console, found)
     for generation, constants in chosen.constants.items():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from corepipe.cli.common import check_writable, errors, progress_bar
 from corepipe.neuron.profiles import profile as find_profile
+from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.rows import read, write
+
+SHOWN = 5
+"""Reasons for rows without a prediction, the most frequent ones, that are printed."""
 
 
 def run(rows: Path, output: Path, profile: str | None) -> None:
@@ -19,12 +24,17 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
     predictor = Predictor(cases=Cases(chosen))
     written: list[dict[str, str]] = []
     with progress_bar(errors()) as report:
-        for number, row in enumerate(table.rows):
+        for number, (row, asked) in enumerate(zip(table.rows, completed(table.rows), strict=True)):
             report("predicting", number / len(table.rows))
-            found = predictor.predict(row)
+            found = predictor.predict(asked)
             value = "" if found.value is None else f"{found.value:.6g}"
             written.append({**row, "predicted": value, "reason": found.reason})
     columns = [name for name in table.columns if name not in {"predicted", "reason"}]
     write(output, [*columns, "predicted", "reason"], written)
     done = sum(bool(row["predicted"]) for row in written)
     errors().print(f"{done} of {len(written)} rows are predicted; written to {output}")
+    why = Counter(row["reason"] for row in written if not row["predicted"])
+    for reason, count in why.most_common(SHOWN):
+        errors().print(f"  {count} not: {reason}", markup=False, highlight=False)
+    if len(why) > SHOWN:
+        errors().print(f"  and {len(why) - SHOWN} more reasons: see the column `reason`")

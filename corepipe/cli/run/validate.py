@@ -11,6 +11,7 @@ from rich.table import Table
 from corepipe.cli.common import errors, print_json, progress_bar
 from corepipe.neuron.constants import IDEAL, provenance, shipped
 from corepipe.neuron.profiles import profile as find_profile
+from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Prediction, Predictor
 from corepipe.planning.calibration.rows import read
@@ -31,7 +32,7 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     predicted: list[Prediction] = []
     baseline: list[Prediction] = []
     with progress_bar(errors()) as report:
-        for number, row in enumerate(table.rows):
+        for number, row in enumerate(completed(table.rows)):
             report("predicting", number / len(table.rows))
             predicted.append(predictor.predict(row))
             baseline.append(plain.predict(row))

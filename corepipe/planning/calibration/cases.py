@@ -13,10 +13,11 @@ from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import Axis, DType, Format, Graph
 from corepipe.neuron.hardware import GIB, Instance
-from corepipe.neuron.ops import Linear, PatchEmbed
+from corepipe.neuron.ops import Attention, LatentAttention, Linear, PatchEmbed
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
+from corepipe.neuron.rates import weight_bytes
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,
@@ -29,6 +30,10 @@ from corepipe.planning.calibration.rows import (
 )
 from corepipe.planning.calibration.stacks import ENCODERS, profile_of
 
+DEFAULT_TOKENS = 2048
+"""Of a whole sequence, where a row that counts input and output alike does not say: that of the published
+rows of that kind that do, at a batch of one."""
+
 DEFAULT_ENCODER_TOKENS = 128
 """Tokens of a text that an encoder reads, where a row does not say: that of all published rows that do."""
 
@@ -40,7 +45,7 @@ class Case:
     place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
     compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
-    is then left out.
+    is then left out.  vocabulary: its tokens.  assumed: what the row does not say, in words; else empty.
     """
 
     model: str
@@ -55,6 +60,8 @@ class Case:
     longest: int
     encodes: bool
     causal: bool
+    vocabulary: int
+    assumed: str = field(compare=False)
 
     @property
     def placement(self) -> Placement:
@@ -75,18 +82,34 @@ class Cases:
 
     def read(self, row: Raw) -> Case:
         """The case of a row.  Raises Unpredictable, or UserError for a model or an instance."""
-        degrees_ = degrees(row)
+        cut = degrees(row)
         batch = count(row, "batch_size", 1) or 1
         model, task = text(row, "model"), text(row, "task").lower()
-        profile = self._profile or profile_of(row, batch, degrees_)
-        machine = _instance(row, degrees_)
-        fmt = _native(number_format(row), machine)
-        graph = self._graph(model, fmt)
+        profile = self._profile or profile_of(row, batch, cut)
+        machine = _instance(row, cut)
+        graph = self._graph(model, _native(number_format(row), machine))
         encodes = not graph.causal or task in ENCODERS
-        image = any(isinstance(op, PatchEmbed) for op in graph.ops)
-        lengths = (graph.max_positions, 0, graph.max_positions) if image else _lengths(row, encodes)
-        place = (machine.name, machine.lnc)
-        return Case(model, place, machine, fmt, degrees_, profile, batch, *lengths, encodes, graph.causal)
+        lengths = _lengths(row, graph, encodes)
+        held = _held(graph, machine, batch * lengths.longest) if _together(row) and cut == Degrees() else cut
+        assumed = [f"the weights do not fit a core: tensor {held.tensor} is assumed"] if held != cut else []
+        if _unsaid(row, graph, encodes):
+            assumed.append(f"output_len is missing: all but one of {lengths.longest} tokens are assumed")
+        return Case(
+            model=model,
+            place=(machine.name, machine.lnc),
+            instance=machine,
+            format=graph.format,
+            degrees=held,
+            profile=profile,
+            batch=batch,
+            inputs=lengths.inputs,
+            outputs=lengths.outputs,
+            longest=lengths.longest,
+            encodes=encodes,
+            causal=graph.causal,
+            vocabulary=graph.vocab_size,
+            assumed="; ".join(assumed),
+        )
 
     def cost(self, case: Case, constants: Mapping[str, Constants] | None = None) -> CostModel:
         """The case's cost model, with its profile's constants or those given.  Raises Unpredictable where
@@ -172,18 +195,58 @@ def _native(fmt: Format, instance: Instance) -> Format:
     return Format(fmt.name, DType.BF16, DType.BF16, DType.BF16)
 
 
-def _lengths(row: Raw, encodes: bool) -> tuple[int, int, int]:
+def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
+    """A lone core; where the weights do not fit it, the fewest tensor ranks that hold them and the keys and
+    values of `tokens`, if any do.
+
+    The tables that count input and output alike do not all say how many cores a model took.
+    """
+    weights = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
+    if weights <= instance.bank_bytes:
+        return Degrees()
+    kept = (op.kv_width for op in graph.ops if isinstance(op, Attention | LatentAttention))
+    held = weights + tokens * sum(kept) * graph.format.compute.bytes
+    for tensor in instance.tensor_degrees:
+        if held * min(tensor, instance.cores_per_bank) <= tensor * instance.bank_bytes:
+            return Degrees(tensor=tensor)
+    return Degrees()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
     """Tokens in, tokens out, and of the longest sequence that the graphs are compiled for."""
+
+    inputs: int
+    outputs: int
+    longest: int
+
+
+def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
+    if any(isinstance(op, PatchEmbed) for op in graph.ops):
+        return _Lengths(graph.max_positions, 0, graph.max_positions)
     given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
     if isinstance(given, tuple):
         raise Unpredictable("images are read by vision models alone")
     if encodes:
         inputs = given or longest or DEFAULT_ENCODER_TOKENS
-        return inputs, 0, max(inputs, longest)
+        return _Lengths(inputs, 0, max(inputs, longest))
+    if _unsaid(row, graph, encodes):
+        tokens = max(given, longest) or min(graph.max_positions, DEFAULT_TOKENS)
+        return _Lengths(1, tokens - 1, tokens)
     if not given + outputs:
         raise Unpredictable("input_len and output_len are missing")
     inputs = given or 1
-    return inputs, outputs, max(longest, inputs + outputs)
+    return _Lengths(inputs, outputs, max(longest, inputs + outputs))
+
+
+def _together(row: Raw) -> bool:
+    """Whether the row counts input and output alike, as tables before SDK 2.18 do."""
+    return text(row, "task").lower().endswith("(in+out)")
+
+
+def _unsaid(row: Raw, graph: Graph, encodes: bool) -> bool:
+    """Whether such a row does not say how much of it is output."""
+    return _together(row) and graph.causal and not encodes and not count(row, "output_len", 0)
 
 
 def _refuse_large(programs: tuple[Program, ...], placement: Placement, instance: Instance) -> None:

@@ -62,10 +62,12 @@ def version(row: Raw) -> str:
 
 
 def usable(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
-    """Rows that can be predicted, measured alone and at their middle: no serving under load, no tails."""
+    """Rows that can be predicted, measured alone and at their middle: no serving under load, no tails; and
+    that say all that a prediction needs."""
     predictor = Predictor(cases=cases)
     middle = [row for row in rows if _middle(row)]
-    scored = pair(middle, [predictor.predict(row) for row in middle])
+    found = [predictor.predict(row) for row in middle]
+    scored = pair(middle, [replace(one, value=None) if one.assumed else one for one in found])
     return [one.row for one in scored if abs(log(one.predicted / one.value)) < log(FAR)]
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.arrivals import ArrivalKind, Arrivals
+from corepipe.planning.calibration.assumed import LLMPERF
 from corepipe.planning.calibration.cases import Case
 from corepipe.planning.calibration.rows import Raw, Unpredictable, count, number, text
 from corepipe.planning.lengths import Lengths
@@ -41,6 +42,11 @@ CLOSED = frozenset({"", "throughput", "concurrent", "concurrency", "closed", "cl
 BURSTS = frozenset({"burst", "batch"})
 """What `arrival` may say: one request after another, at a rate, so many users, all at once."""
 
+LARGE_VOCABULARY = 100_000
+LLMPERF_TOKENS = 0.85
+"""llmperf counts with Llama 2's tokenizer of 32,000 tokens, whatever the model's is (token_benchmark_ray.py);
+that of Llama 3 makes up to 15 % fewer of a text (Meta's announcement of Llama 3)."""
+
 MOST_BATCH = 4096
 MOST_USERS = 1024
 MOST_RATE = 100.0
@@ -50,12 +56,16 @@ MOST_OUTPUTS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`."""
+    """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`.
+
+    tokens: the model's own for each that the benchmark counts.
+    """
 
     users: int | None
     rate: float | None
     kind: ArrivalKind = "poisson"
     once: bool = False
+    tokens: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +80,14 @@ class Served:
     seconds: float
 
 
-def load(row: Raw) -> Load:
-    """`arrival`, `users` and `rate`.  Raises Unpredictable where they say too little.
+def load(row: Raw, vocabulary: int) -> Load:
+    """`arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where they say
+    too little.
 
-    Without `arrival` a rate means Poisson arrivals, users alone a closed loop; beside a rate, `users` is the
-    most that the benchmark would have kept open, and does not count.
+    Without `arrival` a rate means Poisson arrivals, users alone a closed loop.  Beside a rate, `users` is the
+    most that a sweep of guidellm keeps open: its requests are evenly spaced, whatever `arrival` calls them
+    (guidellm: benchmark/profile.py, SweepProfile.rate_type), as the published times to a first token confirm,
+    which do not queue at nine tenths of what the server can do.
     """
     arrival = text(row, "arrival").lower()
     users, rate = count(row, "users", 0), number(row, "rate")
@@ -82,12 +95,14 @@ def load(row: Raw) -> Load:
         raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")
     if users > MOST_USERS:
         raise Unpredictable(f"users must be up to {MOST_USERS}, not {users}")
+    if text(row, "task").lower() == LLMPERF and users and rate is None:
+        return Load(users, None, once=True, tokens=LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0)
     if arrival in ALONE:
         return Load(1, None)
     if arrival in OPEN or (not arrival and rate is not None):
         if rate is None:
             raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
-        return Load(None, rate, kind="constant" if arrival in CONSTANT else "poisson")
+        return Load(None, rate, kind="constant" if arrival in CONSTANT or users else "poisson")
     if arrival in CLOSED or arrival in BURSTS:
         if not users:
             raise Unpredictable("a row under load needs its users, or its rate")
@@ -125,15 +140,16 @@ def serve(case: Case, cost: CostModel, offered: Load) -> Served:
         total=found["last_at"] - found["arrival"],
         gaps=gaps,
         gap_counts=counts.astype(np.float64),
-        outputs=found["output_tokens"],
+        outputs=found["output_tokens"] / offered.tokens,
         seconds=seconds,
     )
 
 
 def _workload(case: Case, offered: Load) -> Workload:
+    inputs, outputs = (max(1, round(offered.tokens * tokens)) for tokens in (case.inputs, case.outputs))
     return Synthetic(
-        input_len=_around(case.inputs, INPUT_SPREAD, case.longest - case.outputs),
-        output_len=_around(case.outputs, OUTPUT_SPREAD, case.longest - case.inputs),
+        input_len=_around(inputs, INPUT_SPREAD, case.longest - outputs),
+        output_len=_around(outputs, OUTPUT_SPREAD, case.longest - inputs),
         requests=offered.users if offered.once else None,
         duration=None if offered.once else MEASURED_SECONDS,
         arrivals=None if offered.rate is None else Arrivals(offered.rate, offered.kind),

@@ -13,6 +13,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.step import StepShape
+from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.load import Load, Served, load, serve
 from corepipe.planning.calibration.load import figure as load_figure
@@ -27,12 +28,14 @@ NOT_VALIDATED = "not validated"
 class Prediction:
     """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
 
-    profile: the runtime profile that was taken; empty where it did not come to that.
+    profile: the runtime profile that was taken; empty where it did not come to that.  assumed: whether a
+    guess stands for what the row does not say.
     """
 
     value: float | None
     reason: str
     profile: str = ""
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ class Predictor:
         try:
             asked = self.ask(row)
             profile = asked.case.profile.name
-            return Prediction(self.answer(asked), _caveat(row, asked.case), profile)
+            guesses = [guess for guess in (asked.case.assumed, text(row, assumed.COLUMN)) if guess]
+            reason = "; ".join(filter(None, (_caveat(row, asked.case), *guesses)))
+            return Prediction(self.answer(asked), reason, profile, bool(guesses))
         except Unpredictable as error:
             return Prediction(None, str(error), profile)
         except UserError as error:
@@ -107,7 +112,7 @@ class Predictor:
             raise Unpredictable(f"unit {unit!r:.40} is not known; there are {', '.join(UNITS)}")
         if (unit in RATES) != metric.endswith(("throughput", "rate")):
             raise Unpredictable(f"{metric} is not measured in {unit}")
-        offered = load(row) if _under_load(row) else None
+        offered = load(row, case.vocabulary) if _under_load(row) else None
         return Asked(case, metric, unit, _quantile(row), offered)
 
     def answer(self, asked: Asked) -> float:

@@ -23,6 +23,9 @@ def resolution(row: Raw) -> float:
     return RESOLUTIONS.get((text(row, "task"), text(row, "metric")), 0.0)
 
 
+ASSUMED = ", guessed"
+"""Behind the profile of a cell whose rows do not say all that a prediction needs."""
+
 SAME = (
     "task", "instance", "model", "dtype", "parallelism", "batch_size", "input_len", "output_len", "seq_len",
     "metric", "arrival", "users",
@@ -32,13 +35,14 @@ SAME = (
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A measured row and what was predicted for it."""
+    """A measured row and what was predicted for it; `assumed`: with a guess for what the row does not say."""
 
     row: Raw
     value: float
     predicted: float
     baseline: float | None
     profile: str
+    assumed: bool = False
 
     @property
     def resolution(self) -> float:
@@ -82,7 +86,7 @@ def pair(
         value = _value(row)
         if value is not None and found.value is not None:
             baseline = baselines[i].value if baselines else None
-            scored.append(Scored(row, value, found.value, baseline, found.profile))
+            scored.append(Scored(row, value, found.value, baseline, found.profile, found.assumed))
     return scored
 
 
@@ -100,7 +104,8 @@ def cells(scored: Iterable[Scored]) -> list[Cell]:
     for one in scored:
         row = one.row
         metric = text(row, "metric") + ("" if _typical(row) else f" {text(row, 'percentile')}")
-        groups[not _validated(row), metric, text(row, "instance"), one.profile].append(one)
+        profile = one.profile + (ASSUMED if one.assumed else "")
+        groups[not _validated(one), metric, text(row, "instance"), profile].append(one)
     return [_cell(key, groups[key]) for key in sorted(groups)]
 
 
@@ -108,8 +113,8 @@ def _typical(row: Raw) -> bool:
     return text(row, "percentile").lower() in {"", "mean", "p50", "median"}
 
 
-def _validated(row: Raw) -> bool:
-    return _typical(row) and text(row, "instance").startswith(("inf2", "trn1"))
+def _validated(one: Scored) -> bool:
+    return _typical(one.row) and text(one.row, "instance").startswith(("inf2", "trn1")) and not one.assumed
 
 
 def _cell(key: tuple[bool, str, str, str], group: list[Scored]) -> Cell:

@@ -48,6 +48,10 @@ ENCODER = DECODER | {
 SERVING = DECODER | {"task": "serving", "arrival": "poisson", "rate": "1.5", "metric": "ttft"}
 
 
+TGI = {"profile": "optimum-tnx", "input_len": "870", "output_len": "218"}
+"""What the stack of `serving-tgi` makes of SERVING's tokens, which llmperf counts: 0.85 of them."""
+
+
 @cache
 def cases() -> Cases:
     return Cases()
@@ -155,7 +159,9 @@ def test_a_decoder_measured_as_an_encoder_has_no_head():
     ("load", "same_as"),
     [
         ({"arrival": ""}, {"arrival": "poisson"}),
-        ({"arrival": "poisson", "users": "64"}, {"arrival": "poisson"}),
+        ({"arrival": "poisson", "users": "64"}, {"arrival": "constant"}),
+        ({"arrival": "", "users": "64"}, {"arrival": "constant"}),
+        ({"task": "serving-tgi", "users": "8", "rate": ""}, {"arrival": "burst", "users": "8"} | TGI),
         ({"arrival": "closed", "users": "8"}, {"arrival": "throughput", "users": "8", "rate": ""}),
         ({"arrival": "", "users": "8", "rate": ""}, {"arrival": "concurrent", "users": "8"}),
         ({"arrival": "sequential", "users": "8"}, {"arrival": "synchronous", "rate": ""}),
@@ -163,6 +169,27 @@ def test_a_decoder_measured_as_an_encoder_has_no_head():
 )
 def test_ways_to_say_a_load(load, same_as):
     assert value(SERVING, **load) == value(SERVING, **same_as)
+
+
+def test_llmperf_counts_the_answers_of_a_small_vocabulary_as_they_are():
+    row = SERVING | {"task": "serving-tgi", "users": "2", "rate": "", "arrival": ""}
+    own = value(row, metric="output_throughput", unit="tokens/s")
+    assert value(row, metric="request_latency", model="llama-2-7b") > value(row, metric="request_latency")
+    served = value(SERVING, arrival="burst", users="2", **TGI, metric="output_throughput", unit="tokens/s")
+    assert own == pytest.approx(served / 0.85)
+
+
+def test_old_tables_say_neither_cores_nor_lengths():
+    row = DECODER | {"task": "text-generation(in+out)", "sdk": "2.9.0", "input_len": "0", "output_len": "0"}
+    row |= {"parallelism": "TP1", "batch_size": "1", "seq_len": "0", "metric": "per_token_latency"}
+    found = Predictor(cases=cases()).predict(row | {"model": "opt-30b"})
+    assert found.assumed
+    assert "tensor 4 is assumed" in found.reason
+    assert "2048 tokens are assumed" in found.reason
+    said = value(row, model="opt-30b", parallelism="TP4", input_len="1", output_len="2047")
+    assert found.value == said
+    assert not Predictor(cases=cases()).predict(row | {"input_len": "9", "output_len": "9"}).assumed
+    assert "do not fit" in reason(row, model="opt-30b", batch_size="256")
 
 
 def test_a_burst_and_a_constant_rate():
