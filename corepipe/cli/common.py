@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,11 +75,27 @@ def check_writable(flag: str, path: Path | None) -> None:
 
 
 def write_result(flag: str, path: Path, text: str) -> None:
-    """Writes a file that the user named with `flag`.  Raises UserError where that fails."""
+    """Writes a file that the user named with `flag`, whole or not at all.  Raises UserError where that fails."""
     try:
-        path.write_text(text, encoding="utf-8")
+        target = path.resolve()
+        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+            target.write_text(text, encoding="utf-8", newline="")  # a device or a pipe; nothing else can be
+        else:
+            _replace(target, text)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}", flag.lstrip("-")) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts a new file in a file's place, if all of it can be written."""
+    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8", newline="")
+        if path.exists():
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

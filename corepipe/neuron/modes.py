@@ -83,13 +83,14 @@ def resolve(
     widest = chooser.widest(replicas)
     match mode:
         case "latency":
-            chosen, others = fastest, f"throughput would give {widest}"
+            chosen, others = fastest, {"throughput": widest}
         case "throughput":
-            chosen, others = widest, f"latency would give {fastest}"
+            chosen, others = widest, {"latency": fastest}
         case "auto":
-            chosen = _fewest_cores_near(fastest, replicas)
-            others = f"latency would give {fastest}, throughput {widest}"
-    return chosen.placement, f"{mode}: {chosen}; {others}{_note(instance, chosen.placement)}"
+            chosen, others = _fewest_cores_near(fastest, replicas), {"latency": fastest, "throughput": widest}
+    apart = ", ".join(f"{name} would give {other}" for name, other in others.items() if other != chosen)
+    beside = apart or f"{' and '.join(others)} would give the same"
+    return chosen.placement, f"{mode}: {chosen}; {beside}{_note(instance, chosen.placement)}"
 
 
 def _note(instance: Instance, placement: Placement) -> str:

@@ -197,7 +197,7 @@ def _read(path: Path) -> RuntimeProfile:
     return replace(base, name=str(values["name"]), source=str(values["source"]), constants=constants)
 
 
-def write(profile: RuntimeProfile, base: str, path: Path, about: Mapping[str, object]) -> None:
+def as_text(profile: RuntimeProfile, base: str, about: Mapping[str, object]) -> str:
     """A file that `profile` reads: its constants over the profile `base`; `about` is for people."""
     constants = {version: as_json(constants) for version, constants in profile.constants}
     record = {
@@ -207,4 +207,4 @@ def write(profile: RuntimeProfile, base: str, path: Path, about: Mapping[str, ob
         "constants": constants,
         "fit": about,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    return json.dumps(record, indent=1) + "\n"

@@ -90,9 +90,12 @@ def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
     if given is not None:
         return given
     with _opened(path) as file:
-        head = file.readline(LONGEST_HEAD).strip().lstrip("\ufeff")
+        head = " "
+        while head.isspace():
+            head = file.readline(LONGEST_HEAD)
+    head = head.strip().lstrip("\ufeff")
     if not head:
-        raise UserError(f"--trace {path}: its first line is empty; a trace has a request a line", "trace")
+        raise UserError(f"--trace {path}: it is empty; a trace has a request a line", "trace")
     if head.startswith("{"):
         return "mooncake"
     columns = next(csv.reader([head]), [])
@@ -220,6 +223,8 @@ def _opened(path: Path) -> Iterator[TextIO]:
 def _json_lines(path: Path) -> Iterator[_Line]:
     with _opened(path) as file:
         for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
             line = _Line(path, number, {}, "mooncake")
             try:
                 fields = json.loads(text)

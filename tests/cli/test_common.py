@@ -35,3 +35,25 @@ def test_results_can_be_written_or_it_is_said_before_the_work(tmp_path: Path) ->
             check_writable("--output", path)
         with pytest.raises(UserError, match="--output"):
             write_result("--output", path, "text")
+
+
+def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    with pytest.raises(UnicodeEncodeError):
+        write_result("--output", path, "new \ud800")
+    assert path.read_text() == "old"
+    write_result("--output", path, "new\r\n")
+    assert path.read_bytes() == b"new\r\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    link = tmp_path / "out"
+    link.symlink_to("/dev/null")
+    write_result("--output", link, "text")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(UserError, match="--output /dev/full: No space"):
+        write_result("--output", Path("/dev/full"), "text")

@@ -11,7 +11,7 @@ import yaml
 
 from corepipe.cli.run.plan import _seconds
 from corepipe.errors import UserError
-from corepipe.neuron.profiles import PROFILES, write
+from corepipe.neuron.profiles import PROFILES, as_text
 from tests.planning.planner.test_planner import CONFIG
 from tests.servers import run
 
@@ -66,7 +66,7 @@ def test_emitted_values_are_all_of_stdout(model: str) -> None:
 def test_a_profile_of_ones_own_is_emitted_by_its_path(model: str, tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     own = replace(PROFILES["vllm-neuron"], name="measured")
-    write(own, "vllm-neuron", file, {})
+    file.write_text(as_text(own, "vllm-neuron", {}))
     shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--profile", str(file), "--emit", "helm")
     assert shown.returncode == 0
     assert yaml.safe_load(shown.stdout)["profile"] == str(file)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from corepipe.errors import UserError
 from corepipe.neuron.constants import as_json, shipped
 from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, Buckets, profile, write
+from corepipe.neuron.profiles import PROFILES, Buckets, as_text, profile
 from corepipe.neuron.step import StepShape
 from corepipe.scheduler.policy import policy
 
@@ -87,7 +87,7 @@ def test_a_prompt_fills_its_bucket():
 def test_a_file_refines_a_profile(tmp_path):
     constants = replace(shipped()["v2"], memory_efficiency=0.5)
     refined = replace(PROFILES["nxdi"], name="mine", source="here", constants=(("v2", constants),))
-    write(refined, "nxdi", tmp_path / "mine.json", {"rows": 3})
+    (tmp_path / "mine.json").write_text(as_text(refined, "nxdi", {"rows": 3}))
     read = profile(str(tmp_path / "mine.json"))
     assert read == refined
     assert read.constants_of("v2") == constants

@@ -94,11 +94,18 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
         read(path, speed=0.0)
 
 
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    plain, spaced = tmp_path / "plain.jsonl", tmp_path / "spaced.jsonl"
+    plain.write_text(MOONCAKE % 0 + MOONCAKE % 5)
+    spaced.write_text("\n" + MOONCAKE % 0 + " \r\n\n" + MOONCAKE % 5 + "\n")
+    assert [s.start for s in read(spaced)] == [s.start for s in read(plain)]
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
         (MOONCAKE % 0 + '{"timestamp": 5, "output_length": 5}\n', ["line 2, input_length", "is missing"]),
-        (MOONCAKE % 0 + "\n", ["line 2", "not JSON", "one object a line"]),
+        (MOONCAKE % 0 + "\nno\n", ["line 3", "not JSON", "one object a line"]),
         ('{"timestamp": 5, "input_length": 1\n', ["line 1", "not JSON"]),
         (MOONCAKE % 9 + MOONCAKE % 5, ["line 2, timestamp", "earlier than the line before", "sort"]),
         (MOONCAKE % -4, ["line 1, timestamp", "before the start"]),
@@ -113,7 +120,8 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
         (BURST + "5,ChatGPT,472,0,472,Conversation log\n", ["line 2, Response tokens: 0 tokens", "failed"]),
         (BURST + "5,ChatGPT,many,3,472,Conversation log\n", ["Request tokens", "'many' is no number"]),
         ("a,b\n1,2\n", ["no known schema", "mooncake, azure, burstgpt"]),
-        ("", ["first line is empty"]),
+        ("", ["it is empty"]),
+        ("\n \n", ["it is empty"]),
         ('{"timestamp": ' + "[" * 100_000 + "\n", ["line 1", "not JSON"]),
     ],
 )  # fmt: skip

@@ -11,7 +11,6 @@ from corepipe.errors import UserError
 from corepipe.neuron.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.cost import PROFILES, StepShape
 from corepipe.neuron.engines import Engines
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import Executor, StepOutput
 from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.policy import mixed
@@ -20,6 +19,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.deployment import Deployment, Replica
 from corepipe.serving.driver import Driver
 from corepipe.serving.messages import Output, Ready, Sampling, Submit
+from tests.null_executor import NullExecutor
 
 VOCAB = 5000
 GREEDY = Sampling(temperature=0.0)

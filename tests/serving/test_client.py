@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import StepOutput
 from corepipe.serving.client import EngineError, InProcessClient, ProcessClient
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Progress, Stats
 from corepipe.serving.streams import OutputStream
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, deployment, submit
 
 CONFIG = EngineConfig(model="none", seed=3)

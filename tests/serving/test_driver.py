@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.neuron.clock import HostClock, VirtualClock
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.driver import Driver
 from corepipe.serving.messages import Abort, Output, Sampling
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import (
     VOCAB,
     FlatCost,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from corepipe.neuron.clock import HostClock, PacedClock, VirtualClock
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import StepOutput
 from corepipe.serving.driver import LEAD_SECONDS, Driver
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, FlatCost, deployment, run, submit
 
 

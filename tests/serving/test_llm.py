@@ -13,9 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers
 import corepipe
 from corepipe.errors import UserError
 from corepipe.models.tokenizer import Tokenizer
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import deployment
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterable
 
 from corepipe.neuron.clock import HostClock
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.driver import Driver
 from corepipe.serving.loop import serve
 from corepipe.serving.messages import Command, Outputs, Shutdown
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, deployment, submit
 
 

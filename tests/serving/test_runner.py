@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from corepipe.serving.messages import Sampling
 from corepipe.serving.runner import Runner, Step
+from tests.null_executor import NullExecutor
 
 VOCAB = 1000
 

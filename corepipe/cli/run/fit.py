@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from corepipe.cli.common import check_writable, errors
+from corepipe.cli.common import check_writable, errors, write_result
 from corepipe.errors import UserError
 from corepipe.neuron.constants import shipped
-from corepipe.neuron.profiles import PROFILES, write
+from corepipe.neuron.profiles import PROFILES, as_text
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import fit as fit_constants
 from corepipe.planning.calibration.fit import usable
@@ -35,6 +35,6 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
     refined = replace(
         PROFILES[base], name=output.stem, source=source, constants=tuple(sorted(found.constants.items()))
     )
-    write(refined, base, output, {"rows": dict(found.rows)})
+    write_result("--output", output, as_text(refined, base, {"rows": dict(found.rows)}))
     counted = ", ".join(f"{count} rows of {version}" for version, count in found.rows.items())
     errors().print(f"fitted to {counted}; written to {output}; use it as --profile {output}")

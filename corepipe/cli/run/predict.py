@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from corepipe.cli.common import check_writable, errors, progress_bar
+from corepipe.cli.common import check_writable, errors, progress_bar, write_result
 from corepipe.neuron.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor
-from corepipe.planning.calibration.rows import read, write
+from corepipe.planning.calibration.rows import as_csv, read
 
 SHOWN = 5
 """Reasons for rows without a prediction, the most frequent ones, that are printed."""
@@ -30,7 +30,7 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
             value = "" if found.value is None else f"{found.value:.6g}"
             written.append({**row, "predicted": value, "reason": found.reason})
     columns = [name for name in table.columns if name not in {"predicted", "reason"}]
-    write(output, [*columns, "predicted", "reason"], written)
+    write_result("--output", output, as_csv([*columns, "predicted", "reason"], written))
     done = sum(bool(row["predicted"]) for row in written)
     errors().print(f"{done} of {len(written)} rows are predicted; written to {output}")
     why = Counter(row["reason"] for row in written if not row["predicted"])

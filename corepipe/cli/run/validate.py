@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from corepipe.cli.common import errors, print_json, progress_bar
+from corepipe.errors import UserError
 from corepipe.neuron.constants import IDEAL, provenance, shipped
 from corepipe.neuron.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
@@ -37,6 +39,8 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
             predicted.append(predictor.predict(row))
             baseline.append(plain.predict(row))
     found = cells(pair(table.rows, predicted, baseline))
+    if not found:
+        raise UserError(f"{rows}: {_nothing(predicted)}", "rows")
     skipped = sum(p.value is None for p in predicted)
     if as_json:
         print_json(_document(found, len(table.rows), skipped))
@@ -47,6 +51,17 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
         f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
         "errors in percent, median / p90; left out: by cross-validation; few rows and tails: not validated."
     )
+
+
+def _nothing(predicted: Sequence[Prediction]) -> str:
+    """Why there is nothing to compare."""
+    if not predicted:
+        return "has no rows under its header"
+    reasons = Counter(one.reason for one in predicted if one.value is None)
+    if not reasons:
+        return "no row has a `value` to compare with"
+    reason, count = reasons.most_common(1)[0]
+    return f"none of {len(predicted)} rows has a value and a prediction; {count} have none since: {reason}"
 
 
 def _stored() -> Stored:
@@ -70,9 +85,9 @@ def _document(found: Sequence[Cell], total: int, skipped: int) -> dict[str, obje
 
 
 def wide_console() -> Console:
-    """The terminal, or a file with room for the table."""
+    """With room for the table's numbers: a narrower terminal wraps lines rather than lose digits."""
     console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+    return console if console.is_terminal and console.width >= WIDTH else Console(width=WIDTH)
 
 
 def show(console: Console, found: Sequence[Cell], stored: Stored | None = None) -> None:

@@ -8,6 +8,7 @@ users, rate, profile.  Any may be missing; what a prediction needs is asked for 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,15 +64,13 @@ def read(path: Path) -> Table:
     return Table(columns, rows)
 
 
-def write(path: Path, columns: Sequence[str], rows: Iterable[Raw]) -> None:
-    """The rows under a header.  Raises UserError."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+def as_csv(columns: Sequence[str], rows: Iterable[Raw]) -> str:
+    """The rows under a header."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def text(row: Raw, column: str) -> str:

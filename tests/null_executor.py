@@ -1,4 +1,4 @@
-"""The null executor: computes nothing, keeps the order of batches.  For virtual time."""
+"""The null executor: computes nothing, keeps the order of batches.  For tests of what runs executors."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from corepipe.neuron.null import NullExecutor
 from corepipe.neuron.program import Executor, SamplingBatch, StepInputs
+from tests.null_executor import NullExecutor
 
 VOCAB = 101
 INPUTS = StepInputs(
