@@ -75,7 +75,7 @@ def check_writable(flag: str, path: Path | None) -> None:
 
 
 def write_result(flag: str, path: Path, text: str) -> None:
-    """Writes a file that the user named with `flag`, whole or not at all.  Raises UserError where that fails."""
+    """Writes a file that the user named with `flag`, whole or not at all.  Raises UserError."""
     try:
         target = path.resolve()
         if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_where_nothing_meets_them_the_code_is_3_and_the_nearest_is_named(model: 
     assert shown.returncode == 3
     assert "Nothing meets the objectives." in shown.stdout
     assert "nearest: inf2.xlarge" in shown.stdout
-    assert "ms would be met by 2 x inf2.xlarge" in shown.stdout
+    assert re.search(r"ms would be met by \d x inf2.xlarge", shown.stdout)
 
 
 def test_emitted_values_are_all_of_stdout(model: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -29,10 +29,11 @@ from corepipe.planning.planner.emit_helm import Served, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
 from corepipe.planning.planner.evaluate import Demand
 from corepipe.planning.planner.plan_report import document, million, percentile_note, reasons
-from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan, Remedy
+from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan
 from corepipe.planning.planner.planner import plan as make_plan
-from corepipe.planning.planner.planner import remedy as find_remedy
 from corepipe.planning.planner.prices import list_prices, read_prices
+from corepipe.planning.planner.remedies import Remedy, roomier
+from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import Option
 from corepipe.planning.planner.space import Shape, Space
 
@@ -54,7 +55,7 @@ def run(given: Mapping[str, Any]) -> None:
         _check_any_runs(inquiry)
     with progress_bar(errors()) as report:
         found = make_plan(inquiry, report)
-        remedy = None if found.best else find_remedy(found)
+        remedy = None if found.best else find_remedy(found, report)
     if as_json:
         print_json(document(found, remedy))
     else:
@@ -76,7 +77,7 @@ def _inquiry(given: Mapping[str, Any]) -> Inquiry:
         validation=shipped_validation(),
         max_model_len=given["max_model_len"],
         max_error=None if max_error is None else max_error / 100,
-        accepts=emit_vllm.runs if emit is Emit.VLLM_NEURON else _anything,
+        accepts=_accepted(emit),
         spread=1.0 if emit else SPREAD,
     )
 
@@ -113,8 +114,15 @@ def _check_any_runs(inquiry: Inquiry) -> None:
         emit_vllm.check_runs(shapes[0])
 
 
-def _anything(_shape: Shape) -> bool:
-    return True
+def _accepted(emit: Emit | None) -> Callable[[Shape], bool]:
+    """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come."""
+    match emit:
+        case Emit.VLLM_NEURON:
+            return emit_vllm.runs
+        case Emit.HELM:
+            return lambda shape: shape.lnc is None
+        case _:
+            return lambda _: True
 
 
 def _rate(rate: float) -> float:
@@ -172,7 +180,10 @@ def _sentence(plan: Plan, option: Option) -> str:
 
 
 def _ms(seconds: float) -> str:
+    """Milliseconds; a dash where there is nothing to time, as between the tokens of an answer of one."""
     milliseconds = seconds * 1e3
+    if not seconds:
+        return "-"
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
@@ -207,11 +218,24 @@ def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
     console.print("[bold]Nothing meets the objectives.[/bold]")
     if plan.nearest is not None:
         console.print(f"nearest: {plan.nearest.shape}: {plan.nearest.failure.text}")
+    roomy = roomier(plan)
+    if roomy is not None:
+        console.print(f"it would fit {roomy}{_unpriced(plan, roomy.instance)}")
     if remedy is not None:
         asked = remedy.objectives
         flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
         changed = " ".join(f"{flag} {value * 1e3:g}ms" for flag, value in flags.items() if value)
         console.print(f"{changed} would be met by {_sentence(plan, remedy.option)}")
+
+
+def _unpriced(plan: Plan, instance: str) -> str:
+    """What to say of an instance that cannot be bought as was asked; else nothing."""
+    market = plan.inquiry.market
+    try:
+        market.prices.require(instance, market.purchase, market.region)
+    except UserError as error:
+        return f"; {error.message}"
+    return ""
 
 
 def _print_failures(console: Console, plan: Plan) -> None:

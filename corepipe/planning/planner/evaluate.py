@@ -217,6 +217,7 @@ class Workbench:
                 "model": self._architecture.name,
                 "format": shape.format.name,
                 "instance": shape.instance,
+                "lnc": shape.lnc,
                 "pipeline": place.pipeline,
                 "tensor": place.tensor,
                 "data": place.data,
@@ -297,7 +298,8 @@ def twin(candidate: Candidate) -> Candidate:
     """The same on the first instance of the catalogue with the same device: it differs in host and price."""
     shape = candidate.shape
     device = shape.device
-    first = next(i for i in INSTANCES if _device(i) == _device(device))
+    alike = (i if shape.lnc is None else i.with_lnc(shape.lnc) for i in INSTANCES)
+    first = next(i for i in alike if _device(i) == _device(device))
     return (
         candidate
         if first.name == device.name

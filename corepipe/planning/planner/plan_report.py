@@ -7,7 +7,8 @@ from itertools import groupby
 
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
-from corepipe.planning.planner.planner import Plan, Remedy
+from corepipe.planning.planner.planner import Plan
+from corepipe.planning.planner.remedies import Remedy, roomier
 from corepipe.planning.planner.search import Dearer, Option, Rejected
 from corepipe.planning.planner.space import BLOCK_SIZE, Deployment, Shape
 
@@ -19,6 +20,7 @@ def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
     """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
     inquiry, found = plan.inquiry, plan.found
     demand = inquiry.demand
+    roomy = None if plan.best else roomier(plan)
     return {
         "schema": SCHEMA,
         "emulated": True,
@@ -40,6 +42,7 @@ def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
         "dearer": [_dearer(d) for d in found.dearer],
         "without_price": list(plan.unpriced),
         "nearest": None if plan.best or plan.nearest is None else _rejected(plan.nearest),
+        "would_fit": roomy and _shape(roomy),
         "would_be_met": remedy
         and {"objectives": objectives(remedy.objectives), "by": option(plan, remedy.option)},
         "searched": {"configurations": found.configurations, "simulations": found.simulations},
@@ -65,7 +68,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
         "dollars_per_million_output_tokens": million(plan, chosen),
         "predicted": {
             "ttft_ms": outcome.ttft * MILLISECONDS,
-            "tpot_ms": outcome.tpot * MILLISECONDS,
+            "tpot_ms": outcome.tpot * MILLISECONDS or None,
             "e2e_ms": outcome.latency * MILLISECONDS,
             "output_tokens_per_second": outcome.tokens_per_second * chosen.deployment.instances,
         },
@@ -113,6 +116,7 @@ def _shape(shape: Shape) -> dict[str, object]:
     place = shape.placement
     return {
         "instance": shape.instance,
+        "lnc": shape.device.lnc,
         "pipeline": place.pipeline,
         "tensor": place.tensor,
         "data": place.data,

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import ceil, floor, log10
+from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.planning.planner.bounds import Failure, Objectives, Reason
+from corepipe.planning.planner.bounds import Failure, Reason
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.evaluate import Demand, Workbench
 from corepipe.planning.planner.prices import Price, PriceList, Purchase
-from corepipe.planning.planner.search import Found, Option, Outcome, Rejected, search
-from corepipe.planning.planner.space import Candidate, Deployment, Shape, Space
+from corepipe.planning.planner.search import Found, Option, Rejected, search
+from corepipe.planning.planner.space import Shape, Space
 
 SPREAD = 4.0
 """Faster deployments are looked for up to so many times the price of the cheapest."""
-
-EASE = 2
-"""How far below its capacity the nearest deployment is tried."""
 
 Report = Callable[[str, float], None]
 
@@ -61,6 +57,12 @@ class Plan:
     found: Found
     prices: dict[str, Price]
     unpriced: tuple[str, ...]
+
+    @property
+    def heads_and_layers(self) -> tuple[int, int]:
+        """Of the model: what bounds the degrees of a placement."""
+        graph = _decoder(self.inquiry.architecture)
+        return graph.heads.heads, graph.num_layers
 
     @property
     def best(self) -> Option | None:
@@ -117,51 +119,6 @@ def _search(
 def _workbench(inquiry: Inquiry, prices: dict[str, Price], longest: int) -> Workbench:
     rates = {name: price.per_hour for name, price in prices.items()}
     return Workbench(inquiry.architecture, inquiry.demand, rates, longest)
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """Objectives that can be met, and the deployment that does."""
-
-    objectives: Objectives
-    option: Option
-
-
-def remedy(plan: Plan) -> Remedy | None:
-    """Objectives that the nearest deployment meets, with instances for EASE times the rate: simulated.
-
-    None where no objective is what is in the way.
-    """
-    nearest, asked = plan.nearest, plan.inquiry.demand
-    if nearest is None or nearest.failure.reason not in {Reason.TTFT, Reason.TPOT}:
-        return None
-    free = replace(asked, objectives=replace(asked.objectives, ttft=None, tpot=None))
-    inquiry = replace(plan.inquiry, demand=free)
-    workbench = _workbench(inquiry, plan.prices, plan.max_model_len)
-    limits = inquiry.space.limits(plan.max_model_len, workbench.longest_prompt)
-    able = [c for c in (Candidate(nearest.shape, n) for n in limits) if workbench.failure(c) is None]
-    easy = [Deployment(candidate, EASE * workbench.fewest(candidate)) for candidate in able]
-    chosen = min(easy, key=lambda d: (workbench.estimate(d.candidate, d.instances), d.instances))
-    outcome = workbench.measure(chosen)
-    option = Option(chosen, chosen.instances * workbench.price(nearest.shape), outcome)
-    return Remedy(_loosened(asked.objectives, outcome), option)
-
-
-def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
-    """Those that the outcome misses as it would meet them."""
-    ttft, tpot = objectives.ttft, objectives.tpot
-    if ttft is not None and outcome.ttft > ttft:
-        ttft = _rounded_up(outcome.ttft)
-    if tpot is not None and outcome.tpot > tpot:
-        tpot = _rounded_up(outcome.tpot)
-    return replace(objectives, ttft=ttft, tpot=tpot)
-
-
-def _rounded_up(seconds: float) -> float:
-    """To two digits of milliseconds."""
-    milliseconds = seconds * 1e3
-    unit = 10.0 ** (floor(log10(milliseconds)) - 1)
-    return ceil(milliseconds / unit) * unit / 1e3
 
 
 def _decoder(architecture: Architecture) -> Graph:

@@ -19,13 +19,18 @@ from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, 
 
 STEP = 1.03
 """Large deployments grow by this factor, or by one instance if that is more; what meets the objectives is
-then taken back to the fewest instances that still do."""
+then taken back to the fewest instances that still do, and a shape's price is that of the fewest that it may
+do with, so that none hides between two steps."""
 
 MOST_INSTANCES = 256
 """Of a deployment: what needs more meets the objectives only by serving next to nothing on each."""
 
 MORE_VARIANTS = 2
 """Batch limits tried for each shape and number of instances, once the cheapest deployment is known."""
+
+MOST_TIES = 4
+"""Deployments of one price that are simulated, those first that are estimated to be the fastest: an instance
+with a hundred cores can be cut in dozens of ways that all do."""
 
 NOTICEABLE = 0.97
 """Beyond the cheapest, only what is estimated to take this share of the fastest's time is simulated."""
@@ -207,7 +212,8 @@ class _Search:
             failure = opened.failure or Failure(Reason.THROUGHPUT, f"needs {least} instances")
             self._found.rejected.append(Rejected(opened.shape, failure))
             return
-        price = least * self._evaluator.price(opened.shape)
+        possible = min(least, max(opened.tried + 1, min(opened.fewest[v] for v in opened.variants)))
+        price = possible * self._evaluator.price(opened.shape)
         estimate = min(self._evaluator.estimate(v, least) for v in opened.variants)
         heapq.heappush(self._heap, (price, estimate, opened.index, least, opened.shape))
 
@@ -220,7 +226,8 @@ class _Search:
         for candidate in self._variants(opened, instances):
             outcome = self._measure(Deployment(candidate, instances))
             if outcome.failure is None:
-                self._accept(self._refined(opened, Option(Deployment(candidate, instances), price, outcome)))
+                paid = instances * self._evaluator.price(opened.shape)
+                self._accept(self._refined(opened, Option(Deployment(candidate, instances), paid, outcome)))
                 return
             failures.append(outcome.failure)
             if again:
@@ -248,8 +255,10 @@ class _Search:
         return option
 
     def _is_dull(self, opened: _Open, instances: int, price: float) -> bool:
-        """Whether the shape is neither cheaper than what is known, nor tied with it, nor faster."""
-        if price <= self._best * (1 + self._tied(opened.shape)):
+        """Whether the shape is neither cheaper than what is known, nor one of its first ties, nor faster."""
+        tied = self._best * (1 + self._tied(opened.shape))
+        ties = sum(option.price <= tied for option in self._found.options)
+        if price < self._best or (price <= tied and ties < MOST_TIES):
             return False
         estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
         return estimate > NOTICEABLE * self._latency

@@ -1,4 +1,4 @@
-"""What a plan chooses from: instances x placements x formats x profiles x batch limits.
+"""What a plan chooses from: instances x logical cores x placements x formats x profiles x batch limits.
 
 Unless asked otherwise, only what a Neuron stack runs is proposed: tensor degrees that it accepts on the
 instance, pipelines on inf1 alone (NeuronCore Pipeline), formats that it serves with and the chip has.
@@ -36,20 +36,26 @@ def degrees(placement: Placement) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model on one instance, named as in the catalogue: everything that needs Programs of its own."""
+    """A model on one instance, named as in the catalogue: everything that needs Programs of its own.
+
+    lnc: physical cores in a logical one, if not as many as the instance has unless asked (trn2: 2).
+    """
 
     instance: str
     format: Format
     placement: Placement
     profile: RuntimeProfile
+    lnc: int | None = None
 
     @property
     def device(self) -> Instance:
         """The instance itself."""
-        return find_instance(self.instance)
+        found = find_instance(self.instance)
+        return found if self.lnc is None else found.with_lnc(self.lnc)
 
     def __str__(self) -> str:
-        parts = (self.instance, degrees(self.placement), self.format.name, self.profile.name)
+        split = f"lnc {self.lnc}" if self.lnc else ""
+        parts = (self.instance, split, degrees(self.placement), self.format.name, self.profile.name)
         return ", ".join(part for part in parts if part)
 
 
@@ -98,10 +104,11 @@ class Space:
     def shapes(self, heads: int, layers: int) -> Iterator[Shape]:
         """Every model-on-an-instance, in the catalogue's order, for a model of so many heads and layers."""
         for instance in self.instances:
-            for fmt in self._formats(instance):
-                for placement in placements(instance, heads, layers):
-                    for profile in self.profiles:
-                        yield Shape(instance.name, fmt, placement, profile)
+            for lnc, device in _logical(instance):
+                for fmt in self._formats(device):
+                    for placement in placements(device, heads, layers):
+                        for profile in self.profiles:
+                            yield Shape(device.name, fmt, placement, profile, lnc)
 
     def limits(self, longest: int, prompt: int) -> Iterator[BatchLimits]:
         """Every batch limit, for requests of up to `longest` tokens of which `prompt` are the prompt's: room
@@ -117,6 +124,13 @@ class Space:
             return self.formats
         known = (FORMATS[name] for name in DEFAULT_FORMATS)
         return [fmt for fmt in known if instance.support(fmt) is Support.NATIVE]
+
+
+def _logical(instance: Instance) -> Iterator[tuple[int | None, Instance]]:
+    """The instance as it comes, and with each physical core a logical one where that differs."""
+    yield None, instance
+    if instance.lnc > 1:
+        yield 1, instance.with_lnc(1)
 
 
 def placements(instance: Instance, heads: int, layers: int) -> Iterator[Placement]:

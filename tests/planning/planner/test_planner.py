@@ -20,8 +20,9 @@ from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.evaluate import Demand, Workbench
 from corepipe.planning.planner.plan_report import document, reasons
-from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan, remedy
+from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan
 from corepipe.planning.planner.prices import REGION, Price, PriceList, Purchase, list_prices
+from corepipe.planning.planner.remedies import remedy, roomier
 from corepipe.planning.planner.space import Candidate, Deployment, Space
 from corepipe.planning.simulation.simulate import simulate
 
@@ -176,7 +177,22 @@ def test_memory_that_is_too_small_is_named() -> None:
     ((instance, reason, number, detail),) = list(reasons(found))
     assert (instance, reason, number) == ("inf2.xlarge", "memory", 2)
     assert "GiB on a core leave no room for 512 tokens" in detail
-    assert remedy(found) is None
+    assert remedy(found, silent) is None
+    roomy = roomier(found)
+    assert roomy is not None
+    assert roomy.instance == "inf2.24xlarge"
+    assert document(found, None)["would_fit"]["instance"] == "inf2.24xlarge"  # type: ignore[index]
+
+
+def test_where_no_price_is_known_what_holds_a_model_is_named_all_the_same() -> None:
+    found = plan(inquiry(architecture("llama-3.1-405b"), demand(1.0, 5.0, 1.0), space("inf2.xlarge")), silent)
+    roomy = roomier(found)
+    assert roomy is not None
+    assert (roomy.instance, roomy.placement.tensor) == ("trn2.48xlarge", 64)
+
+
+def test_where_an_objective_is_in_the_way_more_memory_is_none(small: Architecture) -> None:
+    assert roomier(plan(inquiry(small, demand(100.0, 0.02, 1e-5), space("inf2.xlarge")), silent)) is None
 
 
 @pytest.mark.parametrize(("ttft", "tpot"), [(0.02, 1e-5), (1e-5, 0.02), (1e-5, 1e-5)])
@@ -186,12 +202,14 @@ def test_what_comes_nearest_and_the_objective_it_would_meet(
     found = plan(inquiry(small, demand(100.0, ttft, tpot), space("inf2.xlarge", "inf1.xlarge")), silent)
     assert found.best is None
     assert {r.failure.reason for r in found.found.rejected} <= {Reason.TTFT, Reason.TPOT}
-    change = remedy(found)
+    change = remedy(found, silent)
     assert change is not None
     outcome, asked = change.option.outcome, change.objectives
     assert outcome.ttft <= (asked.ttft or 0)
     assert outcome.tpot <= (asked.tpot or 0)
     assert (asked.ttft, asked.tpot) != (ttft, tpot)
+    assert found.nearest is not None
+    assert max((asked.ttft or 0) / ttft, (asked.tpot or 0) / tpot) <= 3 * found.nearest.failure.excess
     shown = document(found, change)
     assert shown["choice"] is None
     assert shown["nearest"] is not None

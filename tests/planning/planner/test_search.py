@@ -13,7 +13,7 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.bounds import Failure, Reason
-from corepipe.planning.planner.search import Found, Outcome, search
+from corepipe.planning.planner.search import MOST_TIES, Found, Outcome, search
 from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
 
 PROFILE = next(iter(PROFILES.values()))
@@ -149,6 +149,22 @@ def test_what_costs_nearly_the_same_is_looked_at_where_it_may_be_tied() -> None:
     near = ((1.0, 0.5, 100.0), (1.05, 0.6, 100.0), (1.5, 0.6, 100.0))
     assert [o.price for o in run(world(*near)).options] == [1.0]
     assert [o.price for o in run(world(*near), tied=0.1).options] == [1.0, 1.05]
+
+
+def test_of_many_that_cost_the_same_the_first_few_are_simulated() -> None:
+    queues = world(*((1.0, 0.5 + i / 100, 100.0) for i in range(20)))
+    assert len(run(queues).options) == MOST_TIES
+    assert len(queues.measured) == MOST_TIES
+
+
+def test_no_price_hides_between_two_steps() -> None:
+    """Steps of 3 % go from 101 instances to 105, where 102 would do: cheaper than the other shape."""
+    queues = world((1.0, 0.5, 0.2), (103.0, 0.5, 100.0))
+    queues.optimism = 2.0
+    best = min(n for n in range(1, 200) if queues.latency(Candidate(shapes(1)[0], LIMITS[0]), n) <= OBJECTIVE)
+    assert best == 100
+    queues.prices[shapes(2)[1]] = best + 0.5
+    assert run(queues).options[0].deployment.instances == best
 
 
 def test_beyond_the_cheapest_only_what_is_faster_is_simulated() -> None:

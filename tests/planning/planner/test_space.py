@@ -63,3 +63,14 @@ def test_a_batch_of_more_tokens_than_a_request_has_changes_nothing() -> None:
 def test_the_usual_space_has_over_a_thousand_configurations() -> None:
     usual = space()
     assert len(list(usual.shapes(**SMALL))) * len(list(usual.limits(4096, 4000))) > 1000
+
+
+def test_a_core_of_trn2_may_be_logical_alone_or_with_another() -> None:
+    shapes = list(space("trn2.3xlarge", "inf2.xlarge").shapes(**SMALL))
+    assert {(s.instance, s.lnc, s.device.lnc) for s in shapes} == {
+        ("trn2.3xlarge", None, 2),
+        ("trn2.3xlarge", 1, 1),
+        ("inf2.xlarge", None, 1),
+    }
+    assert max(s.placement.cores for s in shapes if s.lnc) == 8
+    assert "trn2.3xlarge, lnc 1, " in str(next(s for s in shapes if s.lnc))

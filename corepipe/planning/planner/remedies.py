@@ -1,0 +1,113 @@
+"""What would help where a plan finds nothing: the objectives nearest to those that were asked for, or an
+instance with more memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf, log10
+
+from corepipe.neuron.catalog import INSTANCES
+from corepipe.planning.planner.bounds import Failure, Objectives, Reason
+from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.planner import Plan
+from corepipe.planning.planner.search import Option, Outcome
+from corepipe.planning.planner.space import Candidate, Deployment, Shape
+
+EASES = (1, 2, 3, 4, 6, 8)
+"""How many times what its rate takes at least the nearest deployment is tried with."""
+
+AS_NEAR = 1.05
+"""Of deployments that come so near to the nearest of them, the one with the fewest instances is proposed."""
+
+LATENCIES = frozenset({Reason.TTFT, Reason.TPOT})
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Objectives that can be met, and the deployment that does."""
+
+    objectives: Objectives
+    option: Option
+
+
+def remedy(plan: Plan, report: Report) -> Remedy | None:
+    """Objectives that the nearest shape meets, as near to those that were asked for as it comes: simulated.
+
+    None where no objective is what is in the way.
+    """
+    nearest, asked = plan.nearest, plan.inquiry.demand.objectives
+    if nearest is None or nearest.failure.reason not in LATENCIES:
+        return None
+    options = []
+    bench = _bench(plan, replace(asked, ttft=None, tpot=None))
+    for done, deployment in enumerate(_deployments(plan, nearest.shape, bench)):
+        report("looking for what would do", done / len(EASES))
+        price = deployment.instances * bench.price(nearest.shape)
+        options.append(Option(deployment, price, bench.measure(deployment)))
+    best = min(_excess(asked, option.outcome) for option in options)
+    near = next(o for o in options if _excess(asked, o.outcome) <= AS_NEAR * best)
+    return Remedy(_loosened(asked, near.outcome), near)
+
+
+def _bench(plan: Plan, objectives: Objectives) -> Workbench:
+    inquiry = plan.inquiry
+    prices = {name: price.per_hour for name, price in plan.prices.items()}
+    demand = replace(inquiry.demand, objectives=objectives)
+    return Workbench(inquiry.architecture, demand, prices, plan.max_model_len)
+
+
+def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[Deployment]:
+    """Of the shape, with ever more instances for the rate: each with the limits that suit it best."""
+    limits = plan.inquiry.space.limits(plan.max_model_len, bench.longest_prompt)
+    able = [c for c in (Candidate(shape, limit) for limit in limits) if bench.failure(c) is None]
+    for ease in EASES:
+        easy = [Deployment(candidate, ease * bench.fewest(candidate)) for candidate in able]
+        yield min(easy, key=lambda d: (bench.estimate(d.candidate, d.instances), d.instances))
+
+
+def _excess(asked: Objectives, outcome: Outcome) -> float:
+    """How many times too much the worse of the two is; infinite for what does not sustain the rate."""
+    if outcome.failure is not None:
+        return inf
+    pairs = ((outcome.ttft, asked.ttft), (outcome.tpot, asked.tpot))
+    return max(1.0, *(seconds / limit for seconds, limit in pairs if limit is not None))
+
+
+def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
+    """Those that the outcome misses as it would meet them."""
+    ttft, tpot = objectives.ttft, objectives.tpot
+    if ttft is not None and outcome.ttft > ttft:
+        ttft = _rounded_up(outcome.ttft)
+    if tpot is not None and outcome.tpot > tpot:
+        tpot = _rounded_up(outcome.tpot)
+    return replace(objectives, ttft=ttft, tpot=tpot)
+
+
+def _rounded_up(seconds: float) -> float:
+    """To two digits of milliseconds."""
+    milliseconds = seconds * 1e3
+    unit = 10.0 ** (floor(log10(milliseconds)) - 1)
+    return ceil(milliseconds / unit) * unit / 1e3
+
+
+def roomier(plan: Plan) -> Shape | None:
+    """Where memory alone is in the way: what holds the model on the cheapest instance that does; instances
+    without a price come last.  None where something else is in the way, or no instance holds it.
+    """
+    if {r.failure.reason for r in plan.found.rejected} - {Reason.MEMORY, Reason.UNSUPPORTED}:
+        return None
+    market, inquiry = plan.inquiry.market, plan.inquiry
+    prices = [market.prices.get(i.name, market.purchase, market.region) for i in INSTANCES]
+    order = sorted((price.per_hour if price else inf, n) for n, price in enumerate(prices))
+    space = replace(inquiry.space, instances=tuple(INSTANCES[n] for _, n in order))
+    bench = _bench(plan, inquiry.demand.objectives)
+    limits = next(space.limits(plan.max_model_len, bench.longest_prompt))
+    shapes = (shape for shape in space.shapes(*plan.heads_and_layers) if inquiry.accepts(shape))
+    return next((s for s in shapes if _holds(bench.failure(Candidate(s, limits)))), None)
+
+
+def _holds(failure: Failure | None) -> bool:
+    return failure is None or failure.reason not in {Reason.MEMORY, Reason.UNSUPPORTED}
