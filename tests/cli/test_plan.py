@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from corepipe.cli.run.plan import _seconds
+from corepipe.cli.common import seconds as seconds_of
 from corepipe.errors import UserError
 from corepipe.neuron.profiles import PROFILES, as_text
 from tests.planning.planner.test_planner import CONFIG
@@ -114,10 +114,10 @@ def test_what_is_wrong_is_one_line(model: str, flags: tuple[str, ...], says: str
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("0.5s", 0.5), (".5s", 0.5), (None, None)])
 def test_times(text: str | None, seconds: float | None) -> None:
-    assert _seconds("--ttft", text) == seconds
+    assert seconds_of("--ttft", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["500", "5 m", "-1s", "0ms", "nan", "1e3ms", ""])
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--ttft"):
-        _seconds("--ttft", text)
+        seconds_of("--ttft", text)
