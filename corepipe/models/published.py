@@ -1,7 +1,7 @@
 """The shapes of public models by name, as their published config.json files have them.
 
 `published.json` maps a name to the keys of its config; an entry with the key `like` is another entry with
-some keys changed.
+some keys changed; `hub` is its repository on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -57,8 +57,21 @@ def names() -> tuple[str, ...]:
 def config(name: str) -> dict[str, object]:
     """The config of one of `names()`, as a config.json has it.  Raises KeyError for other names."""
     entry = dict(_entries()[name])
+    entry.pop("hub", None)
     parent = entry.pop("like", None)
     return config(parent) | entry if isinstance(parent, str) else entry
+
+
+def hub_id(name: str) -> str | None:
+    """The repository on the Hugging Face hub of one of `names()`; None where it is not known.
+
+    A name that is another's alone, `like` it in everything, has that one's.
+    """
+    entry = _entries()[name]
+    known, parent = entry.get("hub"), entry.get("like")
+    if known is None and isinstance(parent, str) and set(entry) == {"like"}:
+        return hub_id(parent)
+    return known if isinstance(known, str) else None
 
 
 def resolve(source: str) -> str:

@@ -163,6 +163,16 @@ def test_any_text_is_a_name_or_a_user_error(text: str) -> None:
     assert name in {*NAMES, "model"}
 
 
+def test_repositories_on_the_hub() -> None:
+    assert published.hub_id("llama-3.1-8b") == "meta-llama/Llama-3.1-8B"
+    assert published.hub_id("tinyllama") == published.hub_id("tinyllama-1.1b")
+    assert published.hub_id("bert-base") is None
+    known = {name: published.hub_id(name) for name in NAMES}
+    assert all(published.resolve(found) for found in known.values() if found)
+    assert sum(found is not None for found in known.values()) > 100
+    assert not any("hub" in published.config(name) for name in NAMES)
+
+
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
     with pytest.raises(UserError, match=r"'llama-3\.1-7b' is no file.*nearest names are .*llama-3\.1-8b"):
         registry.architecture("llama-3.1-7b")

@@ -16,6 +16,7 @@ from corepipe.cli import options
 from corepipe.cli.common import errors, print_json, progress_bar, seconds
 from corepipe.cli.plan import Emit
 from corepipe.errors import UserError
+from corepipe.models import published
 from corepipe.models.registry import architecture
 from corepipe.neuron import catalog, profiles
 from corepipe.neuron.catalog import INSTANCES
@@ -141,10 +142,21 @@ def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     model = given["model"]
     notes = [f"{plan.inquiry.architecture.name}: {_sentence(plan, best)}", *_doubts(plan, best)]
     if given["emit"] is Emit.VLLM_NEURON:
-        return vllm_manifests(model, best.deployment, notes)
+        return vllm_manifests(_repository(model, notes), best.deployment, notes)
     weights = Path(model).is_dir() or Path(model).suffix == ".gguf"
     stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
     return helm_values(Served(model, weights, stack, best.outcome.latency), best.deployment, notes)
+
+
+def _repository(model: str, notes: list[str]) -> str:
+    """What vLLM loads: a path or a repository as it was given; for a published name its repository, and where
+    that is not known the name, with a note that says so."""
+    if "/" in model or Path(model).exists():
+        return model
+    known = published.hub_id(published.resolve(model))
+    if known is None:
+        notes.append(f"put the model's directory or repository in the place of {model}")
+    return known or model
 
 
 def _stack(profile: RuntimeProfile, stacks: Sequence[str]) -> str:
