@@ -142,6 +142,12 @@ class Stats(msgspec.Struct, frozen=True):
     work: list[StageWork] = []
     step_seconds: list[tuple[float, float]] = []
 
+    def stage_work(self, core: int) -> StageWork:
+        """What a core of the replica has done; nothing, where nothing was counted."""
+        if not self.work:
+            return StageWork([], 0.0, 0.0)
+        return self.work[core * len(self.work) // len(self.core_busy_seconds)]
+
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """All news of one step of one replica."""

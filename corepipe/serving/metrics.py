@@ -250,10 +250,10 @@ class Metrics(Collector):
         for stats in self._engine.stats:
             for core, busy in enumerate(stats.core_busy_seconds):
                 values = (*fixed.values(), str(stats.replica), str(core))
-                work = stats.work[core * len(stats.work) // len(stats.core_busy_seconds)]
+                work = stats.stage_work(core)
                 for family, (_, _, read) in zip(families, _CORE_COUNTERS, strict=True):
                     family.add_metric(values, read(busy, work))
-                for unit, seconds in zip(ENGINES, work.engine_seconds, strict=True):
+                for unit, seconds in zip(ENGINES, work.engine_seconds, strict=False):
                     engines.add_metric((*values, unit), seconds)
         yield from (*families, engines)
 
