@@ -55,8 +55,11 @@ def test_a_picture_is_no_higher_than_the_terminal(height):
     assert len(re.findall(r"device +\d+ [·▁▂▃▄▅▆▇█]", "\n".join(lines))) == (16 if height < 47 else 0)
 
 
-def test_nothing_is_wider_than_the_terminal():
-    assert max(map(len, shown(replicas=2, width=80))) <= 80
+@pytest.mark.parametrize("width", [40, 80])
+def test_nothing_is_wider_than_the_terminal(width):
+    lines = shown(replicas=2, width=width)
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if "running" in line or " of 2 vCPUs" in line] == ["requests"]
 
 
 def test_what_is_missing_is_said():

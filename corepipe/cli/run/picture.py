@@ -128,7 +128,7 @@ class Picture:
 
 def _rows(rows: Iterator[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True, min_width=11)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for title, text in rows:
         table.add_row(title, Text(text))
