@@ -38,6 +38,7 @@ from tests.deploy.charts import (
 )
 
 SETTINGS = {
+    "verify": (True, "verify"),
     "format": ("bf16", "format"),
     "seed": (3, "seed"),
     "instance": ("trn1.2xlarge", "instance"),

@@ -18,6 +18,9 @@
 {{- with .Values }}
 {{- include "corepipe.flag" (list "host" .bindAddress) }}
 {{- include "corepipe.flag" (list "port" 8000) }}
+{{- if .verify }}
+- --verify
+{{- end }}
 {{- range .servedModelNames }}
 {{- include "corepipe.flag" (list "served-model-name" .) }}
 {{- end }}
