@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -285,6 +286,7 @@ def template(data: bytes) -> None:
     if "range" in text or len(text) > 1024:
         return
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    gc.disable()  # what others have left ends its processes when it is collected
     watch().looking = True
     try:
         chat_sandbox.Sandbox(text).render(messages, {"tools": None, "add_generation_prompt": True})
@@ -292,6 +294,7 @@ def template(data: bytes) -> None:
         pass
     finally:
         watch().looking = False
+        gc.enable()
     seen, watch().seen = watch().seen, []
     check(not seen, f"the template reached {seen[:3]}")
 
