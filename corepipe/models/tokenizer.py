@@ -74,7 +74,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` puts bos in front where the model wants it."""
         try:
-            with _panics("the tokenizer cannot encode this text"):
+            with _failures("the tokenizer cannot encode this text"):
                 return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, ValueError) as error:
             raise UserError("the text is not valid Unicode (a lone surrogate?)", "prompt") from error
@@ -82,7 +82,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         try:
-            with _panics("the tokenizer cannot decode these ids"):
+            with _failures("the tokenizer cannot decode these ids"):
                 return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise UserError("token ids must be non-negative 32-bit integers", "prompt") from error
@@ -144,15 +144,16 @@ class Tokenizer:
 
 
 @contextmanager
-def _panics(what: str) -> Iterator[None]:
-    """A panic of the library becomes a UserError: it is no Exception, and would end the server.
+def _failures(what: str) -> Iterator[None]:
+    """A failure of the library becomes a UserError.
 
-    A pattern in tokenizer.json that backtracks without end panics at the library's limit, for one.
+    It raises bare Exceptions, for a vocabulary without the unknown token that a text needs; it panics, for a
+    pattern that backtracks to its limit: a panic is no Exception, and would end the server.
     """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{what}: {shown(str(error), 200)}", "prompt") from error
 
@@ -215,11 +216,9 @@ def _read_backend(path: Path) -> Backend:
         return _convert_with_transformers(path)
     data = read_bytes(file, MAX_TOKENIZER_BYTES, "a tokenizer")
     try:
-        with _panics(f"{file}: cannot be read"):
+        with _failures(f"{file}: cannot be read"):
             backend = Backend.from_buffer(data)
-    except UserError:
-        raise
-    except Exception as error:  # the library raises bare Exception
+    except (TypeError, ValueError) as error:
         raise UserError(f"{file}: cannot be read: {shown(str(error), 200)}") from error
     backend.no_truncation()
     backend.no_padding()

@@ -134,6 +134,15 @@ def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path) -> None:
         assert caught.value.param == "prompt"
 
 
+def test_a_vocabulary_that_lacks_what_a_text_needs_is_a_user_error(tmp_path: Path) -> None:
+    model = {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
+    with pytest.raises(UserError, match=r"cannot encode this text: .*unknown token"):
+        from_directory(tmp_path).encode("b")
+
+
 def test_a_tokenizer_larger_than_any_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(MAX_TOKENIZER_BYTES + 1)
