@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from corepipe.errors import UserError
+from corepipe.serving.assembly import assemble
+from corepipe.serving.config import EngineConfig
 from tests.servers import TINY, run
 
 Refusal = subprocess.CompletedProcess[str]
@@ -65,6 +68,14 @@ def refused(*arguments: object, cache: Path) -> str:
     return ended.stderr
 
 
+def refused_by_the_engine(model: Path, cache: Path, **settings: object) -> str:
+    """As above without the processes: what the engine's own would say."""
+    config = EngineConfig.model_validate({"model": str(model), "cache_dir": cache, **settings})
+    with pytest.raises(UserError) as caught:
+        assemble(config, lambda _what, _done: None)
+    return caught.value.message
+
+
 def one_line(text: str) -> str:
     (line,) = text.splitlines()
     return line
@@ -79,23 +90,22 @@ def test_an_unknown_model(tmp_path: Path) -> None:
 def test_a_truncated_file(model: Path, tmp_path: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    line = one_line(refused(model, cache=tmp_path))
+    line = one_line(refused_by_the_engine(model, tmp_path))
     assert str(weights) in line
     assert "truncated" in line or "ends" in line
 
 
 def test_a_pickle(model: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    line = one_line(refused(model, cache=tmp_path))
-    assert "pytorch_model.bin" in line
-    assert "use safetensors or GGUF" in line
-    line = one_line(refused(model / "pytorch_model.bin", cache=tmp_path))
-    assert "use safetensors or GGUF" in line
+    for path in (model, model / "pytorch_model.bin"):
+        line = one_line(refused_by_the_engine(path, tmp_path))
+        assert "pytorch_model.bin" in line
+        assert "use safetensors or GGUF" in line
 
 
 def test_an_unknown_architecture(model: Path, tmp_path: Path) -> None:
     configure(model, model_type="gpt_neox")
-    line = one_line(refused(model, cache=tmp_path))
+    line = one_line(refused_by_the_engine(model, tmp_path))
     assert "gpt_neox" in line
     assert "llama" in line
 
@@ -103,11 +113,12 @@ def test_an_unknown_architecture(model: Path, tmp_path: Path) -> None:
 def test_a_missing_tensor(model: Path, tmp_path: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes().replace(b"layers.1.mlp.up_proj", b"layers.1.mlp.other__"))
-    assert "model.layers.1.mlp.up_proj.weight is missing" in one_line(refused(model, cache=tmp_path))
+    line = one_line(refused_by_the_engine(model, tmp_path))
+    assert "model.layers.1.mlp.up_proj.weight is missing" in line
 
 
 def test_a_directory_that_holds_no_model(tmp_path: Path) -> None:
-    assert "config.json" in one_line(refused(tmp_path, cache=tmp_path))
+    assert "config.json" in one_line(refused_by_the_engine(tmp_path, tmp_path))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_needed(
@@ -126,23 +137,23 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_needed(
 def test_the_instance_that_is_suggested_holds_it(model: Path, tmp_path: Path) -> None:
     configure(model, **LARGE)
     (model / "model.safetensors").unlink()
-    line = refused(model, "--instance", "inf1.xlarge", cache=tmp_path).splitlines()[0]
+    line = refused_by_the_engine(model, tmp_path, instance="inf1.xlarge").splitlines()[0]
     flags = line.partition("; use ")[2].partition(", or")[0].split()
     assert "safetensors" in one_line(refused(model, *flags, cache=tmp_path)), "only the weights were missing"
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("settings", "named"),
     [
-        (("--tensor", "3"), "--instance"),
-        (("--pipeline", "3", "--instance", "inf1.xlarge"), "--pipeline"),
-        (("--max-model-len", "1000"), "256"),
-        (("--num-blocks", "1"), "--num-blocks"),
-        (("--instance", "inf3.xlarge"), "inf2.xlarge"),
+        ({"tensor": 3}, "--instance"),
+        ({"pipeline": 3, "instance": "inf1.xlarge"}, "--pipeline"),
+        ({"max_model_len": 1000}, "256"),
+        ({"num_blocks": 1}, "--num-blocks"),
+        ({"instance": "inf3.xlarge"}, "inf2.xlarge"),
     ],
 )
-def test_a_deployment_that_cannot_be(flags: tuple[str, ...], named: str, tmp_path: Path) -> None:
-    assert named in refused(TINY, *flags, cache=tmp_path).splitlines()[0]
+def test_a_deployment_that_cannot_be(settings: dict[str, object], named: str, tmp_path: Path) -> None:
+    assert named in refused_by_the_engine(TINY, tmp_path, **settings).splitlines()[0]
 
 
 def test_an_empty_name_is_not_the_default_model(tmp_path: Path) -> None:
