@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 
 import msgspec
@@ -17,6 +18,10 @@ from corepipe.errors import UserError
 MAX_ECHO = 200
 MAX_MESSAGE = 500
 RETRY_SECONDS = 1
+
+_BOUNDED = reprlib.Repr()
+_BOUNDED.maxstring = 2 * MAX_ECHO
+_BOUNDED.maxlevel = _BOUNDED.maxlist = _BOUNDED.maxdict = 20
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -76,7 +81,7 @@ def internal() -> ApiError:
 
 def echo(value: object) -> str:
     """A client's value, quoted, safe to put into a message: control characters escaped, at most 200 long."""
-    return _cut(repr(value[: MAX_ECHO * 2] if isinstance(value, str) else value), MAX_ECHO)
+    return _cut(_BOUNDED.repr(value), MAX_ECHO)
 
 
 async def send_error(send: Send, error: ApiError) -> None:

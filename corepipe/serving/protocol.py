@@ -22,6 +22,12 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
+MAX_MESSAGES = 2048
+
+# What a body may hold.  Making Python objects of more would hold up everybody else.
+LIGHT_BODY = 64 * 1024
+"""Bytes up to which a body is not weighed: there is no room in it for too much."""
+MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
@@ -48,7 +54,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     seed: Annotated[
@@ -104,7 +110,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[
         list[dict[str, Any]],
-        Meta(description="roles system, developer (as system), user, assistant; text or parts of type text"),
+        Meta(
+            max_length=MAX_MESSAGES,
+            description="roles system, developer (as system), user, assistant; text or parts of type text",
+        ),
     ]
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="default: the rest of the context")
@@ -123,9 +132,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
     prompt: Annotated[str | None, Meta(description="text")] = None
-    messages: Annotated[list[dict[str, Any]] | None, Meta(description="as for chat, instead of `prompt`")] = (
-        None
-    )
+    messages: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="as for chat, instead of `prompt`"),
+    ] = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="default: true for a prompt, false for chat")
     ] = None
@@ -227,6 +237,8 @@ def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
 
 def decode(body: bytes) -> dict[str, Any]:
     """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range."""
+    if len(body) > LIGHT_BODY:
+        weigh(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -235,6 +247,20 @@ def decode(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", code="invalid_type")
     return value
+
+
+def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
+    """Raises ApiError (400) for JSON of too many values, without making objects of them: some ms a MiB."""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    _check_weight("strings", bare.count(b'"') // 2, most)
+    outside = b"".join(bare.split(b'"')[::2])
+    _check_weight("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
+    _check_weight("values", outside.count(b",") + 1, most)
+
+
+def _check_weight(what: str, count: int, most: Mapping[str, int]) -> None:
+    if count > most[what]:
+        raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
 
 
 def screen(

@@ -8,6 +8,8 @@ from corepipe.scheduler.request import Request
 from corepipe.serving.messages import Sampling, Submit
 
 FLOAT32_MAX = 3.4e38
+FLOAT32_TINY = 1.2e-38
+"""What is smaller may be 0 to the sampler, which has no more than a float32."""
 
 
 def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: int) -> Request:
@@ -51,7 +53,7 @@ def _check_sampling(params: Sampling, vocab_size: int) -> None:
         raise ValueError(f"top_p must be above 0 and at most 1, not {params.top_p}")
     if not 0 <= params.min_p <= 1:
         raise ValueError(f"min_p must be between 0 and 1, not {params.min_p}")
-    if not 0 < params.repetition_penalty <= FLOAT32_MAX:
+    if not FLOAT32_TINY <= params.repetition_penalty <= FLOAT32_MAX:
         raise ValueError(f"repetition_penalty must be above 0, not {params.repetition_penalty}")
     for penalty in (params.presence_penalty, params.frequency_penalty):
         if not abs(penalty) <= FLOAT32_MAX:

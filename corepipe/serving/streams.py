@@ -10,6 +10,9 @@ from msgspec.structs import replace
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.messages import Output
 
+MAX_PENDING = 256
+"""Pieces of news that wait for a consumer before they become one; their tokens are bounded by the request."""
+
 
 def merge_outputs(outputs: Sequence[Output]) -> Output:
     """One Output that says what several of a request said in turn."""
@@ -60,6 +63,8 @@ class OutputStream:
     def push(self, output: Output) -> None:
         """Adds news, and wakes the consumer if it waits."""
         self._pending.append(output)
+        if len(self._pending) > MAX_PENDING:
+            self._pending = [merge_outputs(self._pending)]
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from corepipe.serving.protocol import (
     decode,
     parse,
     sampling,
+    weigh,
 )
 
 COMPLETION = {"model": "m", "prompt": "hi"}
@@ -98,6 +100,7 @@ def test_null_stands_for_the_default(ask):
         ("temperature", -1), ("temperature", 2.0001), ("temperature", "hot"), ("temperature", True),
         ("top_p", 0), ("top_p", 1.1), ("top_k", -5), ("top_k", 1.5), ("min_p", 2), ("min_p", -0.1),
         ("presence_penalty", 1e9), ("frequency_penalty", -2.1), ("repetition_penalty", 0),
+        ("repetition_penalty", 5e-324),
         ("seed", -1), ("seed", 2**64), ("seed", 1.5), ("stream", "yes"), ("stream", 1),
         ("stop", 5), ("stop", [""]), ("stop", ""), ("stop", list("abcde")), ("stop", "x" * 257),
         ("stop", [1]),
@@ -186,3 +189,57 @@ def test_sampling_is_what_was_asked_for():
         "prompt_logprobs": None,
     }  # fmt: skip
     assert sampling(completion(seed=2**63 - 1), 1, None, None).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(330_000)) + b"}", "strings"),
+        (b'{"messages":[' + b'{"role":"user","content":"a"},' * 100_000 + b"{}]}", "strings"),
+        (b'{"prompt":[' + b"[5]," * 700_000 + b"[5]]}", "arrays and objects"),
+        (b'{"prompt":[' + b"5," * 1_300_000 + b"5]}", "values"),
+        (b'{"prompt":["' + b'\\",[' * 100_000 + b'"' + b',"\\\\"' * 40_000 + b"]}", "strings"),
+    ],
+)
+def test_a_body_of_too_many_values_is_refused_before_they_are_made(body, what):
+    with pytest.raises(ApiError) as caught:
+        decode(body)
+    assert (caught.value.status, caught.value.code) == (400, "request_too_complex")
+    assert what in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["a, b [c] {d}: " * 250_000, '"' * 1_500_000, "\\" * 1_500_000, '\\"[,' * 500_000]
+)
+def test_long_text_weighs_nothing(text):
+    body = msgspec.json.encode({"prompt": text})
+    assert decode(body) == {"prompt": text}
+
+
+@given(
+    st.recursive(
+        st.text('\\",[{:a', max_size=6) | st.integers(0, 9),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text('\\"', max_size=3), inner),
+    )
+)
+def test_a_body_weighs_what_is_there_whatever_its_strings_hold(value):
+    def count(one):
+        if isinstance(one, dict):
+            inner = [count(item) for pair in one.items() for item in pair]
+        elif isinstance(one, list):
+            inner = [count(item) for item in one]
+        else:
+            return Counter(strings=int(isinstance(one, str)))
+        return sum(inner, Counter({"arrays and objects": 1, "commas": max(0, len(one) - 1)}))
+
+    found = count([value])
+    exact = {
+        "strings": found["strings"],
+        "arrays and objects": found["arrays and objects"],
+        "values": found["commas"] + 1,
+    }
+    body = msgspec.json.encode([value])
+    weigh(body, exact)
+    for what, count in exact.items():
+        with pytest.raises(ApiError, match=what):
+            weigh(body, exact | {what: count - 1})

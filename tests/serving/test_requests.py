@@ -38,6 +38,7 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
         Sampling(top_p=math.nan),
         Sampling(min_p=1.5),
         Sampling(repetition_penalty=0.0),
+        Sampling(repetition_penalty=5e-324),
         Sampling(presence_penalty=math.nan),
         Sampling(frequency_penalty=math.inf),
         Sampling(logit_bias={100: 1.0}),

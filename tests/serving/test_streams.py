@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.messages import Output, TokenLogprobs
-from corepipe.serving.streams import OutputStream, Streams, merge_outputs
+from corepipe.serving.streams import MAX_PENDING, OutputStream, Streams, merge_outputs
 
 news = st.builds(
     Output,
@@ -108,3 +108,14 @@ def test_an_open_id_cannot_be_opened_again() -> None:
     streams.open("a", list)
     with pytest.raises(ValueError, match="already open"):
         streams.open("a", list)
+
+
+def test_news_that_nobody_reads_become_one_piece():
+    async def read():
+        stream = OutputStream("r", lambda ids: None)
+        for number in range(10 * MAX_PENDING):
+            stream.push(Output("r", [number]))
+            assert len(stream._pending) <= MAX_PENDING
+        return (await anext(stream)).tokens
+
+    assert asyncio.run(read()) == list(range(10 * MAX_PENDING))

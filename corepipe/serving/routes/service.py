@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
-from corepipe.serving.http_errors import ApiError, echo, unavailable
+from corepipe.serving.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.metrics import Metrics
 from corepipe.serving.neuron_metrics import NeuronMetrics
@@ -22,7 +23,13 @@ if TYPE_CHECKING:  # the client's module loads the engine's, which may run in an
     from corepipe.serving.client import EngineClient
 
 LONG_TEXT = 16_384
-"""Characters from which text is encoded in a thread, so that other requests go on."""
+"""Characters or tokens from which a thread works on them, so that other requests go on."""
+WORK_SECONDS = 10.0
+"""In which work on long text must be done, its turn awaited."""
+WORKERS = 2
+"""Threads that long texts may take from the engine."""
+
+R = TypeVar("R")
 
 
 class Service:
@@ -53,6 +60,7 @@ class Service:
         self.on_failure: Callable[[], None] = _nothing
         self.shown = Pieces(tokenizer, skip_special_tokens=True)
         self.raw = Pieces(tokenizer, skip_special_tokens=False)
+        self._workers = ThreadPoolExecutor(WORKERS, "text")
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
@@ -99,11 +107,46 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; long text is encoded beside the event loop."""
-        if len(text) < LONG_TEXT:
+    async def encode(self, text: str, field: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
+
+        Raises ApiError (400) for text that is sure to have more than `most` tokens, and (429) where it takes
+        too long.
+        """
+
+        def found() -> list[int]:
+            if len(text) > max(most, LONG_TEXT):
+                self._check_length(text, field, most)
             return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+        return await self.beside(len(text), found)
+
+    async def beside(self, size: int, work: Callable[[], R]) -> R:
+        """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.
+
+        Raises ApiError (429) where that takes too long, its turn awaited.
+        """
+        if size < LONG_TEXT:
+            return work()
+        try:
+            async with asyncio.timeout(WORK_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        except TimeoutError:
+            raise overloaded("Too much long text is being worked on.") from None
+
+    def _check_length(self, text: str, field: str, most: int) -> None:
+        """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
+
+        Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+        """
+        count = 0
+        for at in range(0, len(text), LONG_TEXT):
+            count += len(self.tokenizer.encode(text[at : at + LONG_TEXT], add_special_tokens=False))
+            if count > 2 * most:
+                message = (
+                    f"The {len(text)} characters of the {field} are more than the {most} tokens that fit."
+                )
+                raise invalid(message, field, "context_length_exceeded")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from corepipe.serving.http_errors import invalid
 from corepipe.serving.limits import read_body
@@ -13,31 +13,53 @@ from corepipe.serving.protocol import NEUTRAL_TOKENIZE, DetokenizeRequest, Token
 from corepipe.serving.routes.chat import render_chat
 from corepipe.serving.routes.service import Service
 
+MAX_TOKENIZED = 16_384
+"""Tokens that text may have here, where the context has not more room."""
+
 
 def token_router(service: Service) -> APIRouter:
     """Both routes; they need the tokenizer alone."""
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         asked = parse(await read_body(request.receive), TokenizeRequest, NEUTRAL_TOKENIZE)
         service.require_model(asked.model)
         tokens = await _tokenize(service, asked)
-        names = (
-            [service.tokenizer.decode_token(token) for token in tokens] if asked.return_token_strs else None
-        )
-        longest = service.require_ready().max_model_len
-        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": names}
+
+        def described() -> bytes:
+            named = asked.return_token_strs
+            names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
+            return msgspec.json.encode(
+                {
+                    "count": len(tokens),
+                    "max_model_len": service.require_ready().max_model_len,
+                    "tokens": tokens,
+                    "token_strs": names,
+                }
+            )
+
+        return _json(await service.beside(len(tokens), described))
 
     @router.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
+    async def detokenize(request: Request) -> Response:
         asked = parse(await read_body(request.receive), DetokenizeRequest, {})
         service.require_model(asked.model)
         if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
             raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
-        return {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+
+        def text() -> bytes:
+            return msgspec.json.encode(
+                {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+            )
+
+        return _json(await service.beside(len(asked.tokens), text))
 
     return router
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
@@ -45,5 +67,7 @@ async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
     chat = asked.messages is not None
     text = await render_chat(service, asked.messages) if asked.messages is not None else asked.prompt or ""
+    field = "messages" if chat else "prompt"
+    most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
     special = not chat if asked.add_special_tokens is None else asked.add_special_tokens
-    return await service.encode(text, add_special_tokens=special)
+    return await service.encode(text, field, most, add_special_tokens=special)
