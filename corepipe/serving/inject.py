@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from corepipe.serving.connection import Connection
 from corepipe.serving.faults import KINDS, Draw, Fault
 from corepipe.serving.http_errors import RETRY_SECONDS, ApiError, send_error
 
@@ -26,8 +26,8 @@ ENDINGS = frozenset({"cut-stream", "drop-connection"})
 _ABORT = "corepipe.abort"
 
 
-class AbortableProtocol(HttpToolsProtocol):
-    """HTTP/1.1 that lets an application end the connection at once, as if its machine had gone."""
+class AbortableConnection(Connection):
+    """A connection that lets an application end the connection at once, as if its machine had gone."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -138,7 +138,7 @@ def _refusal(status: int) -> ApiError:
 
 
 def _abort(scope: Scope) -> None:
-    """Ends the connection.  Raises KeyError where the server has no AbortableProtocol."""
+    """Ends the connection.  Raises KeyError where the server has no AbortableConnection."""
     abort: Callable[[], None] = scope["extensions"][_ABORT]["abort"]
     abort()
 
