@@ -16,7 +16,7 @@ ROLES: Mapping[str, str] = {
 }
 
 _HONOURED = ("role", "content", "name")
-_NEUTRAL: Mapping[str, Neutral] = {
+NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "refusal": Neutral(),
     "audio": Neutral(),
     "annotations": Neutral(([],)),
@@ -40,7 +40,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 def _plain(message: Mapping[str, Any], where: str) -> dict[str, str]:
-    fields = screen(message, _HONOURED, _NEUTRAL, f"{where}.")
+    fields = screen(message, _HONOURED, NEUTRAL_MESSAGE, f"{where}.")
     role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(role)}.", f"{where}.role")

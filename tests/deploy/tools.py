@@ -61,10 +61,16 @@ def environment(packages: Path) -> dict[str, str]:
 
 
 def run(
-    command: Sequence[str | Path], env: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    seconds: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """A command to its end, whatever that is."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env, cwd=cwd, timeout=seconds
+    )
 
 
 def wanted(tool: str, *arguments: str) -> Path:
