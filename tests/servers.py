@@ -23,7 +23,7 @@ TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 LOAD_SECONDS = 120.0
 END_SECONDS = 20.0
 
-ADDRESS = re.compile(r"(http://[\w.:\[\]]+)/v1")
+ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")
 
 
 class Served:

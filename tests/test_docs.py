@@ -19,6 +19,7 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import SPLIT_UNITS
 from corepipe.serving.app import PATHS
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.crowd import Crowd, CrowdMetrics
 from corepipe.serving.faults import KINDS, SECONDS
 from corepipe.serving.inject import InjectedFaults
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
@@ -174,6 +175,7 @@ class NoEngine:
 def families() -> dict[str, tuple[str, str]]:
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
     HttpMetrics(metrics.registry, PATHS)
+    metrics.registry.register(CrowdMetrics(Crowd(1)))
     InjectedFaults(metrics.registry)
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))
@@ -195,7 +197,7 @@ def test_metrics_in_the_text_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_routes_in_the_text_exist(page: Path) -> None:
-    named = re.findall(r"(?:GET|POST) (/[\w/{}]+)", page.read_text())
+    named = re.findall(r"(?:GET|POST) (/[\w/{}.]+)", page.read_text())
     assert [path for path in named if path not in PATHS] == []
 
 

@@ -16,12 +16,13 @@ from corepipe.models import hub, integrity, registry
 from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
-from corepipe.serving.app import create_app, listen, serve
+from corepipe.serving.app import create_app, listen_all, serve
 from corepipe.serving.client import EngineClient, EngineError, ProcessClient
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.lateness import Lateness
 from corepipe.serving.limits import check_bind
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.tls import tls_context
 
 
 def launch(engine: EngineConfig, server: ServerConfig) -> None:
@@ -29,20 +30,23 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
 
     Listens first, so that a port in use is known at once; the engine loads behind the open port.
     """
-    check_bind(server.host, server.api_keys, insecure=server.insecure)
-    listener = listen(server.host, server.port)
+    check_bind(server)
+    tls_context(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
+    listeners = listen_all(server)
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
         if server.verify:
             integrity.verify(path, report)
     model = registry.load(path)
-    client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
+    client = _AnnouncedClient(
+        engine.model_copy(update={"model": str(path)}), *(_url(one, server) for one in listeners)
+    )
     app = create_app(client, _tokenizer(model, server), engine, server, __version__)
     _watch_lateness(client)
     if server.inject:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
     try:
-        uvloop.run(serve(app, server, listener))
+        uvloop.run(serve(app, server, listeners))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
@@ -72,17 +76,19 @@ def _watch_lateness(client: EngineClient) -> None:
     client.on_stats = take
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, server: ServerConfig) -> str:
+    scheme = "http" if server.ssl_certfile is None else "https"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _AnnouncedClient(ProcessClient):
     """Shows on stderr how far loading is, then what is served where."""
 
-    def __init__(self, config: EngineConfig, url: str) -> None:
+    def __init__(self, config: EngineConfig, url: str, admin_url: str | None = None) -> None:
         super().__init__(config)
         self._url = url
+        self._admin_url = admin_url
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
         console = errors()
@@ -99,4 +105,6 @@ class _AnnouncedClient(ProcessClient):
             f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._url}/v1 "
             f"(up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
         )
+        if self._admin_url is not None:
+            console.print(f"metrics, placement and control: {self._admin_url}")
         return ready

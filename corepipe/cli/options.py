@@ -62,6 +62,50 @@ ApiKeys = Annotated[
         "--api-key", help="Key that clients must send (repeatable).", panel=SERVER, envvar="COREPIPE_API_KEY"
     ),
 ]
+ApiKeyFile = Annotated[
+    Path | None,
+    _option("--api-key-file", help="File of further keys, or of their sha256:HEX.", panel=SERVER),
+]
+MaxRequestsPerKey = Annotated[
+    int | None,
+    _option("--max-requests-per-key", help="Requests that a key may have in flight.", panel=SERVER, min=1),
+]
+MaxTokensPerKey = Annotated[
+    int | None,
+    _option(
+        "--max-tokens-per-minute-per-key", help="Tokens a minute that a key may use.", panel=SERVER, min=1
+    ),
+]
+AdminHost = Annotated[str, _option("--admin-host", help="Address of the admin port.", panel=SERVER)]
+AdminPort = Annotated[
+    int | None,
+    _option(
+        "--admin-port",
+        help="Port of metrics, placement and control, which then leave the public one; 0 picks a free one.",
+        panel=SERVER,
+        min=0,
+        max=65535,
+    ),
+]
+AdminApiKeys = Annotated[
+    list[str] | None,
+    _option(
+        "--admin-api-key",
+        help="Key that the admin port wants (repeatable).",
+        panel=SERVER,
+        envvar="COREPIPE_ADMIN_API_KEY",
+    ),
+]
+SslCertfile = Annotated[
+    Path | None, _option("--ssl-certfile", help="Certificate chain in PEM: serve HTTPS.", panel=SERVER)
+]
+SslKeyfile = Annotated[
+    Path | None,
+    _option("--ssl-keyfile", help="Its key in PEM; default: in the same file.", panel=SERVER),
+]
+MaxConnections = Annotated[
+    int, _option("--max-connections", help="Most connections that may be open.", panel=SERVER, min=1)
+]
 ServerUrl = Annotated[str, typer.Argument(help="Of a running server.")]
 ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="COREPIPE_API_KEY", help="The server's API key.")

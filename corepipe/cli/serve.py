@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,15 @@ def serve(
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     api_key: options.ApiKeys = None,
+    api_key_file: options.ApiKeyFile = None,
+    max_requests_per_key: options.MaxRequestsPerKey = None,
+    max_tokens_per_minute_per_key: options.MaxTokensPerKey = None,
+    admin_host: options.AdminHost = "127.0.0.1",
+    admin_port: options.AdminPort = None,
+    admin_api_key: options.AdminApiKeys = None,
+    ssl_certfile: options.SslCertfile = None,
+    ssl_keyfile: options.SslKeyfile = None,
+    max_connections: options.MaxConnections = 4096,
     insecure: options.Insecure = False,
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
@@ -63,7 +72,8 @@ def serve(
 
     chosen = hub.DEFAULT_MODEL if model is None else model
     given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
-    given |= {"chat_template": _text(chat_template), "api_key": api_key or [], "inject": inject or ""}
+    given |= {"chat_template": _text(chat_template), "api_key": _keys(api_key, api_key_file)}
+    given |= {"admin_api_key": admin_api_key or [], "inject": inject or ""}
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     launch(engine, server)
@@ -76,6 +86,7 @@ SETTINGS = {
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
     "api_key": "api_keys",
+    "admin_api_key": "admin_api_keys",
     "served_model_name": "served_model_names",
 }
 """Flags whose setting has another name."""
@@ -91,6 +102,12 @@ def config_fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[
 def flag_of(setting: str) -> str:
     flags = {name: flag for flag, name in SETTINGS.items()}
     return "--" + flags.get(setting, setting).replace("_", "-")
+
+
+def _keys(given: Sequence[str] | None, file: Path | None) -> list[str]:
+    from corepipe.serving.keys import read_key_file  # noqa: PLC0415
+
+    return [*(given or ()), *([] if file is None else read_key_file(file))]
 
 
 def _text(path: Path | None) -> str | None:

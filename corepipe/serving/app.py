@@ -7,25 +7,36 @@ import contextlib
 import gc
 import signal
 import socket
+import ssl
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Lifespan
 
 from corepipe.errors import UserError
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving import http_errors
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.connection import HEAD_SECONDS, Connection
+from corepipe.serving.crowd import Crowd, CrowdMetrics, make_room
 from corepipe.serving.faults import Draw
-from corepipe.serving.inject import AbortableProtocol, Inject, InjectedFaults
+from corepipe.serving.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.limits import Guard
 from corepipe.serving.messages import Ready
+from corepipe.serving.planes import STATE_KEY, Planes
+from corepipe.serving.routes import openapi
+from corepipe.serving.routes.admin import control_router, watch_router
 from corepipe.serving.routes.chat import Chat
 from corepipe.serving.routes.completions import Completions
 from corepipe.serving.routes.info import health_router, info_router
@@ -33,31 +44,38 @@ from corepipe.serving.routes.invocations import Invocations
 from corepipe.serving.routes.service import Service
 from corepipe.serving.routes.tokens import token_router
 from corepipe.serving.routes.traffic import HttpMetrics, Traffic
+from corepipe.serving.tls import tls_context
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.client import EngineClient
 
+ADMIN_CONNECTIONS = 64
+BACKLOG = 2048
+SEND_BUFFER = 128 * 1024
+"""Bytes that the kernel takes for a client that does not read; Linux doubles it."""
 LAST_WORDS_SECONDS = 2
 """Left to answers that are given up at a shutdown, to tell their clients so."""
 
-PATHS = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/models",
-        "/v1/models/{model}",
-        "/v1/placement",
-        "/invocations",
-        "/tokenize",
-        "/detokenize",
-        "/health",
-        "/health/live",
-        "/health/ready",
-        "/ping",
-        "/version",
-        "/metrics",
-        "/metrics/neuron",
-    }
+PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+WATCH_PATHS = frozenset({"/v1/placement", "/metrics", "/metrics/neuron"})
+CONTROL_PATHS = frozenset({"/abort_requests"})
+PATHS = (
+    frozenset(
+        {
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/models",
+            "/v1/models/{model}",
+            "/invocations",
+            "/tokenize",
+            "/detokenize",
+            "/version",
+            "/openapi.json",
+        }
+    )
+    | PROBE_PATHS
+    | WATCH_PATHS
+    | CONTROL_PATHS
 )
 
 
@@ -69,7 +87,8 @@ def create_app(
     version: str,
     ready: Ready | None = None,
 ) -> FastAPI:
-    """The ASGI application of one deployment; its `state.service` is the `Service`.
+    """The ASGI application of one deployment; its `state.service` is the `Service`, and its `state.admin` the
+    application of the admin port, if there is one.
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
@@ -80,30 +99,65 @@ def create_app(
     service = Service(client, tokenizer, engine, server, version)
     if ready is not None:
         service.set_ready(ready)
-    app = FastAPI(
-        title="corepipe",
-        version=version,
-        lifespan=_lifespan,
-        redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-    )
+    app = _bare_app(version, _lifespan)
     app.state.service = service
-    http_errors.install(app)
     completions, chat = Completions(service), Chat(service)
+    invocations = Invocations(service, chat, completions)
     app.router.routes.append(Route("/v1/completions", completions, methods=["POST"]))
     app.router.routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
-    app.router.routes.append(Route("/invocations", Invocations(service, chat, completions), methods=["POST"]))
-    for router in (info_router(service), health_router(service), token_router(service)):
-        app.include_router(router)
+    app.router.routes.append(Route("/invocations", invocations, methods=["POST"]))
+    http = HttpMetrics(service.metrics.registry, PATHS)
+    public = [info_router(service), health_router(service), token_router(service)]
+    keys = bool(server.api_keys)
+    if server.admin_port is None:
+        _furnish(app, service, [*public, watch_router(service)], PATHS - CONTROL_PATHS, keys=keys)
+    else:
+        _furnish(app, service, public, PATHS - CONTROL_PATHS - WATCH_PATHS, keys=keys)
     if server.inject:
         faults = InjectedFaults(service.metrics.registry)
         app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
     app.state.close = _trace(app, server, engine, version)
     app.add_middleware(Guard, config=server)
-    app.add_middleware(Traffic, metrics=HttpMetrics(service.metrics.registry, PATHS))
+    app.add_middleware(Traffic, metrics=http)
+    if server.admin_port is not None:
+        app.state.admin = _admin_app(service, server, http)
+        app.add_middleware(Planes, admin=app.state.admin)
     return app
+
+
+def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> FastAPI:
+    admin = _bare_app(service.version, None)
+    routers = [health_router(service), watch_router(service), control_router(service)]
+    paths = PROBE_PATHS | WATCH_PATHS | CONTROL_PATHS | {"/openapi.json"}
+    _furnish(admin, service, routers, paths, keys=bool(server.admin_api_keys))
+    admin.add_middleware(Guard, config=server, admin=True)
+    admin.add_middleware(Traffic, metrics=http)
+    return admin
+
+
+def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
+    app = FastAPI(
+        title="corepipe",
+        version=version,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    http_errors.install(app)
+    return app
+
+
+def _furnish(
+    app: FastAPI, service: Service, routers: Iterable[APIRouter], paths: Iterable[str], *, keys: bool
+) -> None:
+    """Adds these routes and, as one more, the document of all `paths` that the application then has."""
+    for router in routers:
+        app.include_router(router)
+    document = openapi.document(paths, service.version, service.names, keys=keys)
+    described = Response(msgspec.json.encode(document), media_type="application/json")
+    app.router.routes.append(Route("/openapi.json", lambda _: described, methods=["GET"]))
 
 
 def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
@@ -125,18 +179,18 @@ def run_server(app: FastAPI, server: ServerConfig) -> None:
 
     Raises UserError if the port or the host cannot be had, and whatever made the engine's start fail.
     """
-    uvloop.run(serve(app, server, listen(server.host, server.port)))
+    uvloop.run(serve(app, server, listen_all(server)))
 
 
-async def serve(app: FastAPI, server: ServerConfig, listener: socket.socket) -> None:
-    """As `run_server`, in a running loop, on a socket from `listen`."""
+async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socket]) -> None:
+    """As `run_server`, in a running loop, on the sockets from `listen_all`."""
     service: Service = app.state.service
     running = make_server(app, server)
     running.on_late = service.client.abort_all
     service.on_failure = running.stop
     gc.collect()
     gc.freeze()  # what is loaded by now stays: let the collector not walk it in the middle of requests
-    await running.serve(sockets=[listener])
+    await running.serve(sockets=listeners)
     if service.failure is not None:
         raise service.failure
 
@@ -146,28 +200,46 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=AbortableProtocol if server.inject else "httptools",
+        http="httptools",
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # X-Forwarded-For is anybody's word
         timeout_graceful_shutdown=round(server.shutdown_timeout) + LAST_WORDS_SECONDS,
     )
-    return Server(config, server.shutdown_timeout)
+    service: Service = app.state.service
+    crowd = Crowd(make_room(server.max_connections))
+    service.metrics.registry.register(CrowdMetrics(crowd))
+    tls = tls_context(server.ssl_certfile, server.ssl_keyfile)
+    kind = AbortableConnection if server.inject else Connection
+    return Server(config, server.shutdown_timeout, crowd, tls, kind)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.  Raises UserError if the port is taken or the host is not ours."""
+def listen_all(server: ServerConfig) -> list[socket.socket]:
+    """The public socket and, if there is to be one, the admin socket.  Raises UserError as `listen` does."""
+    public = listen(server.host, server.port)
+    if server.admin_port is None:
+        return [public]
+    return [public, listen(server.admin_host, server.admin_port, "admin-")]
+
+
+def listen(host: str, port: int, prefix: str = "") -> socket.socket:
+    """A socket that listens there.  Raises UserError, naming --`prefix`host or -port, if it cannot be had."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=2048)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except socket.gaierror:
-        raise UserError(f"--host {host} is not a known address", "host") from None
+        raise UserError(f"--{prefix}host {host} is not a known address", f"{prefix}host") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"cannot listen on {host}:{port} ({reason}): choose another --port", "port") from None
+        raise UserError(
+            f"cannot listen on {host}:{port} ({reason}): choose another --{prefix}port", "port"
+        ) from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # what is accepted inherits it
+    return listener
 
 
 class Server(uvicorn.Server):
@@ -176,10 +248,39 @@ class Server(uvicorn.Server):
     Answers that are still under way `drain_seconds` after the signal are late: `on_late` is to end them.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_seconds: float,
+        crowd: Crowd,
+        tls: ssl.SSLContext | None,
+        kind: type[Connection] = Connection,
+    ) -> None:
         super().__init__(config)
+        self._crowd = crowd
+        self._tls = tls
+        self._kind = kind
         self.on_late: Callable[[], None] = _nothing
         self._drain_seconds = drain_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with our connections.  `sockets` are the public one and, if any, the admin one."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(1)
+        loop = asyncio.get_running_loop()
+        crowds = (self._crowd, Crowd(ADMIN_CONNECTIONS))
+        tls, seconds = self._tls, None if self._tls is None else HEAD_SECONDS
+        self.servers = []
+        for at, one in enumerate(sockets or []):
+            state = {**self.lifespan.state, STATE_KEY: at == 1}
+            make = partial(self._kind, self.config, self.server_state, state, crowds[at], loop)
+            self.servers.append(
+                await loop.create_server(
+                    make, sock=one, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=seconds
+                )
+            )
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.on_late)

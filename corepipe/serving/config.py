@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from corepipe.errors import UserError
 from corepipe.serving.faults import Fault, parse_faults
+from corepipe.serving.keys import digest_of
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
@@ -66,10 +67,18 @@ class ServerConfig(_Config):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = Field(default=None, ge=0, le=65535)
+    admin_api_keys: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    max_requests_per_key: int | None = Field(default=None, ge=1)
+    max_tokens_per_minute_per_key: int | None = Field(default=None, ge=1)
     insecure: bool = False
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    max_connections: int = Field(default=4096, ge=1)
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     chat_template: str | None = None
     verify: bool = False
@@ -98,6 +107,22 @@ class ServerConfig(_Config):
         if info.data.get("inject") and any(info.data.get("api_keys", ())) and not forced:
             raise ValueError("--inject makes requests fail, and API keys mean users: set this if they know")
         return forced
+
+    @field_validator("api_keys", "admin_api_keys")
+    @classmethod
+    def _keys_are_keys(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(entries):
+            raise ValueError("a key is empty")
+        for entry in entries:
+            digest_of(entry)
+        return entries
+
+    @field_validator("max_requests_per_key", "max_tokens_per_minute_per_key")
+    @classmethod
+    def _limits_are_for_keys(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and not info.data.get("api_keys"):
+            raise ValueError("there are no keys (--api-key, --api-key-file)")
+        return limit
 
 
 Config = TypeVar("Config", bound=_Config)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.http_errors import ApiError, invalid, send_error
-
-BODY_SECONDS = 30.0
-"""Time a client has to send a body."""
+from corepipe.serving.keys import KeyRing
+from corepipe.serving.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenant
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
@@ -24,13 +21,20 @@ PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "
 """What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
 
 
-def check_bind(host: str, api_keys: Iterable[str], *, insecure: bool) -> None:
-    """Raises UserError unless `host` is loopback, or API keys guard it, or the user insists (`insecure`)."""
+def check_bind(server: ServerConfig) -> None:
+    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`)."""
+    _check_bind("", server.host, server.api_keys, insecure=server.insecure)
+    if server.admin_port is not None:
+        _check_bind("admin-", server.admin_host, server.admin_api_keys, insecure=server.insecure)
+
+
+def _check_bind(prefix: str, host: str, api_keys: Iterable[str], *, insecure: bool) -> None:
     if is_loopback(host) or any(api_keys) or insecure:
         return
     raise UserError(
-        f"--host {host} can be reached from other machines: set --api-key, or --insecure to serve anyone",
-        "host",
+        f"--{prefix}host {host} can be reached from other machines: set --{prefix}api-key, "
+        "or --insecure to serve anyone",
+        f"{prefix}host",
     )
 
 
@@ -45,50 +49,18 @@ def is_loopback(host: str) -> bool:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body.  Raises ApiError: 408 after `BODY_SECONDS`, 400 if the client leaves."""
-    message = await _within(receive, BODY_SECONDS)
+    """The whole body; `connection` sees that it comes in time.  Raises ApiError if the client leaves."""
+    message = await receive()
     body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
+    if message["type"] == "http.request" and not message.get("more_body", False):
         return body
     parts = [body]
-    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
-    while message.get("more_body", False):
-        message = await _within(receive, deadline - asyncio.get_running_loop().time())
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await receive()
         parts.append(message.get("body", b""))
-    return b"".join(parts)
-
-
-async def _within(receive: Receive, seconds: float) -> Message:
-    try:
-        async with asyncio.timeout(seconds):
-            message = await receive()
-    except TimeoutError:
-        headers = {"connection": "close"}
-        raise ApiError(
-            408, "The body did not come in time.", code="request_timeout", headers=headers
-        ) from None
     if message["type"] == "http.disconnect":
         raise invalid("The client left before the end of the body.")
-    return message
-
-
-class KeyRing:
-    """API keys, kept as digests; a look-up takes as long whatever was presented.  Empty ones are none."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def admits(self, authorization: bytes) -> bool:
-        """Whether this Authorization header is `Bearer` and one of the keys."""
-        scheme, _, presented = authorization.partition(b" ")
-        digest = hashlib.sha256(presented.strip()).digest()
-        known = False
-        for one in self._digests:
-            known |= hmac.compare_digest(one, digest)
-        return known and scheme.lower() == b"bearer"
+    return b"".join(parts)
 
 
 class Guard:
@@ -98,41 +70,67 @@ class Guard:
     cannot reach it through a name of its own (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, *, admin: bool = False) -> None:
         self._app = app
-        self._keys = KeyRing(config.api_keys)
+        self._keys = KeyRing(config.admin_api_keys if admin else config.api_keys)
+        requests, tokens = config.max_requests_per_key, config.max_tokens_per_minute_per_key
+        limits = (None, None) if admin else (requests, tokens)
+        self._tenants = [make_tenant(digest, *limits) for digest in self._keys.digests]
         self._max_body = config.max_body_bytes
-        self._check_host = is_loopback(config.host) and not self._keys
+        self._check_host = is_loopback(config.admin_host if admin else config.host) and not self._keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            headers: dict[bytes, bytes] = dict(scope["headers"])
-            self._check(scope, headers)
+            tenant = self._check(scope)
         except ApiError as error:
             await send_error(send, error)
             return
+        scope[SCOPE_KEY] = tenant
         if scope["method"] == "POST":
             receive = self._counted(receive)
+            if tenant.quota is not None:
+                await self._rationed(tenant.quota, scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    async def _rationed(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to a key with limits, which says what is left of them."""
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *quota.headers()]}
+            await send(message)
+
+        with ExitStack() as held:
+            try:
+                held.enter_context(quota.holding())
+            except ApiError as error:
+                await send_error(telling, error)
+                return
+            await self._app(scope, receive, telling)
+
+    def _check(self, scope: Scope) -> Tenant:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._check_host and not is_loopback(_host_name(headers.get(b"host", b""))):
             message = "This server answers on loopback only; Host names another place."
             raise ApiError(421, message, code="misdirected_request")
+        tenant = ANYONE
         if self._keys and scope["path"] not in PUBLIC_PATHS:
-            self._check_key(headers)
+            tenant = self._owner([value for name, value in scope["headers"] if name == b"authorization"])
         if scope["method"] == "POST":
             self._check_body(headers)
+        return tenant
 
-    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        authorization = headers.get(b"authorization", b"")
-        if self._keys.admits(authorization):
-            return
-        code = "invalid_api_key" if authorization else "missing_api_key"
-        message = "Incorrect API key." if authorization else "Send an API key: Authorization: Bearer KEY."
+    def _owner(self, presented: list[bytes]) -> Tenant:
+        """Whose key this is; two Authorization headers are nobody's."""
+        number = self._keys.find(presented[0]) if len(presented) == 1 else None
+        if number is not None:
+            return self._tenants[number]
+        code = "invalid_api_key" if presented else "missing_api_key"
+        message = "Incorrect API key." if presented else "Send an API key: Authorization: Bearer KEY."
         raise ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
 
     def _check_body(self, headers: Mapping[bytes, bytes]) -> None:

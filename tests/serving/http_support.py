@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from corepipe.models.tokenizer import Tokenizer
-from corepipe.serving.app import create_app, listen, make_server
+from corepipe.serving.app import create_app, listen_all, make_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (
     DeviceTimes,
@@ -184,12 +184,12 @@ def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object
     config = ServerConfig.model_validate({"port": 0, **server})
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
     app = create_app(engine, tokenizer(), deployment, config, "1.2.3", ready)
-    listener = listen(config.host, config.port)
+    listeners = listen_all(config)
     http = make_server(app, config)
-    thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=[listener])))
+    thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
     finally:
         http.stop()
         thread.join(10)

@@ -17,6 +17,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.serving.app import PATHS, create_app, listen, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.limits import PUBLIC_PATHS
 from corepipe.serving.messages import Output
 from corepipe.serving.routes.reference import reference
 from tests.serving.http_support import READY, FakeEngine, running, saying, tokenizer
@@ -114,7 +115,6 @@ def test_request_ids_are_echoed_if_they_are_plain(url, sent):
         ("GET", "/v1/completions/", 404, "not_found"),
         ("GET", "//v1/models", 404, "not_found"),
         ("GET", "/docs", 404, "not_found"),
-        ("GET", "/openapi.json", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("TRACE", "/health", 405, "method_not_allowed"),
@@ -211,9 +211,16 @@ def test_the_reference_is_up_to_date():
     assert (ROOT / "docs" / "api.md").read_text() == reference()
 
 
-def test_every_route_is_listed_and_in_the_reference():
-    app = create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), ServerConfig(), "0")
+def paths_of(app):
     plain = {route.path for route in app.router.routes if hasattr(route, "path")}
-    routes = plain | {path.replace("{model:path}", "{model}") for path in app.openapi()["paths"]}
-    assert routes == PATHS
+    return plain | {path.replace(":path}", "}") for path in app.openapi()["paths"]}
+
+
+def test_every_route_is_listed_and_in_the_reference():
+    whole, split = (
+        create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), config, "0")
+        for config in (ServerConfig(), ServerConfig(admin_port=0))
+    )
+    assert paths_of(whole) | paths_of(split.state.admin) == PATHS
+    assert paths_of(split) & paths_of(split.state.admin) <= {*PUBLIC_PATHS, "/openapi.json"}
     assert [path for path in PATHS if f"{path}`" not in reference()] == []

@@ -15,6 +15,7 @@ from corepipe.serving.routes.choice import Prompt
 from corepipe.serving.routes.generation import TRACE, Generation, Plan, wants_device_metrics
 from corepipe.serving.routes.rendering import ChatShape
 from corepipe.serving.routes.service import Service
+from corepipe.serving.tenants import tenant_of
 
 
 class Chat:
@@ -40,13 +41,16 @@ class Chat:
             max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=request.top_logprobs if request.logprobs else None,
             device_metrics=wants_device_metrics(request, scope),
+            tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
         await Generation(service, plan, arrival).answer(receive, send)
 
     async def _prompt(self, request: ChatRequest) -> Prompt:
         text = await render_chat(self._service, request.messages)
-        ids = await self._service.encode(text, add_special_tokens=False)
+        ids = await self._service.encode(
+            text, "messages", self._service.require_ready().max_model_len, add_special_tokens=False
+        )
         if not ids:
             raise invalid("messages render to an empty prompt.", "messages")
         return Prompt(ids)

@@ -20,6 +20,7 @@ from corepipe.serving.routes.choice import Prompt
 from corepipe.serving.routes.generation import TRACE, Generation, Plan, wants_device_metrics
 from corepipe.serving.routes.rendering import CompletionShape
 from corepipe.serving.routes.service import Service
+from corepipe.serving.tenants import tenant_of
 
 DEFAULT_TOKENS = 16
 
@@ -49,6 +50,7 @@ class Completions:
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
             device_metrics=wants_device_metrics(request, scope),
+            tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
         await Generation(service, plan, arrival).answer(receive, send)
@@ -61,11 +63,15 @@ class Completions:
 
     async def _prompt(self, prompt: str | Sequence[int], request: CompletionRequest) -> Prompt:
         if isinstance(prompt, str):
-            ids = await self._service.encode(prompt, add_special_tokens=request.add_special_tokens)
+            most = self._service.require_ready().max_model_len
+            special = request.add_special_tokens
+            ids = await self._service.encode(prompt, "prompt", most, add_special_tokens=special)
             text = prompt if request.echo else ""
         else:
             ids = list(prompt)
             self._check_ids(ids)
+            if len(ids) > self._service.require_ready().max_model_len:
+                return Prompt(ids)  # refused further on
             text = self._service.tokenizer.decode(ids, request.skip_special_tokens) if request.echo else ""
         if not prompt or not ids:
             raise invalid("prompt must not be empty.", "prompt")

@@ -27,7 +27,8 @@ from corepipe.serving.routes.rendering import (
     device_fields,
 )
 from corepipe.serving.routes.service import Service
-from corepipe.serving.streams import OutputStream
+from corepipe.serving.streams import MAX_PENDING, OutputStream
+from corepipe.serving.tenants import ANYONE, Tenant
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -66,6 +67,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     device_metrics: bool = False
+    tenant: Tenant = ANYONE
     trace: Trace | None = None
 
 
@@ -76,6 +78,7 @@ class Generation:
     """
 
     def __init__(self, service: Service, plan: Plan, arrival: float) -> None:
+        plan.tenant.check(len(plan.prompts) * plan.request.n, plan.request.priority)
         self._service = service
         self._plan = plan
         self._arrival = arrival
@@ -94,6 +97,18 @@ class Generation:
 
         The sequences are aborted as soon as the client goes away.
         """
+        quota = self._plan.tenant.quota
+        if quota is None:
+            await self._answer(receive, send)
+            return
+        with quota.holding(len(self._choices) - 1):  # the guard holds one
+            quota.charge(sum(len(prompt.ids) for prompt in self._plan.prompts))
+            try:
+                await self._answer(receive, send)
+            finally:
+                quota.charge(sum(choice.generated for choice in self._choices))
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
         streams = [self._service.client.submit(choice.submit) for choice in self._choices]
         news = Single(streams[0]) if len(streams) == 1 else Merged(streams)
         try:
@@ -145,7 +160,7 @@ class Generation:
             stop_ids=sorted(stop_ids),
             min_tokens=request.min_tokens,
             priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=plan.tenant.salt + request.cache_salt,
         )
 
     async def _whole(self, news: News, send: Send) -> None:
@@ -272,7 +287,7 @@ class Merged:
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:
         self._streams = streams
-        self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue(MAX_PENDING)
         self._tasks = [asyncio.create_task(self._pump(*item)) for item in enumerate(streams)]
 
     async def next(self) -> tuple[int, Output]:
@@ -295,9 +310,9 @@ class Merged:
             while finish_reason is None:
                 output = await _next_output(stream)
                 finish_reason = output.finish_reason
-                self._queue.put_nowait((index, output))
+                await self._queue.put((index, output))
         except Exception as error:  # handed to the one who waits for news
-            self._queue.put_nowait(error)
+            await self._queue.put(error)
 
 
 async def _next_output(stream: OutputStream) -> Output:

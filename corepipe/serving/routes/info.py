@@ -1,11 +1,11 @@
-"""What the server tells about itself: models, health, version, placement, metrics."""
+"""What the server tells those who use it: models, health, version."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.http_errors import RETRY_SECONDS
@@ -38,23 +38,9 @@ def info_router(service: Service) -> APIRouter:
     async def model(model: str) -> dict[str, Any]:
         return card(service.require_model(model))
 
-    @router.get("/v1/placement")
-    async def placement() -> dict[str, Any]:
-        return service.require_ready().placement
-
     @router.get("/version")
     async def version() -> dict[str, str]:
         return {"version": service.version}
-
-    @router.get("/metrics")
-    async def metrics(accept: str = Header(default="")) -> Response:
-        body, content_type = service.metrics.render(accept)
-        return Response(body, headers={"content-type": content_type})
-
-    @router.get("/metrics/neuron")
-    async def neuron(accept: str = Header(default="")) -> Response:
-        body, content_type = service.neuron.render(accept)
-        return Response(body, headers={"content-type": content_type})
 
     return router
 

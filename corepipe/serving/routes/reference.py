@@ -44,11 +44,30 @@ object repeats a name the last one counts.
 | `GET /health/live` | 503 only if the process must be restarted |
 | `GET /version` | the version |
 | `GET /metrics` | Prometheus or OpenMetrics text |
+| `GET /openapi.json` | these routes as an OpenAPI document |
+| `POST /abort_requests` | ends every answer under way; on the admin port alone |
+
+With `--admin-port` the routes `/metrics`, `/v1/placement` and `/abort_requests` are on that port alone,
+beside the probes; it has keys of its own (`--admin-api-key`).
 | `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
 
 With API keys set (`Authorization: Bearer KEY`) every route needs one but `/health`, `/health/live`,
 `/health/ready`, `/ping` and `/version`. Without, the server listens on a loopback address only and answers
 only to loopback names in `Host`.
+
+## Keys and their limits
+
+A key is given as it is or as `sha256:` and the 64 hex digits of its SHA-256 (`printf %s KEY | sha256sum`),
+by `--api-key`, `COREPIPE_API_KEY` or `--api-key-file` (one entry a line; refused where everyone may read
+the file). The server keeps digests alone. Prefix-cache entries of one key are never found by another.
+
+`--max-requests-per-key` limits the sequences (prompts times `n`) that a key has in flight, and
+`--max-tokens-per-minute-per-key` the tokens it uses. Tokens are a bucket that holds a minute's worth and
+refills evenly: a prompt is taken from it when it is submitted, an answer when it ends, and what is owed
+then must be repaid before the next request is taken. Beyond a limit the answer is 429 with `Retry-After`.
+Answers to POST say what is left: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`,
+`x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`, `x-ratelimit-reset-tokens`. With keys,
+`priority` is 0 or more: nobody goes before others.
 
 ## Emulated device times
 
@@ -80,14 +99,18 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is wrong |
 | 400 | `missing_required_parameter` | something is not there |
 | 400 | `unsupported_parameter`, `unsupported_value` | it asks for what this server does not do |
+| 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
 | 400 | `context_length_exceeded` | prompt and answer do not fit |
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
 | 405 | `method_not_allowed` | |
-| 408, 413 | `request_timeout`, `request_too_large` | the body is late, or big |
+| 400 | `invalid_http` | it is not HTTP/1.1 as the standard has it: [connections](connections.md) |
+| 408, 413 | `request_timeout`, `request_too_large` | head or body is late; the body is big |
+| 414, 431 | `uri_too_long`, `headers_too_large` | the head is big |
+| 417 | `expectation_failed` | an `Expect` other than `100-continue` |
 | 415 | `unsupported_media_type` | the body is no JSON, or compressed |
 | 421 | `misdirected_request` | `Host` names another place |
-| 429 | `rate_limit_exceeded` | the queue is full; `Retry-After` says when to try again |
+| 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `internal_error` | the server's log says why |
 | 503 | `service_unavailable` | the engine is loading, or has stopped |
 

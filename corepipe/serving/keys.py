@@ -1,0 +1,64 @@
+"""API keys: where they come from, and whose a presented one is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from corepipe.errors import UserError
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+def digest_of(entry: str) -> bytes:
+    """SHA-256 of a key, or what a `sha256:` entry says it is.  Raises ValueError for a malformed one."""
+    if not entry.startswith("sha256:"):
+        return hashlib.sha256(entry.encode()).digest()
+    found = _DIGEST.fullmatch(entry)
+    if found is None:
+        raise ValueError("sha256: wants the 64 lower-case hex digits of the key's SHA-256")
+    return bytes.fromhex(found[1])
+
+
+def read_key_file(path: Path) -> list[str]:
+    """Entries of a key file: one a line, or several with spaces between; a line that starts with # is none.
+
+    Raises UserError where it cannot be read, holds no key, or may be read by everyone.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise UserError(f"--api-key-file {path}: {reason}", "api_key_file") from error
+    if mode & stat.S_IROTH:
+        message = f"--api-key-file {path}: everyone may read it (mode {mode & 0o777:04o}); chmod 0640 {path}"
+        raise UserError(message, "api_key_file")
+    entries = [key for line in text.splitlines() if not line.startswith("#") for key in line.split()]
+    if not entries:
+        raise UserError(f"--api-key-file {path}: holds no key", "api_key_file")
+    return entries
+
+
+class KeyRing:
+    """API keys, kept as digests; a look-up takes as long whatever was presented.  Empty ones are none."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self.digests = [digest_of(entry) for entry in dict.fromkeys(entries) if entry]
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def find(self, authorization: bytes) -> int | None:
+        """Which of `digests` this Authorization header presents as `Bearer`; None: none of them."""
+        scheme, _, presented = authorization.partition(b" ")
+        digest = hashlib.sha256(presented.strip()).digest()
+        found = None
+        for number, one in enumerate(self.digests):
+            if hmac.compare_digest(one, digest):
+                found = number
+        return found if scheme.lower() == b"bearer" else None
