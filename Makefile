@@ -8,7 +8,7 @@ SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMake
 WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow setup lint lock sbom fuzz parity bench docs-curves wheel clean
+.PHONY: serve test test-slow soak setup lint lock sbom fuzz parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -18,6 +18,10 @@ test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms of attacks: 10 000 clients, 10 000 made-up requests, slow clients
+	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py tests/serving/test_keys.py $(ARGS)
+	$(BIN)/python benchmarks/slowloris.py
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 

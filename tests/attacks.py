@@ -1,0 +1,86 @@
+"""What must hold of a server after whatever was done to it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+from tests.servers import Served, until
+
+GOLDEN = {"model": "tiny", "prompt": "golden", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+HEALTH_SECONDS = 0.1
+RSS_BYTES = 32 * 1024 * 1024
+FILES = 2
+ONE = httpx.Limits(max_keepalive_connections=1)
+"""Others would stay open between two looks at the server's files."""
+
+
+@dataclass
+class Watch:
+    """One server: what it was like at rest, and whether it is so again.  `admin` has the metrics."""
+
+    server: Served
+    key: str = ""
+    admin: str = ""
+    http: httpx.Client = field(init=False)
+    refused: int = 0
+    """5xx answers that were called for."""
+
+    def __post_init__(self) -> None:
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        self.http = httpx.Client(base_url=self.server.url, headers=headers, timeout=60, limits=ONE)
+        self._golden = self._ask()
+        self.metrics()
+        self._files = {one.pid: one.num_fds() for one in self._all()}
+        self._memory = {one.pid: one.memory_info().rss for one in self._all()}
+
+    def check(self, settle: float = 5.0) -> None:
+        """Fails unless the server is, within `settle` seconds, as it was at rest."""
+        now = self._all()
+        assert {one.pid for one in now} == set(self._memory), "another set of processes"
+        assert until(self._at_rest, settle), self.metrics()
+        assert until(lambda: self._health_seconds() < HEALTH_SECONDS), "/health is slow"
+        assert self._ask() == self._golden, "the golden answer changed"
+        for one in now:
+            files = self._files[one.pid]
+            assert until(lambda: abs(one.num_fds() - files) <= FILES, settle), "files stay open"  # noqa: B023
+            more = one.memory_info().rss - self._memory[one.pid]
+            assert more <= RSS_BYTES, f"{more >> 20} MiB more"
+        assert "Traceback" not in "".join(self.server.stderr)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def metrics(self) -> str:
+        return self.http.get(f"{self.admin}/metrics").text
+
+    def _ask(self) -> str:
+        answer = self.http.post("/v1/completions", json=GOLDEN)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    def _health_seconds(self) -> float:
+        began = time.perf_counter()
+        assert self.http.get("/health").status_code == 200
+        return time.perf_counter() - began
+
+    def _at_rest(self) -> bool:
+        metrics = self.metrics()
+        assert sum_of(metrics, "http_requests_total", 'status="5xx"') == self.refused
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "corepipe_kv_blocks_held")
+        return all(sum_of(metrics, name) == 0 for name in names)
+
+    def _all(self) -> list[psutil.Process]:
+        server = psutil.Process(self.server.process.pid)
+        return [server, *server.children(recursive=True)]
+
+
+def sum_of(metrics: str, name: str, label: str = "") -> float:
+    """Sum of a metric over its series with a label; 0 where there is none."""
+    series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(float(value) for labels, value in series if label in labels)
