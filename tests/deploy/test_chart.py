@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.cli.serve import SETTINGS
 from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS
-from corepipe.serving.config import EngineConfig
+from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.limits import PUBLIC_PATHS, check_bind
 from tests.deploy import tools
 from tests.deploy.charts import (
@@ -77,15 +77,27 @@ def test_the_server_takes_its_arguments(case: str) -> None:
         {k: v for k, v in settings.items() if k in EngineConfig.model_fields}
         | {"model": given["model"] or "default"}
     )
-    keys = [e for e in container(found)["env"] if e["name"] == "COREPIPE_API_KEY"]
-    check_bind(given["host"], ["from the secret"] if keys else [], insecure=given["insecure"])
-    assert bool(keys) != given["insecure"]
+    env = {one["name"] for one in container(found)["env"]}
+    keys = {
+        field: ("from the secret",) if name in env else ()
+        for field, name in {
+            "api_keys": "COREPIPE_API_KEY",
+            "admin_api_keys": "COREPIPE_ADMIN_API_KEY",
+        }.items()
+    }
+    served = {name: given[name] for name in ("host", "admin_host", "admin_port", "insecure")}
+    check_bind(ServerConfig.model_validate(served | keys))
+    assert bool(keys["api_keys"]) != given["insecure"]
+
+
+def scheme(case: str) -> str:
+    return "http" if serve_parameters(manifests(case))["ssl_certfile"] is None else "https"
 
 
 @each_case
 def test_probes_ask_for_what_the_server_answers_without_a_key(case: str) -> None:
     served = container(manifests(case))
-    (port,) = served["ports"]
+    port = served["ports"][0]
     assert port["containerPort"] == serve_parameters(manifests(case))["port"]
     asked = {kind: served[kind] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
     paths = {}
@@ -93,10 +105,11 @@ def test_probes_ask_for_what_the_server_answers_without_a_key(case: str) -> None
         if "exec" in probe:
             *command, url = probe["exec"]["command"]
             assert command == ["python3", "-m", "corepipe.probe"]
-            paths[kind] = url.removeprefix(f"http://127.0.0.1:{port['containerPort']}")
+            paths[kind] = url.removeprefix(f"{scheme(case)}://127.0.0.1:{port['containerPort']}")
         else:
             assert probe["httpGet"]["port"] == port["name"]
             paths[kind] = probe["httpGet"]["path"]
+            assert probe["httpGet"].get("scheme", "HTTP") == scheme(case).upper()
     assert set(paths.values()) <= PATHS & PUBLIC_PATHS
     assert paths == {
         "startupProbe": "/health",
@@ -131,6 +144,7 @@ def test_every_pod_passes_restricted_pod_security(case: str) -> None:
             "emptyDir",
             "configMap",
             "persistentVolumeClaim",
+            "secret",
         }
         for one in pod["containers"]:
             context = one["securityContext"]
@@ -257,6 +271,45 @@ def test_spans_may_leave_for_their_collector(url: str, port: int) -> None:
     assert [{"port": port, "protocol": "TCP"}] in open_to
 
 
+def test_the_admin_port_is_for_prometheus_alone() -> None:
+    found = manifests("guarded")
+    given = serve_parameters(found)
+    public, admin = of_kind(found, "Service")
+    names = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    assert names == {"http": given["port"], "admin": given["admin_port"]}
+    assert [[port["targetPort"] for port in one["spec"]["ports"]] for one in (public, admin)] == [
+        ["http"],
+        ["admin"],
+    ]
+    assert admin["spec"]["type"] == "ClusterIP"
+    (monitor,) = of_kind(found, "ServiceMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= admin["metadata"]["labels"].items()
+    assert not wanted <= public["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint["scheme"]) == ("admin", "/metrics", "https")
+    key = endpoint["authorization"]["credentials"]
+    (env,) = [one for one in container(found)["env"] if one["name"] == "COREPIPE_ADMIN_API_KEY"]
+    assert env["valueFrom"]["secretKeyRef"] == key
+    (policy,) = of_kind(found, "NetworkPolicy")
+    rules = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
+    assert len(rules["admin"]) == 2
+    assert rules["http"] == [{"podSelector": {}}]
+
+
+def test_the_key_of_the_certificate_is_mounted_where_the_server_reads_it() -> None:
+    found = manifests("guarded")
+    given = serve_parameters(found)
+    (mount,) = [one for one in container(found)["volumeMounts"] if one["name"] == "tls"]
+    (volume,) = [one for one in pod_spec(found)["volumes"] if one["name"] == "tls"]
+    for flag, entry in {"ssl_certfile": "tls.crt", "ssl_keyfile": "tls.key"}.items():
+        assert str(given[flag]) == f"{mount['mountPath']}/{entry}"
+    assert volume["secret"] == {
+        "secretName": "corepipe-tls",
+        "defaultMode": 0o440,
+    }  # not for everyone to read
+
+
 @pytest.mark.parametrize(
     ("limit", "threads"), [("2", 2), (3, 3), ("500m", 1), ("1500m", 2), ("1.5", 2), (None, None)]
 )
@@ -290,10 +343,10 @@ def test_the_hook_asks_the_service() -> None:
     for case in CASES:
         found = manifests(case)
         (hook,) = of_kind(found, "Pod")
-        (service,) = of_kind(found, "Service")
+        service = of_kind(found, "Service")[0]
         (port,) = service["spec"]["ports"]
         (asking,) = hook["spec"]["containers"]
         (url,) = asking["args"]
         assert asking["command"] == ["python3", "-m", "corepipe.probe"]
         assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
-        assert url == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}/health"
+        assert url == f"{scheme(case)}://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}/health"

@@ -68,7 +68,10 @@ SETTINGS = {
 }
 """Value -> an example, and the server's setting that it is."""
 
-OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"}
+OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
+    "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
+    "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
+}  # fmt: skip
 """Flags that tests of their own look at, or that follow from other values."""
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -113,6 +116,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"loadTest": {"sweep": True}}, r"at '/loadTest': additional properties 'sweep' not allowed"),
     ({"inferencePool": {"enabled": True}}, r"inferencePool.endpointPicker.name: "),
     ({"autoscaling": {"type": "keda"}}, r"autoscaling.keda.prometheusAddress: KEDA asks Prometheus"),
+    (
+        {
+            "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+            "adminPort": {"enabled": True},
+        },
+        r"adminPort.enabled: the endpoint picker of inferencePool reads /metrics",
+    ),
     (
         {"autoscaling": {"type": "hpa", "minReplicas": 5}},
         r"autoscaling.minReplicas is more than autoscaling.maxReplicas",

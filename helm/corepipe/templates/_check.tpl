@@ -25,6 +25,9 @@
 {{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
 {{- fail "inferencePool.endpointPicker.name: name the endpoint picker's Service" }}
 {{- end }}
+{{- if and .inferencePool.enabled .adminPort.enabled }}
+{{- fail "adminPort.enabled: the endpoint picker of inferencePool reads /metrics from the port that it sends requests to" }}
+{{- end }}
 {{- if and .loadTest.rate .loadTest.concurrency }}
 {{- fail "loadTest.rate is an open loop and loadTest.concurrency a closed one: give one of them" }}
 {{- end }}

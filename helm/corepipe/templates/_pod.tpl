@@ -11,6 +11,13 @@ env:
       secretKeyRef:
         name: {{ .existingSecret }}
         key: {{ .key }}
+  {{- if $.Values.adminPort.enabled }}
+  - name: COREPIPE_ADMIN_API_KEY
+    valueFrom:
+      secretKeyRef:
+        name: {{ .existingSecret }}
+        key: {{ .metricsKey | default .key }}
+  {{- end }}
   {{- end }}
   {{- end }}
   {{- with .Values.extraEnv }}
@@ -38,6 +45,11 @@ env:
   mountPath: /etc/corepipe
   readOnly: true
 {{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/corepipe-tls
+  readOnly: true
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -61,6 +73,12 @@ env:
 - name: chat-template
   configMap:
     name: {{ include "corepipe.fullname" . }}-chat-template
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ .Values.tls.existingSecret }}
+    defaultMode: 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}

@@ -61,6 +61,14 @@
 {{- end }}
 {{- end }}
 {{- include "corepipe.flag" (list "threads" (.threads | default (include "corepipe.cpus" .))) }}
+{{- if .adminPort.enabled }}
+{{- include "corepipe.flag" (list "admin-host" .bindAddress) }}
+{{- include "corepipe.flag" (list "admin-port" 8001) }}
+{{- end }}
+{{- if .tls.existingSecret }}
+{{- include "corepipe.flag" (list "ssl-certfile" "/etc/corepipe-tls/tls.crt") }}
+{{- include "corepipe.flag" (list "ssl-keyfile" "/etc/corepipe-tls/tls.key") }}
+{{- end }}
 {{- if not .apiKeys.existingSecret }}
 - --insecure
 {{- end }}
@@ -95,16 +103,24 @@
 {{ add .Values.preStopSeconds .Values.drainSeconds 2 8 }}
 {{- end }}
 
+{{/* What the pods speak. */}}
+{{- define "corepipe.scheme" -}}
+{{ if .Values.tls.existingSecret }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{/* A probe of a list (context, path). */}}
 {{- define "corepipe.probe" -}}
 {{- $root := first . -}}
 {{- if eq $root.Values.probes.type "exec" -}}
 exec:
-  command: [python3, -m, corepipe.probe, {{ printf "http://127.0.0.1:8000%s" (last .) | quote }}]
+  command: [python3, -m, corepipe.probe, {{ printf "%s://127.0.0.1:8000%s" (include "corepipe.scheme" $root) (last .) | quote }}]
 {{- else -}}
 httpGet:
   path: {{ last . }}
   port: http
+  {{- if $root.Values.tls.existingSecret }}
+  scheme: HTTPS
+  {{- end }}
 {{- end }}
 timeoutSeconds: 5
 {{- end }}
