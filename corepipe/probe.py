@@ -34,6 +34,7 @@ def failure(url: str) -> str | None:
 def _unchecked() -> ssl.SSLContext:
     """Takes any certificate, as a kubelet's probe does: it is asked for by address, and told no secrets."""
     context = ssl.create_default_context()
+    # ast-grep-ignore: verified-tls -- nothing is said to the server, nor believed of it but its status
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from corepipe.errors import UserError
 
+MAX_FILE = 1024 * 1024
+"""Characters of a key file that are read."""
+
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -31,7 +34,8 @@ def read_key_file(path: Path) -> list[str]:
     """
     try:
         mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise UserError(f"--api-key-file {path}: {reason}", "api_key_file") from error

@@ -86,7 +86,9 @@ they are the earliest arrival, the earliest first token and the mean time per to
 ## Rules
 
 - Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
-- `max_completion_tokens` goes before `max_tokens`; prompts times `n` is at most 128.
+- Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
+  times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
+- Prompts times `n` is at most 128.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
 - When the client goes away its requests are aborted at once.
 
