@@ -95,7 +95,8 @@ class Connection(HttpToolsProtocol):
         self._messages = 0
         self._awaited = (0, _Next.REQUEST)
         self._head_bytes = 0
-        self._head_fed = 0
+        self._held_back = 0
+        self._body_seen = 0
         self._body_bytes = 0
         self._body_since = 0.0
         self._discarded = 0
@@ -116,6 +117,7 @@ class Connection(HttpToolsProtocol):
         if self._crowd.enter(self):
             self._after(HEAD_SECONDS, self._head_is_late)
         else:
+            self._next = _Next.HEAD  # it is about to ask, and is to read why not
             message = "Too many connections."
             headers = {"retry-after": "1"}
             self._part_with(_answer(ApiError(503, message, code="service_unavailable", headers=headers)))
@@ -182,7 +184,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._next = _Next.HEAD
         self._messages += 1
-        self._head_bytes = self._head_fed = 0
+        self._head_bytes = self._held_back = self._body_bytes = self._body_seen = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -202,7 +204,7 @@ class Connection(HttpToolsProtocol):
         self._check_head()
         super().on_headers_complete()
         self._next = _Next.BODY
-        self._body_bytes, self._body_since = 0, self.loop.time()
+        self._body_since = self.loop.time()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -307,9 +309,11 @@ class Connection(HttpToolsProtocol):
         if awaits != self._awaited:
             self._awaited = awaits
             self._set_time()
-        elif self._next is _Next.HEAD:
-            self._head_fed += fed  # the parser holds a header back until it is whole
-            if self._head_fed > MAX_HEAD:
+        elif self._body_bytes != self._body_seen:
+            self._body_seen, self._held_back = self._body_bytes, 0
+        else:
+            self._held_back += fed  # the parser keeps a header, or a trailer, until it is whole
+            if self._held_back > MAX_HEAD:
                 self._reject(_head_too_large())
 
     def _set_time(self) -> None:

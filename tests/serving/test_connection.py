@@ -76,6 +76,11 @@ def test_trailers_are_no_headers():
         assert [one.status for one in exchange(where, head + body)] == [401]
 
 
+def test_a_trailer_without_end_is_refused(url):
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-A: "
+    assert [one.status for one in exchange(url, head, *[b"a" * 4000] * 200)] == [431]
+
+
 @pytest.mark.parametrize("size", [20_000, 65_536, 2_000_000])
 def test_a_large_header_is_refused_whole_or_in_pieces(url, size):
     start, end = b"GET /version HTTP/1.1\r\n" + HOST + b"X-A: ", b"\r\n\r\n"
