@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corepipe.cli.serve import SETTINGS
-from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS
+from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS, WATCH_PATHS
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.limits import PUBLIC_PATHS, check_bind
 from tests.deploy import tools
@@ -286,9 +286,10 @@ def test_the_admin_port_is_for_prometheus_alone() -> None:
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     assert wanted <= admin["metadata"]["labels"].items()
     assert not wanted <= public["metadata"]["labels"].items()
-    (endpoint,) = monitor["spec"]["endpoints"]
-    assert (endpoint["port"], endpoint["path"], endpoint["scheme"]) == ("admin", "/metrics", "https")
-    key = endpoint["authorization"]["credentials"]
+    endpoints = monitor["spec"]["endpoints"]
+    assert {(one["port"], one["scheme"]) for one in endpoints} == {("admin", "https")}
+    assert {one["path"] for one in endpoints} <= WATCH_PATHS
+    key = endpoints[0]["authorization"]["credentials"]
     (env,) = [one for one in container(found)["env"] if one["name"] == "COREPIPE_ADMIN_API_KEY"]
     assert env["valueFrom"]["secretKeyRef"] == key
     (policy,) = of_kind(found, "NetworkPolicy")
