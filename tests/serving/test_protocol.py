@@ -216,6 +216,7 @@ def test_long_text_weighs_nothing(text):
     assert decode(body) == {"prompt": text}
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.text('\\",[{:a', max_size=6) | st.integers(0, 9),

@@ -4,7 +4,7 @@ import time
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.http_errors import ApiError
@@ -52,6 +52,7 @@ def test_what_is_owed_is_repaid_before_the_next_request():
     assert dict(quota.headers())[b"x-ratelimit-remaining-tokens"] == b"60"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 200)), max_size=60))
 def test_over_time_a_key_gets_its_rate_and_one_burst(requests):
     """Tokens used are at most a minute's worth, what time has brought, and the last request's debt."""
