@@ -17,11 +17,13 @@ from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.app import create_app, listen, serve
-from corepipe.serving.client import EngineClient, EngineError, ProcessClient
+from corepipe.serving.child import EngineError
+from corepipe.serving.client import EngineClient
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.lateness import Lateness
 from corepipe.serving.limits import check_bind
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.supervisor import ProcessClient
 
 
 def launch(engine: EngineConfig, server: ServerConfig) -> None:
@@ -36,7 +38,8 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
         if server.verify:
             integrity.verify(path, report)
     model = registry.load(path)
-    client = _AnnouncedClient(engine.model_copy(update={"model": str(path)}), _url(listener))
+    resolved = engine.model_copy(update={"model": str(path)})
+    client = _AnnouncedClient(resolved, _url(listener), server.max_queue_seconds)
     app = create_app(client, _tokenizer(model, server), engine, server, __version__)
     _watch_lateness(client)
     if server.inject:
@@ -80,8 +83,8 @@ def _url(listener: socket.socket) -> str:
 class _AnnouncedClient(ProcessClient):
     """Shows on stderr how far loading is, then what is served where."""
 
-    def __init__(self, config: EngineConfig, url: str) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, url: str, queue_seconds: float | None) -> None:
+        super().__init__(config, queue_seconds=queue_seconds)
         self._url = url
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:

@@ -37,6 +37,9 @@ from corepipe.serving.routes.traffic import HttpMetrics, Traffic
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.client import EngineClient
 
+DRAIN_TICK_SECONDS = 0.05
+"""Between two looks at what is under way."""
+
 LAST_WORDS_SECONDS = 2
 """Left to answers that are given up at a shutdown, to tell their clients so."""
 
@@ -132,6 +135,7 @@ async def serve(app: FastAPI, server: ServerConfig, listener: socket.socket) -> 
     """As `run_server`, in a running loop, on a socket from `listen`."""
     service: Service = app.state.service
     running = make_server(app, server)
+    running.on_drain = service.drain
     running.on_late = service.client.abort_all
     service.on_failure = running.stop
     gc.collect()
@@ -152,7 +156,7 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=round(server.shutdown_timeout) + LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     return Server(config, server.shutdown_timeout)
 
@@ -173,20 +177,25 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
 
-    Answers that are still under way `drain_seconds` after the signal are late: `on_late` is to end them.
+    `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
+    port stays open, so that whoever asks is told to go elsewhere; `on_late` is to end what is left then, or
+    at a second signal.
     """
 
     def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
         super().__init__(config)
+        self.on_drain: Callable[[], None] = _nothing
         self.on_late: Callable[[], None] = _nothing
         self._drain_seconds = drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.on_late)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
+        self.on_drain()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_seconds
+        while self.server_state.tasks and loop.time() < deadline and not self.force_exit:
+            await asyncio.sleep(DRAIN_TICK_SECONDS)
+        self.on_late()
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         """End as at a signal."""
@@ -204,6 +213,7 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.on_drain()
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -71,6 +71,7 @@ class ServerConfig(_Config):
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
+    max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
     chat_template: str | None = None
     verify: bool = False
     otlp_traces_endpoint: str | None = None
