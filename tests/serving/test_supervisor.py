@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.serving import supervisor
+from corepipe.serving import supervisor, watchdog
 from corepipe.serving.child import Child, EngineError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Outputs
@@ -22,6 +22,13 @@ from tests.serving.test_client import child, collect
 
 CONFIG = EngineConfig(model="none", max_num_seqs=4)
 LIMIT_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang is seen after two beats."""
+    monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.5)
+
 
 Body = Callable[[ProcessClient], Awaitable[None]]
 
@@ -64,7 +71,11 @@ def ends_of(outputs: list[Output]) -> list[str | None]:
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGSTOP, "hung")],
+    [
+        (signal.SIGKILL, "killed"),
+        (signal.SIGSTOP, "hung"),
+        pytest.param(signal.SIGSEGV, "crashed", marks=pytest.mark.slow),
+    ],
 )
 def test_answers_go_on_where_they_were(number: signal.Signals, reason: str) -> None:
     """More of them than there are seats: some have not started."""
@@ -118,7 +129,10 @@ def test_what_has_started_does_not_survive_a_second_loss() -> None:
     supervised(body)
 
 
-@pytest.mark.parametrize(("token", "reason"), [(DEADLY, "crashed"), (FAULTY, "failed"), (ENDLESS, "hung")])
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [(DEADLY, "crashed"), (FAULTY, "failed"), pytest.param(ENDLESS, "hung", marks=pytest.mark.slow)],
+)
 def test_a_request_that_breaks_each_engine_ends_alone(
     token: int, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
