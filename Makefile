@@ -6,15 +6,22 @@ BIN := $(VENV)/bin
 SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
 # Files of tests that run side by side.
 WORKERS ?= 2
+MINUTES ?= 30
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow setup lint lock sbom fuzz parity bench docs-curves wheel clean
+.PHONY: serve test test-slow soak setup lint lock sbom fuzz parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
 
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+soak: $(VENV)/.test-$(SETUP_ID)  ## what docs/reliability.md promises, in its long forms; MINUTES of mixed traffic
+	$(BIN)/python -m tests.reliability.faults
+	$(BIN)/python -m tests.reliability.disconnects
+	$(BIN)/python -m tests.reliability.overload
+	$(BIN)/python -m tests.reliability.soak --minutes $(MINUTES)
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
