@@ -34,6 +34,9 @@ class EngineClient(Protocol):
     on_stats: Callable[[Stats], None]
     """Told of every Stats, once."""
 
+    on_ready: Callable[[Ready], None]
+    """Told when an engine has taken the place of a lost one."""
+
     on_failure: Callable[[Exception], None]
     """Told once, where the engine has been ready, is lost, and does not come back: why."""
 
@@ -77,6 +80,7 @@ class StreamingClient(ABC):
 
     def __init__(self) -> None:
         self.on_stats: Callable[[Stats], None] = _ignore
+        self.on_ready: Callable[[Ready], None] = _ignore
         self.on_failure: Callable[[Exception], None] = _ignore
         self._streams = Streams()
         self._stats: dict[int, Stats] = {}

@@ -222,6 +222,7 @@ class ProcessClient(StreamingClient):
             else:
                 break
         self._alive, self._restarting = True, False
+        self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
         _log().warning("the engine is back, loaded in %.1f s", ready.load_seconds)

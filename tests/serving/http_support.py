@@ -137,6 +137,7 @@ class FakeEngine:
     alive: bool = True
     restarting: bool = False
     restarts: dict[str, int] = field(default_factory=dict)
+    on_ready: Callable[[Ready], None] = field(default=print)
     on_failure: Callable[[Exception], None] = field(default=print)
     stats: list[Stats] = field(default_factory=lambda: [STATS])
     submitted: list[Submit] = field(default_factory=list)

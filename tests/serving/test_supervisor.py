@@ -15,7 +15,7 @@ import pytest
 from corepipe.serving import supervisor, watchdog
 from corepipe.serving.child import Child, EngineError
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Output, Outputs
+from corepipe.serving.messages import Output, Outputs, Ready
 from corepipe.serving.supervisor import ProcessClient
 from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, submit
 from tests.serving.test_client import child, collect
@@ -101,8 +101,11 @@ def test_counters_go_on_and_nothing_is_held() -> None:
     async def body(client: ProcessClient) -> None:
         await collect(client.submit(submit("a", max_tokens=30)))
         before = client.stats[0]
+        loaded: list[Ready] = []
+        client.on_ready = loaded.append
         signalled(client)
         await restarted(client)
+        assert len(loaded) == 1
         await collect(client.submit(submit("b", max_tokens=20)))
         after = client.stats[0]
         assert after.generation_tokens == before.generation_tokens + 20 == 50

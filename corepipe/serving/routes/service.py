@@ -57,6 +57,7 @@ class Service:
         self.metrics = Metrics(client, self.names[0], engine)
         self.neuron = NeuronMetrics(self.names[0], engine)
         client.on_stats = self._take
+        client.on_ready = self.set_ready
         client.on_failure = self._fail
         self.ready: Ready | None = None
         self.progress: Progress | None = None
