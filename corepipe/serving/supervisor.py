@@ -22,6 +22,7 @@ from corepipe.serving.child import Child, End, EngineError
 from corepipe.serving.client import StreamingClient
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.journal import Journal
+from corepipe.serving.memory import MemoryGuard
 from corepipe.serving.messages import Abort, Command, Output, Outputs, Progress, Ready, Stats, Submit
 from corepipe.serving.stats import idle, total
 from corepipe.serving.streams import OutputStream
@@ -65,6 +66,7 @@ class ProcessClient(StreamingClient):
         self._journal = Journal()
         self._bounds = Bounds(config.max_queued_requests, config.max_queued_tokens, queue_seconds)
         self._drain = DrainRate()
+        self._memory = MemoryGuard()
         self._restarts: Counter[str] = Counter()
         self._before: dict[int, Stats] = {}
         self._fruitless = 0
@@ -143,10 +145,11 @@ class ProcessClient(StreamingClient):
 
     def _refusal(self, submit: Submit) -> Output | None:
         """Told here, not by the engine, which hears of a request only between two steps."""
-        journal = self._journal
-        replicas = max(1, len(self._stats))
-        bounds = self._bounds.times(replicas)
+        journal, now = self._journal, monotonic()
+        bounds = self._bounds.times(max(1, len(self._stats)))
         reason = bounds.refusal(journal.waiting, journal.waiting_tokens, len(submit.prompt))
+        if reason is None and len(journal) and self._memory.full(now):
+            reason = "the server's memory is nearly used up"
         if reason is None:
             return None
         return Output(
@@ -154,7 +157,7 @@ class ProcessClient(StreamingClient):
             finish_reason=FinishReason.ERROR.value,
             error=reason,
             error_kind="overloaded",
-            retry_seconds=self._drain.retry_seconds(journal.waiting, monotonic()),
+            retry_seconds=self._drain.retry_seconds(journal.waiting, now),
         )
 
     def _finish(self, outputs: Sequence[Output]) -> None:
