@@ -39,7 +39,7 @@ class End:
 
 
 class Child:
-    """The engine number `epoch` of a server.
+    """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
 
     `command` starts it; the numbers of two file descriptors are added to it, see `serving.process`.  `take`
     is told its Outputs; nothing is told after `kill` or `close`.
@@ -50,6 +50,7 @@ class Child:
         self._epoch = epoch
         self._take = take
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._connection: _Connection | None = None
         self._pulse: Pulse | None = None
         self._loaded = False
@@ -67,14 +68,11 @@ class Child:
 
     async def start(self, config: EngineConfig, progress: Callable[[Progress], None]) -> Ready:
         """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
+        if self._socket is None:
+            self.spawn()
         connection = _Connection(asyncio.get_running_loop(), self._epoch, self._take, progress)
         self._connection = connection
-        ours = self._spawn()
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
-        except BaseException:
-            ours.close()
-            raise
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
         connection.send(Start(config.model_dump(mode="json"), self._epoch))
         ready = await connection.ready
         self._loaded = True
@@ -107,26 +105,31 @@ class Child:
         """Ends it at once, unless it is about to end by itself: then its last word is its own."""
         if self._connection is not None:
             self._connection.close()
+        if self._socket is not None and (self._connection is None or not self._connection.made):
+            self._socket.close()
         if self._process is not None:
             lost = self._connection is not None and self._connection.lost.is_set()
             await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
 
     async def close(self) -> None:
         """Tells it to end, after the last news of all its requests; kills it if it does not."""
-        if self._connection is None or self._process is None:
-            return
-        if self._loaded:  # while it loads it does not listen
+        if self._connection is not None and self._loaded:  # while it loads it does not listen
             self._connection.send(Shutdown())
             await self._connection.lost_within(CLOSE_SECONDS)
         await self.kill()
 
-    def _spawn(self) -> socket.socket:
-        """Our end of the socket pair.
+    @property
+    def waits(self) -> bool:
+        """Whether it is there, and has not been started."""
+        return self._process is not None and self._connection is None and self._process.poll() is None
+
+    def spawn(self) -> None:
+        """Makes the process, which waits for the start.  Raises EngineError where it cannot be made.
 
         In this thread: on Linux the child ends with the thread that made it.  In a session of its own: a
         terminal's Ctrl-C is ours to answer, from the child's first import on.
         """
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         fds = [theirs.detach(), make_pulse()]
         try:
             self._pulse = Pulse(fds[1])
@@ -137,12 +140,11 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            ours.close()
+            self._socket.close()
             raise EngineError(f"the engine cannot be started: {error}") from error
         finally:
             for fd in fds:
                 os.close(fd)
-        return ours
 
     def _end(self) -> End:
         """Raises nothing: whatever it died of has a name."""
@@ -178,6 +180,11 @@ class _Connection(asyncio.Protocol):
     def send(self, message: object) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
+
+    @property
+    def made(self) -> bool:
+        """Whether there is a transport, which then owns the socket."""
+        return self._transport is not None
 
     def close(self) -> None:
         """Nothing is heard from now on."""

@@ -1,8 +1,8 @@
 """How near a container is to its limit of memory: past it, the kernel kills.
 
-Control groups, version 2 (docs.kernel.org/admin-guide/cgroup-v2.html): `memory.max` is the limit, `memory.current`
-what is charged to the group, and of that `inactive_file` in `memory.stat` is page cache that the kernel takes
-back first.  What is left is what Kubernetes calls the working set.
+Control groups, version 2 (docs.kernel.org/admin-guide/cgroup-v2.html): `memory.max` is the limit,
+`memory.current` what is charged to the group, and of that `inactive_file` in `memory.stat` is page cache that
+the kernel takes back first.  What is left is what Kubernetes calls the working set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 
 
 class MemoryGuard:
-    """Whether the control group of this process, which the engine shares, is nearly full; never without a limit."""
+    """Whether the control group of server and engine is nearly full; without a limit it never is."""
 
     def __init__(self, group: Path = GROUP) -> None:
         self._group = group

@@ -61,6 +61,13 @@ def signalled(client: ProcessClient, number: signal.Signals = signal.SIGKILL) ->
     os.kill(client.engine_pid, number)
 
 
+async def next_is(client: ProcessClient, assemble: str) -> None:
+    """The next engine loads otherwise."""
+    assert client._spare is not None
+    await client._spare.kill()
+    client._program = child(assemble)
+
+
 def tokens_of(outputs: list[Output]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
@@ -216,10 +223,25 @@ def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(client: ProcessClient) -> None:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         client.on_failure = failure.set_result
-        client._program = child("assemble_forever")
+        await next_is(client, "assemble_forever")
         signalled(client)
         await failure
         assert client.restarts == {"killed": 1, "load": 1}
+
+    supervised(body)
+
+
+def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
+    async def body(client: ProcessClient) -> None:
+        for spare_is_gone in (False, True):
+            assert client._spare is not None
+            spare = client._spare.pid
+            if spare_is_gone:
+                await client._spare.kill()
+            signalled(client)
+            await restarted(client, 1 + spare_is_gone)
+            assert (client.engine_pid == spare) is not spare_is_gone
+            assert ends_of(await collect(client.submit(submit("a")))) == ["length"]
 
     supervised(body)
 
@@ -228,7 +250,7 @@ def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
     pids: list[int] = []
 
     async def body(client: ProcessClient) -> None:
-        client._program = child("assemble_forever")
+        await next_is(client, "assemble_forever")
         first = client.engine_pid
         signalled(client)
         while client.engine_pid in (first, None):
