@@ -68,8 +68,10 @@ class Child:
 
     async def start(self, config: EngineConfig, progress: Callable[[Progress], None]) -> Ready:
         """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
-        if self._socket is None:
+        if self._process is None:
             self.spawn()
+        else:
+            self._process.send_signal(signal.SIGCONT)  # what stopped an engine may have stopped its spare too
         connection = _Connection(asyncio.get_running_loop(), self._epoch, self._take, progress)
         self._connection = connection
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
@@ -110,6 +112,7 @@ class Child:
         if self._process is not None:
             lost = self._connection is not None and self._connection.lost.is_set()
             await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
+        self._pulse = None
 
     async def close(self) -> None:
         """Tells it to end, after the last news of all its requests; kills it if it does not."""

@@ -193,7 +193,7 @@ class ProcessClient(StreamingClient):
                 end = await self._child.ended()
                 self._lose(end, monotonic() - born)
                 await self._replace(end, load_seconds)
-        except (UserError, EngineError) as error:
+        except Exception as error:  # whatever it is: without an engine there is nothing to serve
             self._restarting = False
             self._die()
             self.on_failure(error)

@@ -36,7 +36,8 @@ WARM_SHARE = 0.25
 SAMPLES = 120
 """Looks at the memory, in all."""
 
-FLAGS = ("--max-model-len", 1024, "--num-blocks", 96, "--max-num-seqs", 16)
+CONTEXT = 1024
+FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16)
 """A small KV cache, all of which is soon touched, and often too small for all who run."""
 
 MIB = 1 << 20
@@ -52,6 +53,14 @@ class Soak:
     kinds: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     stopped: bool = False
+
+    async def fill(self) -> None:
+        """Writes to all of every KV block: memory that is touched for the first time is no leak."""
+        body = {"model": self.model, "max_tokens": 2, "ignore_eos": True}
+        prompts = [[number + 5] * (CONTEXT - 2) for number in range(8)]
+        async with aiohttp.ClientSession() as session:
+            asked = [ask(session, self.url, body | {"prompt": prompt}) for prompt in prompts]
+            assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {"done"}
 
     async def run(self, workers: int, seed: int) -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -146,6 +155,7 @@ def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
 async def soak(server: Served, minutes: float, workers: int) -> tuple[Soak, list[Sample]]:
     """The traffic, and what was seen meanwhile."""
     traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"])
+    await traffic.fill()
     began, samples = time.monotonic(), []
     work = asyncio.create_task(traffic.run(workers, seed=5))
     told = 0

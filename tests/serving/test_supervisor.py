@@ -235,9 +235,11 @@ def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
     async def body(client: ProcessClient) -> None:
         for spare_is_gone in (False, True):
             assert client._spare is not None
-            spare = client._spare.pid
+            spare = client._spare.pid or 0
             if spare_is_gone:
                 await client._spare.kill()
+            else:
+                os.kill(spare, signal.SIGSTOP)
             signalled(client)
             await restarted(client, 1 + spare_is_gone)
             assert (client.engine_pid == spare) is not spare_is_gone
