@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import statistics
 import sys
 import time
@@ -56,8 +57,8 @@ class Soak:
 
     async def fill(self) -> None:
         """Writes to all of every KV block: memory that is touched for the first time is no leak."""
-        body = {"model": self.model, "max_tokens": 2, "ignore_eos": True}
-        prompts = [[number + 5] * (CONTEXT - 2) for number in range(8)]
+        body = {"model": self.model, "max_tokens": 64, "ignore_eos": True}
+        prompts = [[number + 5] * (CONTEXT - 64) for number in range(8)]
         async with aiohttp.ClientSession() as session:
             asked = [ask(session, self.url, body | {"prompt": prompt}) for prompt in prompts]
             assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {"done"}
@@ -131,7 +132,7 @@ Act = Callable[[aiohttp.ClientSession, random.Random], Awaitable[str | None]]
 
 @dataclass(frozen=True)
 class Sample:
-    """seconds since the start; memory in MiB."""
+    """seconds since the start; memory in MiB, but for what is mapped from files."""
 
     seconds: float
     server: float
@@ -140,9 +141,16 @@ class Sample:
 
     @classmethod
     def of(cls, server: Served, began: float) -> Sample:
-        held = Held.by(server)
-        rss, engine = held.rss / MIB, held.engine_rss / MIB
-        return cls(time.monotonic() - began, rss, engine, held.fds + held.engine_fds)
+        held, engine = Held.by(server), server.engine().pid
+        memory = [own_bytes(pid) / MIB for pid in (server.process.pid, engine)]
+        return cls(time.monotonic() - began, memory[0], memory[1], held.fds + held.engine_fds)
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory that is not a file's: weights that are looked up are the page cache's (proc(5))."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:

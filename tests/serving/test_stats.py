@@ -11,7 +11,8 @@ GAUGES = {"replica", "running", "waiting", "waiting_tokens", "blocks_total", "bl
 
 def test_every_field_is_a_counter_or_a_gauge() -> None:
     fields = {field.name for field in msgspec.structs.fields(Stats)}
-    assert fields == GAUGES | set(COUNTERS) | {"core_busy_seconds", "iteration_tokens"}
+    told = {"core_busy_seconds", "work", "iteration_tokens", "step_seconds"}
+    assert fields == GAUGES | set(COUNTERS) | told
 
 
 def test_counters_go_on_and_gauges_are_the_last_ones() -> None:
@@ -22,10 +23,14 @@ def test_counters_go_on_and_gauges_are_the_last_ones() -> None:
     assert (both.running, both.blocks_held, both.iteration_tokens) == (0, new.blocks_held, [5])
     assert both.steps == STATS.steps + 1
     assert both.core_busy_seconds == [1.25, 2.25]
+    (work,), (one,) = both.work, STATS.work
+    assert work.engine_seconds == [2 * seconds for seconds in one.engine_seconds]
+    assert (work.flops, work.memory_bytes) == (2 * one.flops, 2 * one.memory_bytes)
     assert all(getattr(both, name) == getattr(STATS, name) + getattr(new, name) for name in COUNTERS)
 
 
 def test_an_engine_that_is_gone_holds_nothing() -> None:
     gone = idle(STATS)
+    assert gone.iteration_tokens == gone.step_seconds == []
     assert (gone.running, gone.waiting, gone.waiting_tokens, gone.blocks_held, gone.blocks_cached) == (0,) * 5
     assert all(getattr(gone, name) == getattr(STATS, name) for name in COUNTERS)
