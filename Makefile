@@ -16,12 +16,17 @@ serve: setup            ## an OpenAI-compatible server with the default model, o
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
-	$(BIN)/python -m pytest -m slow $(ARGS)
-
-soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms of attacks: 10 000 clients, 10 000 made-up requests, slow clients
+soak: MINUTES ?= 30
+soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile and slow clients; MINUTES of mixed traffic
+	$(BIN)/python -m tests.reliability.faults
+	$(BIN)/python -m tests.reliability.disconnects
+	$(BIN)/python -m tests.reliability.overload
+	$(BIN)/python -m tests.reliability.soak --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py tests/serving/test_keys.py $(ARGS)
 	$(BIN)/python benchmarks/slowloris.py
+
+test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 
@@ -34,7 +39,6 @@ lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, dir
 	$(BIN)/mypy
 	$(BIN)/lint-imports --verbose=false 2>/dev/null || $(BIN)/lint-imports
 
-MINUTES ?= 10
 COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
 
@@ -48,6 +52,7 @@ sbom: $(VENV)/.release-$(SETUP_ID)  ## what the image's Python environment consi
 	$(BIN)/cyclonedx-py environment build/sbom --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --output-file dist/corepipe.cdx.json
 
+fuzz: MINUTES ?= 10
 fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTES=10 for all targets, TARGETS= for some
 	$(BIN)/python -m fuzz.run --minutes $(MINUTES) $(TARGETS)
 

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import typer.main
@@ -170,6 +171,7 @@ def test_environment_variables_are_those_that_are_read() -> None:
 
 class NoEngine:
     stats = ()
+    restarts: ClassVar[dict[str, int]] = {}
 
 
 def families() -> dict[str, tuple[str, str]]:

@@ -152,26 +152,6 @@ def _rest(lines: Iterator[str]) -> list[str]:
     return rest
 
 
-def test_a_killed_engine_ends_its_requests_and_shows_in_health() -> None:
-    with served(default_model()) as server:
-        name = server.get("/v1/models").json()["data"][0]["id"]
-        assert server.get("/health").status_code == 200
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={**LONG, "model": name}, timeout=60
-        ) as answer:
-            lines = answer.iter_lines()
-            assert next(lines).startswith("data: ")
-            server.engine().kill()
-            last = [line for line in lines if line][-1]
-        assert "error" in json.loads(last.removeprefix("data: "))
-        assert server.get("/health").status_code == 503
-        assert server.get("/health/live").status_code == 503
-        answer = server.post("/v1/completions", json={"model": name, "prompt": "a"})
-        assert answer.status_code == 503
-        assert answer.json()["error"]["type"] == "server_error"
-        assert server.end() == 0
-
-
 def test_a_second_server_on_the_port_is_told_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -17,11 +17,13 @@ from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.app import create_app, listen_all, serve
-from corepipe.serving.client import EngineClient, EngineError, ProcessClient
+from corepipe.serving.child import EngineError
+from corepipe.serving.client import EngineClient
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.lateness import Lateness
 from corepipe.serving.limits import check_bind
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.supervisor import ProcessClient
 from corepipe.serving.tls import tls_context
 
 
@@ -38,9 +40,9 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
         if server.verify:
             integrity.verify(path, report)
     model = registry.load(path)
-    client = _AnnouncedClient(
-        engine.model_copy(update={"model": str(path)}), *(_url(one, server) for one in listeners)
-    )
+    resolved = engine.model_copy(update={"model": str(path)})
+    urls = [_url(one, server) for one in listeners]
+    client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
     app = create_app(client, _tokenizer(model, server), engine, server, __version__)
     _watch_lateness(client)
     if server.inject:
@@ -85,10 +87,9 @@ def _url(listener: socket.socket, server: ServerConfig) -> str:
 class _AnnouncedClient(ProcessClient):
     """Shows on stderr how far loading is, then what is served where."""
 
-    def __init__(self, config: EngineConfig, url: str, admin_url: str | None = None) -> None:
-        super().__init__(config)
-        self._url = url
-        self._admin_url = admin_url
+    def __init__(self, config: EngineConfig, urls: list[str], queue_seconds: float | None) -> None:
+        super().__init__(config, queue_seconds=queue_seconds)
+        self._urls = urls
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
         console = errors()
@@ -102,9 +103,9 @@ class _AnnouncedClient(ProcessClient):
             ready = await super().start(show)
         print_placement(console, ready.placement)
         console.print(
-            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._url}/v1 "
+            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._urls[0]}/v1 "
             f"(up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
         )
-        if self._admin_url is not None:
-            console.print(f"metrics, placement and control: {self._admin_url}")
+        for admin_url in self._urls[1:]:
+            console.print(f"metrics, placement and control: {admin_url}")
         return ready

@@ -156,6 +156,15 @@ Inject = Annotated[
 InjectWithKeys = Annotated[
     bool, _option("--inject-with-keys", help="Inject faults even where API keys mean users.", panel=SERVER)
 ]
+MaxQueueSeconds = Annotated[
+    float | None,
+    _option(
+        "--max-queue-seconds",
+        help="Longest wait of a request before it is computed; default: as long as it takes.",
+        panel=SERVER,
+        max=86_400,
+    ),
+]
 
 Format = Annotated[
     Dtype,

@@ -39,6 +39,7 @@ def serve(
     otlp_traces_endpoint: options.TracesEndpoint = None,
     inject: options.Inject = None,
     inject_with_keys: options.InjectWithKeys = False,
+    max_queue_seconds: options.MaxQueueSeconds = None,
     dtype: options.Format = options.Dtype.INT8,
     max_model_len: options.MaxModelLen = None,
     seed: options.Seed = 0,

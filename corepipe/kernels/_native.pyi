@@ -100,7 +100,8 @@ class Program:
 class Pool:
     """The threads of the process, and the queue of batches.  Batches run one after the other."""
 
-    def __init__(self, threads: int) -> None: ...
+    def __init__(self, threads: int, beats: npt.NDArray[np.int64] | None = None) -> None:
+        """beats [1]: grows while a batch gets on, at each part of an Op; another process may read it."""
     threads: int
     def close(self) -> None: ...
 
@@ -127,8 +128,6 @@ class Executor:
         `spans`: (program, start_ns, end_ns) of the host, one for each run of a core."""
     def watch(self, hook: Callable[[int], None] | None) -> None:
         """Tests: called with the Program's index each time another core's part starts to run."""
-    def progress(self) -> int:
-        """Counts Ops run since the start; grows while the executor is alive and busy."""
 
 def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
     """Tests: x [M, k] -> int32 sums [k / 64 groups, M, n] before any scale."""

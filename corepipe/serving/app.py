@@ -53,6 +53,9 @@ ADMIN_CONNECTIONS = 64
 BACKLOG = 2048
 SEND_BUFFER = 128 * 1024
 """Bytes that the kernel takes for a client that does not read; Linux doubles it."""
+DRAIN_TICK_SECONDS = 0.05
+"""Between two looks at what is under way."""
+
 LAST_WORDS_SECONDS = 2
 """Left to answers that are given up at a shutdown, to tell their clients so."""
 
@@ -186,6 +189,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
     """As `run_server`, in a running loop, on the sockets from `listen_all`."""
     service: Service = app.state.service
     running = make_server(app, server)
+    running.on_drain = service.drain
     running.on_late = service.client.abort_all
     service.on_failure = running.stop
     gc.collect()
@@ -207,7 +211,7 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # X-Forwarded-For is anybody's word
-        timeout_graceful_shutdown=round(server.shutdown_timeout) + LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     service: Service = app.state.service
     crowd = Crowd(make_room(server.max_connections))
@@ -245,7 +249,9 @@ def listen(host: str, port: int, prefix: str = "") -> socket.socket:
 class Server(uvicorn.Server):
     """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
 
-    Answers that are still under way `drain_seconds` after the signal are late: `on_late` is to end them.
+    `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
+    port stays open, so that whoever asks is told to go elsewhere; `on_late` is to end what is left then, or
+    at a second signal.
     """
 
     def __init__(
@@ -260,6 +266,7 @@ class Server(uvicorn.Server):
         self._crowd = crowd
         self._tls = tls
         self._kind = kind
+        self.on_drain: Callable[[], None] = _nothing
         self.on_late: Callable[[], None] = _nothing
         self._drain_seconds = drain_seconds
 
@@ -283,11 +290,13 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.on_late)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
+        self.on_drain()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_seconds
+        while self.server_state.tasks and loop.time() < deadline and not self.force_exit:
+            await asyncio.sleep(DRAIN_TICK_SECONDS)
+        self.on_late()
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         """End as at a signal."""
@@ -305,6 +314,7 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.on_drain()
         self.force_exit = self.should_exit
         self.should_exit = True
 

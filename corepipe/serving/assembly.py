@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +21,15 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Graph, Rows
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.deployment import Deployment, Replica
 from corepipe.serving.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.serving.messages import Ready
+from corepipe.serving.pulse import Counter
+
+if TYPE_CHECKING:  # the compiled module may be missing
+    from corepipe.kernels import _native
 
 Progress = Callable[[str, float], None]
 
@@ -56,8 +61,11 @@ class HostPlan:
         return block_size * sum(kv_bytes_per_token(program) for program in self.programs)
 
 
-def assemble(config: EngineConfig, progress: Progress) -> Deployment:
-    """Loads what `config` names.  Raises UserError for what does not exist, is broken, or does not fit."""
+def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
+    """Loads what `config` names; `beats` grows while batches are computed.
+
+    Raises UserError for what does not exist, is broken, or does not fit.
+    """
     started = time.perf_counter()
     native()  # says what is missing before anything large is read
     model = registry.load(hub.resolve(config.model, progress))
@@ -66,7 +74,10 @@ def assemble(config: EngineConfig, progress: Progress) -> Deployment:
     host = plan_host(config, model, device)
     model.check(host.graph)
     blocks = _host_blocks(config, host, device)
-    replicas = _replicas(config, model, host, device, blocks, progress)
+    cache = config.cache_dir or hub.cache_dir()
+    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
+    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)), beats)
+    replicas = _replicas(config, host, device, blocks, weights, pool)
     if config.clock == "device":
         _warm_up(replicas)
     ready = Ready(
@@ -109,15 +120,12 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPla
 
 def _replicas(
     config: EngineConfig,
-    model: Model,
     host: HostPlan,
     device: DevicePlan,
     blocks: int,
-    progress: Progress,
+    weights: PackedWeights,
+    pool: _native.Pool,
 ) -> tuple[Replica, ...]:
-    cache = config.cache_dir or hub.cache_dir()
-    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
-    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)))
     rows = config.max_num_batched_tokens
     cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
     scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)

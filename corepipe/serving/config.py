@@ -80,6 +80,7 @@ class ServerConfig(_Config):
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     max_connections: int = Field(default=4096, ge=1)
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
+    max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
     chat_template: str | None = None
     verify: bool = False
     otlp_traces_endpoint: str | None = None

@@ -15,6 +15,7 @@ from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Ready
+from corepipe.serving.pulse import Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +55,6 @@ class Deployment:
             replica.executor.close()
 
 
-Assemble = Callable[[EngineConfig, Callable[[str, float], None]], Deployment]
-"""Loads what a config names; told a progress callback (what, share done).  Raises UserError."""
+Assemble = Callable[[EngineConfig, Callable[[str, float], None], Counter], Deployment]
+"""Loads what a config names; told a progress callback (what, share done), and what the executors are to count
+in while they compute.  Raises UserError."""

@@ -9,15 +9,15 @@ from corepipe.serving.engine import Engine, Flight, Landing
 from corepipe.serving.lanes import Lane
 from corepipe.serving.messages import Output, Sampling, Stats
 from corepipe.serving.reporter import Reporter
-from corepipe.serving.runner import Runner
+from corepipe.serving.runner import OnStart, Runner
 from corepipe.serving.tally import Tally
 
 
 class Desk:
-    """Replica number `number`, with its lane under the driver."""
+    """Replica number `number`, with its lane under the driver; `on_start`: see `Runner`."""
 
-    def __init__(self, replica: Replica, number: int) -> None:
-        self._runner = Runner(replica.executor)
+    def __init__(self, replica: Replica, number: int, on_start: OnStart) -> None:
+        self._runner = Runner(replica.executor, on_start)
         engine = Engine(Scheduler(replica.scheduler, replica.policy), self._runner, replica.timeline)
         self.lane = Lane(number, engine, replica.scheduler.micro_batches)
         self._scheduler = engine.scheduler

@@ -13,8 +13,9 @@ from corepipe.serving.deployment import Deployment
 from corepipe.serving.desk import Desk
 from corepipe.serving.engine import Landing
 from corepipe.serving.lanes import Lanes
-from corepipe.serving.messages import Abort, Output, Stats, Submit
+from corepipe.serving.messages import Abort, Output, Started, Stats, Submit
 from corepipe.serving.requests import to_request
+from corepipe.serving.runner import OnStart
 from corepipe.serving.sampling import derive_seed
 
 LEAD_SECONDS = 2e-4
@@ -26,20 +27,24 @@ def router_margin(limits: SchedulerConfig) -> int:
     return max(2, limits.max_num_seqs // 4)
 
 
+def _nothing(_started: list[Started]) -> None:
+    """For those whose requests go down with the engine."""
+
+
 class Driver:
     """Runs the engines of a deployment.
 
     A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
-    tell the `outputs`.  `patience` says how long there is nothing else to do.
+    tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, on_start: OnStart = _nothing) -> None:
         first = deployment.replicas[0].scheduler
         self._deployment = deployment
         self._clock = deployment.clock
         self._time_scale = 0.0 if isinstance(self._clock, VirtualClock) else deployment.time_scale
         self._max_model_len = first.max_model_len
-        self._desks = [Desk(replica, number) for number, replica in enumerate(deployment.replicas)]
+        self._desks = [Desk(replica, number, on_start) for number, replica in enumerate(deployment.replicas)]
         self._lanes = Lanes(
             [desk.lane for desk in self._desks],
             self._clock,

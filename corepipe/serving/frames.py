@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from corepipe.serving.messages import MAX_FRAME, Command, Event
+from corepipe.serving.messages import MAX_FRAME, Command, Event, Start
 
 T = TypeVar("T")
 
@@ -76,9 +76,9 @@ class FrameDecoder(Generic[T]):
             raise FrameError(f"not a message of this protocol: {error}") from error
 
 
-def config_decoder() -> FrameDecoder[dict[str, object]]:
-    """Decodes the first frame to an engine, its EngineConfig as plain data."""
-    return FrameDecoder(msgspec.msgpack.Decoder(dict[str, object]))
+def start_decoder() -> FrameDecoder[Start]:
+    """Decodes the first frame to an engine."""
+    return FrameDecoder(msgspec.msgpack.Decoder(Start))
 
 
 def command_decoder() -> FrameDecoder[Command]:

@@ -64,9 +64,15 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
     return ApiError(400, message, code=code, param=param)
 
 
-def overloaded(message: str) -> ApiError:
-    """429: the queue is full; a retry helps."""
-    return ApiError(429, message, code="rate_limit_exceeded", headers={"retry-after": str(RETRY_SECONDS)})
+def overloaded(message: str, retry_seconds: int | None = None) -> ApiError:
+    """429: the queue is full; a retry helps, best after so many seconds."""
+    headers = {"retry-after": str(retry_seconds or RETRY_SECONDS)}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+
+def expired(message: str) -> ApiError:
+    """504: it has waited for as long as the server lets anything wait."""
+    return ApiError(504, message, code="queue_timeout", headers={"retry-after": str(RETRY_SECONDS)})
 
 
 def unavailable(message: str) -> ApiError:

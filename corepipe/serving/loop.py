@@ -28,13 +28,22 @@ def serve(
     inbox: Inbox,
     send: Callable[[Outputs], None],
     seconds: Callable[[], float] = time.monotonic,
+    epoch: int = 0,
 ) -> None:
     """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
 
     Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
-    `seconds` paces the Stats.
+    `seconds` paces the Stats; `epoch` is the engine's number.
     """
-    _send(send, [], driver.stats())  # gauges are there before the first request
+
+    def tell(outputs: list[Output], stats: list[Stats]) -> None:
+        """One message; one more for each further replica's stats."""
+        if outputs or stats:
+            send(Outputs(outputs, stats[0] if stats else None, epoch=epoch))
+        for more in stats[1:]:
+            send(Outputs([], more, epoch=epoch))
+
+    tell([], driver.stats())  # gauges are there before the first request
     last_stats = now = seconds()
     while True:
         driver.complete()
@@ -43,7 +52,7 @@ def serve(
         except EOFError:
             return
         if not _handle(driver, commands):
-            _send(send, driver.outputs(), driver.stats())
+            tell(driver.outputs(), driver.stats())
             return
         driver.submit()
         outputs = driver.outputs()
@@ -51,7 +60,7 @@ def serve(
         stats_due = now - last_stats >= STATS_SECONDS or not driver.busy
         if stats_due:
             last_stats = now
-        _send(send, outputs, driver.stats() if stats_due else [])
+        tell(outputs, driver.stats() if stats_due else [])
 
 
 def _patience(driver: Driver, until_stats: float) -> float | None:
@@ -70,11 +79,3 @@ def _handle(driver: Driver, commands: list[Command]) -> bool:
             return False
         driver.handle(command)
     return True
-
-
-def _send(send: Callable[[Outputs], None], outputs: list[Output], stats: list[Stats]) -> None:
-    """One message; one more for each further replica's stats."""
-    if outputs or stats:
-        send(Outputs(outputs, stats[0] if stats else None))
-    for more in stats[1:]:
-        send(Outputs([], more))

@@ -30,8 +30,22 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
 
 
+class Start(msgspec.Struct, frozen=True):
+    """The first frame to an engine: an EngineConfig as plain data, and the engine's number.
+
+    A server counts its engines; everything that one tells bears its number.
+    """
+
+    config: dict[str, Any]
+    epoch: int
+
+
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """A new sequence.  `stop_ids` includes eos unless it is to be ignored."""
+    """A sequence to generate.  `stop_ids` includes eos unless it is to be ignored.
+
+    `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
+    again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
+    """
 
     id: str
     prompt: list[int]
@@ -41,6 +55,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     min_tokens: int = 0
     priority: int = 0
     cache_salt: str = ""
+    generated: list[int] = []
+    replay: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -81,8 +97,9 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
-    with it.  `error` says why a request was refused or failed (finish_reason "error"); `error_kind` is
-    "overloaded" where a retry helps, "invalid" where it does not.
+    with it, except for a request that has lost an engine.  `error` says why a request was refused or failed
+    (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, and where it does
+    "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
     """
 
     id: str
@@ -94,6 +111,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     device: DeviceTimes | None = None
     error: str | None = None
     error_kind: str | None = None
+    retry_seconds: int | None = None
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -149,11 +167,20 @@ class Stats(msgspec.Struct, frozen=True):
         return self.work[core * len(self.work) // len(self.core_busy_seconds)]
 
 
-class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """All news of one step of one replica."""
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """Something is about to be computed for a request; its tokens are drawn with `seed`."""
 
-    outputs: list[Output]
+    id: str
+    seed: int
+
+
+class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """All news of one step of one replica, or of what is `started` in the next one."""
+
+    outputs: list[Output] = []
     stats: Stats | None = None
+    started: list[Started] = []
+    epoch: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

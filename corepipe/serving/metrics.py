@@ -33,6 +33,8 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 # Emulated devices answer faster than 10 ms a token: finer bounds below vLLM's.
 _DEVICE_PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *_PER_TOKEN)
 
+RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
+
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -79,6 +81,9 @@ class Finished:
 class HasStats(Protocol):
     @property
     def stats(self) -> Sequence[Stats]: ...
+
+    @property
+    def restarts(self) -> Mapping[str, int]: ...
 
 
 class Metrics(Collector):
@@ -157,6 +162,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families; called by the registry."""
         yield from self._engine_families()
+        yield self._restarts()
         yield from self._request_families()
         yield from self._device_families()
         if self._ready is not None:
@@ -192,6 +198,14 @@ class Metrics(Collector):
             for stats in self._engine.stats:
                 counter.add_metric((self._model, str(stats.replica)), read(stats))
             yield counter
+
+    def _restarts(self) -> Metric:
+        family = CounterMetricFamily(
+            "corepipe_engine_restarts", "Engines that were lost and replaced, by reason.", labels=("reason",)
+        )
+        for reason in RESTART_REASONS:
+            family.add_metric((reason,), self._engine.restarts.get(reason, 0))
+        return family
 
     def _request_families(self) -> Iterator[Metric]:
         reasons = CounterMetricFamily(

@@ -1,7 +1,9 @@
-"""The engine's process: `python -m corepipe.serving.process FD`, where FD is its end of a socket pair.
+"""The engine's process: `python -m corepipe.serving.process FD PULSE`, two file descriptors: its end of a
+socket pair, and the memory that its server watches (`pulse`).
 
-The first frame is an EngineConfig; then come Commands, and Events go back.  The process ends when it is
-told to, when its parent is gone, or on SIGTERM; SIGINT is the parent's to answer.
+The first frame is a Start; then come Commands, and Events go back.  The process ends when it is told to, or
+when its parent is gone.  SIGINT and SIGTERM, which may go to a whole group of processes, are the parent's to
+answer: what is under way is to come to its end.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.deployment import Assemble
 from corepipe.serving.driver import Driver
-from corepipe.serving.frames import command_decoder, config_decoder, encode_frame
+from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.loop import serve
-from corepipe.serving.messages import Command, Event, Failed, Progress
+from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
+from corepipe.serving.pulse import BEAT_SECONDS, Pulse
+from corepipe.serving.wakeup import wake_promptly
 
 READ_BYTES = 1 << 18
 SEND_BUFFER_BYTES = 1 << 20
@@ -32,16 +36,17 @@ EXIT_FAULT, EXIT_USER = 1, 2
 
 
 class SocketInbox:
-    """Commands from a socket."""
+    """Commands from a socket; beats while it waits for them."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
         self._connection = connection
+        self._pulse = pulse
         self._frames = command_decoder()
 
     def receive(self, timeout: float | None) -> list[Command]:
         """See `loop.Inbox`.  Raises FrameError for what is not a command."""
         commands: list[Command] = []
-        while select.select([self._connection], [], [], timeout)[0]:
+        while self._readable(timeout):
             data = self._connection.recv(READ_BYTES)
             if not data:
                 raise EOFError
@@ -49,10 +54,22 @@ class SocketInbox:
             timeout = 0.0 if commands else timeout
         return commands
 
+    def _readable(self, timeout: float | None) -> bool:
+        while True:
+            self._pulse.beat()
+            wait = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
+            if select.select([self._connection], [], [], wait)[0]:
+                return True
+            if timeout is not None:
+                timeout -= wait
+                if timeout <= 0.0:
+                    return False
 
-def main(fd: int, assemble: Assemble) -> int:
+
+def main(fd: int, pulse_fd: int, assemble: Assemble) -> int:
     """Runs an engine over the socket `fd`; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
     with socket.socket(fileno=fd) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -61,7 +78,7 @@ def main(fd: int, assemble: Assemble) -> int:
             connection.sendall(encode_frame(event))
 
         try:
-            run(connection, assemble, send)
+            run(connection, Pulse(pulse_fd), assemble, send)
         except (EOFError, ConnectionError):
             return 0  # nobody is left to tell
         except UserError as error:
@@ -72,32 +89,32 @@ def main(fd: int, assemble: Assemble) -> int:
     return 0
 
 
-def run(connection: socket.socket, assemble: Assemble, send: Callable[[Event], None]) -> None:
+def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Callable[[Event], None]) -> None:
     """Reads the config, loads, and serves until it is over."""
-    config = read_config(connection)
-    deployment = assemble(config, lambda what, done: send(Progress(what, done)))
-    driver = Driver(deployment)
+    start = read_start(connection)
+    config = EngineConfig.model_validate(start.config)
+    deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
+    driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)))
     try:
-        # The inbox then reads an end of the stream, and the loop ends between two turns.
-        signal.signal(signal.SIGTERM, lambda _signal, _frame: connection.shutdown(socket.SHUT_RD))
         gc.collect()
         gc.freeze()
+        wake_promptly()
         send(deployment.ready)
-        serve(driver, SocketInbox(connection), send)
+        serve(driver, SocketInbox(connection, pulse), send, epoch=start.epoch)
     finally:
         driver.close()
 
 
-def read_config(connection: socket.socket) -> EngineConfig:
-    """The first frame.  Raises EOFError, FrameError and pydantic's ValidationError."""
-    frames = config_decoder()
+def read_start(connection: socket.socket) -> Start:
+    """The first frame.  Raises EOFError and FrameError."""
+    frames = start_decoder()
     while True:
         missing = frames.missing
         data = connection.recv(missing)
         if not data:
             raise EOFError
-        for config in frames.feed(data):
-            return EngineConfig.model_validate(config)
+        for start in frames.feed(data):
+            return start
 
 
 def end_with_parent() -> None:
@@ -116,4 +133,4 @@ def _fail(send: Callable[[Event], None], failed: Failed, code: int) -> int:
 if __name__ == "__main__":
     from corepipe.serving.assembly import assemble
 
-    sys.exit(main(int(sys.argv[1]), assemble))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))

@@ -29,10 +29,14 @@ class _Tokens:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """arrival: on the device; scheduled: on the driver's clock, None until it happened."""
+    """arrival: on the device; scheduled: on the driver's clock, None until it happened.
+
+    resumed: its first tokens are another engine's, so that this one's times are not the request's.
+    """
 
     request: Request
     arrival: float
+    resumed: bool
     scheduled: float | None = None
     clock: _Tokens = field(default_factory=_Tokens)
     device: _Tokens = field(default_factory=_Tokens)
@@ -48,7 +52,7 @@ class Reporter:
 
     def add(self, request: Request, device_now: float) -> None:
         """Takes on a request that comes to the device at `device_now`."""
-        self._records[request.id] = _Record(request, device_now)
+        self._records[request.id] = _Record(request, device_now, request.num_generated > 0)
         self._unscheduled.add(request.id)
 
     def schedule(self, batch: Batch, now: float) -> None:
@@ -79,7 +83,7 @@ class Reporter:
         record = self._records[request.id]
         output = Output(request.id, [] if event.token is None else [event.token], logprobs)
         if event.token is not None:
-            if record.clock.first is None:
+            if record.clock.first is None and not record.resumed:
                 prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
                 output = replace(output, prompt_logprobs=prompt_logprobs, cached=cached)
             record.clock.add(now)
@@ -116,9 +120,9 @@ class Reporter:
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:
-    """The request's times on the device; None where it has no token."""
+    """The request's times on the device; None where it has no token, or has lost a device."""
     times, arrival = record.device, record.arrival
-    if times.first is None:
+    if times.first is None or record.resumed:
         return None
     gaps = record.request.num_generated - 1
     return DeviceTimes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from corepipe.scheduler.request import Request
+from corepipe.scheduler.request import Request, Status
 from corepipe.serving.messages import Sampling, Submit
 
 FLOAT32_MAX = 3.4e38
@@ -15,14 +15,17 @@ FLOAT32_TINY = 1.2e-38
 def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: int) -> Request:
     """The scheduler's Request.  `max_tokens` is cut to what fits into `max_model_len`.
 
+    One that comes again is a preempted one: it had its place, and its known tokens are computed anew.
+
     Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, and
     for sampling parameters that no sampler can follow.
     """
     _check_prompt(submit.prompt, vocab_size, max_model_len)
+    _check_generated(submit, vocab_size, max_model_len)
     _check_sampling(submit.sampling, vocab_size)
     if submit.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
-    return Request(
+    request = Request(
         id=submit.id,
         prompt=submit.prompt,
         max_tokens=min(submit.max_tokens, max_model_len - len(submit.prompt)),
@@ -33,6 +36,11 @@ def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: i
         cache_salt=submit.cache_salt,
         prompt_logits=submit.sampling.prompt_logprobs is not None,
     )
+    if submit.replay:
+        request.status = Status.PREEMPTED
+    for token in submit.generated:
+        request.append(token)
+    return request
 
 
 def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -44,6 +52,16 @@ def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> Non
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         raise ValueError(f"the prompt holds a token outside the vocabulary of {vocab_size}")
+
+
+def _check_generated(submit: Submit, vocab_size: int, max_model_len: int) -> None:
+    generated = submit.generated
+    if not generated:
+        return
+    if len(generated) >= submit.max_tokens or len(submit.prompt) + len(generated) >= max_model_len:
+        raise ValueError(f"{len(generated)} generated tokens leave none to generate")
+    if min(generated) < 0 or max(generated) >= vocab_size:
+        raise ValueError(f"a generated token is outside the vocabulary of {vocab_size}")
 
 
 def _check_sampling(params: Sampling, vocab_size: int) -> None:

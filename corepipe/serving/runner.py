@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +11,13 @@ import numpy as np
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
-from corepipe.serving.messages import Sampling, TokenLogprobs
+from corepipe.serving.messages import Sampling, Started, TokenLogprobs
 from corepipe.serving.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 
 INT32 = 4
 """Bytes."""
+
+OnStart = Callable[[list[Started]], None]
 
 
 @dataclass(slots=True)
@@ -45,11 +47,13 @@ class RequestInputs:
     """
 
     request: Request
+    seed: int
     scalars: bytes
     lists: RowLists | None
     prompt_scalars: bytes | None
     prompt_known: int = 1
     blocks: BlockTable = field(default_factory=BlockTable)
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,15 @@ class Step:
 
 
 class Runner:
-    """Hands batches to one replica's executor."""
+    """Hands batches to one replica's executor.
 
-    def __init__(self, executor: Executor) -> None:
+    `on_start` is told of requests before anything is computed for them: if that ends this process, it is
+    known what did.
+    """
+
+    def __init__(self, executor: Executor, on_start: OnStart) -> None:
         self._executor = executor
+        self._on_start = on_start
         self._requests: dict[str, RequestInputs] = {}
 
     def add(self, request: Request, params: Sampling, seed: int) -> None:
@@ -81,6 +90,7 @@ class Runner:
         top = params.prompt_logprobs
         self._requests[request.id] = RequestInputs(
             request,
+            seed,
             pack_scalars(params, seed),
             RowLists.of(request, params),
             None if top is None else pack_prompt_scalars(top),
@@ -94,6 +104,7 @@ class Runner:
         """Starts a batch and does not wait."""
         chunks = batch.chunks
         states = [self._requests[chunk.request.id] for chunk in chunks]
+        self._tell_started(states)
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
         wanted = LogitRows()
@@ -109,6 +120,13 @@ class Runner:
         ticket = self._executor.submit(inputs, sampling)
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
         return Step(ticket, batch, drawn_rows, prompt_rows, sampling.top_logprobs, shape)
+
+    def _tell_started(self, states: Sequence[RequestInputs]) -> None:
+        fresh = [state for state in states if not state.started]
+        if fresh:
+            self._on_start([Started(state.request.id, state.seed) for state in fresh])
+            for state in fresh:
+                state.started = True
 
     def wait(self, step: Step) -> StepResult:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""

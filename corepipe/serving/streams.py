@@ -114,4 +114,5 @@ class Streams:
 
 def failed_output(request_id: str, error: str) -> Output:
     """The last news of a request whose engine cannot go on."""
-    return Output(request_id, finish_reason=FinishReason.ERROR.value, error=error)
+    ended = FinishReason.ERROR.value
+    return Output(request_id, finish_reason=ended, error=error, error_kind="unavailable")

@@ -133,7 +133,28 @@ def test_two_programs_send_and_receive(table: np.ndarray, pool: _native.Pool) ->
     executor.watch(None)
     run(executor, [4], [0])
     assert len(seen) == 3
-    assert executor.progress() == 2 * 10
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_beats_while_it_computes_and_not_without_work(table: np.ndarray, threads: int) -> None:
+    beats = np.zeros(1, np.int64)
+    pool = _native.Pool(threads, beats)
+    executor = embedding(pool, table)
+    assert beats[0] == 0
+    run(executor, [1, 2], [0])
+    first = int(beats[0])
+    assert first >= 2  # one for each Op
+    run(executor, [1, 2], [0])
+    assert beats[0] >= first + 2
+    after = int(beats[0])
+    pool.close()
+    assert beats[0] == after
+
+
+@pytest.mark.parametrize("beats", [np.zeros(1, np.int32), np.zeros(2, np.int64), np.zeros((1, 1), np.int64)])
+def test_beats_are_counted_in_one_int64(beats: np.ndarray) -> None:
+    with pytest.raises(TypeError):
+        _native.Pool(1, beats)
 
 
 @pytest.mark.parametrize("round_bf16", [True, False])

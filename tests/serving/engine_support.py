@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.cost import PROFILES, StepShape
 from corepipe.neuron.engines import Engines
-from corepipe.neuron.program import Executor, StepOutput
+from corepipe.neuron.program import Executor, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.policy import mixed
 from corepipe.scheduler.scheduler import SchedulerConfig
@@ -19,6 +20,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.deployment import Deployment, Replica
 from corepipe.serving.driver import Driver
 from corepipe.serving.messages import Output, Ready, Sampling, Submit
+from corepipe.serving.pulse import Counter
 from tests.null_executor import NullExecutor
 
 VOCAB = 5000
@@ -90,7 +92,9 @@ def deployment(
     return Deployment(parts, clock or VirtualClock(), paced, VOCAB, seed, ready)
 
 
-def assemble_null(config: EngineConfig, progress: Callable[[str, float], None]) -> Deployment:
+def assemble_null(
+    config: EngineConfig, progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     """A Deployment for tests of the child process, as `assembly.assemble` would make one."""
     progress("loading", 0.5)
     progress("loading", 1.0)
@@ -131,23 +135,73 @@ class PoliteExecutor(NullExecutor):
         return super().wait(ticket)
 
 
-def assemble_slow(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+def assemble_slow(
+    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock(), paced=False)
 
 
-def assemble_refused(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+def assemble_refused(
+    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     raise UserError("no such model; name one that exists")
 
 
-def assemble_broken(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+def assemble_broken(
+    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     raise ZeroDivisionError("a fault of ours")
 
 
-def assemble_gone(_config: EngineConfig, _progress: Callable[[str, float], None]) -> Deployment:
+def assemble_gone(
+    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     os._exit(9)
 
 
-def assemble_forever(_config: EngineConfig, progress: Callable[[str, float], None]) -> Deployment:
+def assemble_forever(
+    _config: EngineConfig, progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
     progress("loading", 0.0)
     time.sleep(60)
     raise AssertionError("nobody waits so long")
+
+
+DEADLY, FAULTY, ENDLESS = VOCAB - 1, VOCAB - 2, VOCAB - 3
+"""Tokens of prompts that kill the engine, make it fail, or make it hang."""
+
+
+class FragileExecutor(PoliteExecutor):
+    """Breaks at certain tokens."""
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        tokens = set(inputs.tokens.tolist())
+        if DEADLY in tokens:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if FAULTY in tokens:
+            raise RuntimeError("the device is on fire")
+        if ENDLESS in tokens:
+            time.sleep(600)
+        return super().submit(inputs, sampling)
+
+
+def assemble_fragile(
+    config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
+    return deployment(
+        executor=lambda: FragileExecutor(ENDLESS),  # it draws none of them
+        clock=HostClock(),
+        paced=False,
+        seed=config.seed,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def assemble_once(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:
+    """Loads for as long as there is no file `loaded` in the cache directory, and makes one."""
+    assert config.cache_dir is not None
+    try:
+        (config.cache_dir / "loaded").touch(exist_ok=False)
+    except FileExistsError:
+        os._exit(9)
+    return assemble_fragile(config, progress, beats)

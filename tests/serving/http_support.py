@@ -135,6 +135,10 @@ class FakeEngine:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     start_gate: threading.Event | None = None
     alive: bool = True
+    restarting: bool = False
+    restarts: dict[str, int] = field(default_factory=dict)
+    on_ready: Callable[[Ready], None] = field(default=print)
+    on_failure: Callable[[Exception], None] = field(default=print)
     stats: list[Stats] = field(default_factory=lambda: [STATS])
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)

@@ -18,8 +18,8 @@ from corepipe.errors import UserError
 from corepipe.serving.app import PATHS, create_app, listen, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.limits import PUBLIC_PATHS
-from corepipe.serving.messages import Output
 from corepipe.serving.routes.reference import reference
+from corepipe.serving.streams import failed_output
 from tests.serving.http_support import READY, FakeEngine, running, saying, tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_a_caller_that_started_the_engine_closes_it():
 def test_a_dead_engine_is_reported():
     engine = FakeEngine()
     with running(engine) as url:
-        engine.script = lambda submit: [Output(submit.id, finish_reason="error", error="engine died")]
+        engine.script = lambda submit: [failed_output(submit.id, "engine died")]
         engine.alive = False
         assert ask(url).status_code == 503
         assert {httpx.get(url + path).status_code for path in ("/health", "/health/live", "/ping")} == {503}
@@ -72,7 +72,7 @@ def test_a_request_in_flight_when_the_engine_dies():
 
     def script(submit):
         engine.alive = False
-        return [Output(submit.id, finish_reason="error", error="engine died")]
+        return [failed_output(submit.id, "engine died")]
 
     engine.script = script
     with running(engine) as url:

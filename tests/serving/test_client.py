@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,10 +9,12 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.neuron.program import StepOutput
-from corepipe.serving.client import EngineError, InProcessClient, ProcessClient
+from corepipe.serving.child import EngineError
+from corepipe.serving.client import InProcessClient
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Progress, Stats
 from corepipe.serving.streams import OutputStream
+from corepipe.serving.supervisor import ProcessClient
 from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, deployment, submit
 
@@ -29,7 +29,7 @@ def child(assemble: str) -> tuple[str, ...]:
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from corepipe.serving.process import main\n"
         f"from tests.serving.engine_support import {assemble} as assemble\n"
-        "sys.exit(main(int(sys.argv[1]), assemble))"
+        "sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))"
     )
     return sys.executable, "-c", code
 
@@ -178,25 +178,7 @@ def test_a_failed_start_says_why(
         with pytest.raises(error, match=message):
             await client.start()
         await client.close()
-        assert client._process is not None
-        assert client._process.returncode == code
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_when_the_child_dies_every_stream_ends() -> None:
-    async def main() -> None:
-        client = process_client("assemble_slow")
-        await client.start()
-        streams = [client.submit(submit(f"r{i}", max_tokens=250)) for i in range(3)]
-        await anext(streams[0])
-        assert client._process is not None
-        os.kill(client._process.pid, signal.SIGKILL)
-        for stream in streams:
-            last = (await collect(stream))[-1]
-            assert (last.finish_reason, last.error) == ("error", "engine died")
-        assert not client.alive
-        await client.close()
+        assert client._child.returncode == code
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -20,7 +20,7 @@ from tests.serving.engine_support import (
 
 
 def test_an_engine_makes_two_moves() -> None:
-    desk = Desk(deployment().replicas[0], 0)
+    desk = Desk(deployment().replicas[0], 0, print)
     engine = desk.lane.engine
     assert engine.submit() is None
     desk.add(to_request(submit("a", prompt=3, max_tokens=2), 0.0, VOCAB, 256), GREEDY, seed=0)

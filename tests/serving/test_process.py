@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -12,11 +13,12 @@ import pytest
 
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.frames import encode_frame, event_decoder
-from corepipe.serving.messages import Event, Failed, Outputs, Progress, Ready, Shutdown
+from corepipe.serving.messages import Event, Failed, Outputs, Progress, Ready, Shutdown, Start
+from corepipe.serving.pulse import make_pulse
 from tests.serving.engine_support import submit
 from tests.serving.test_client import child
 
-CONFIG = encode_frame(EngineConfig(model="none").model_dump(mode="json"))
+CONFIG = encode_frame(Start(EngineConfig(model="none").model_dump(mode="json"), epoch=7))
 
 
 class Wire:
@@ -44,6 +46,15 @@ class Wire:
         except EOFError:
             return
 
+    def rest_until_idle(self) -> Iterator[Outputs]:
+        """What is told until a request has ended."""
+        while True:
+            event = self.next()
+            assert isinstance(event, Outputs)
+            yield event
+            if any(output.finish_reason for output in event.outputs):
+                return
+
     def until(self, kind: type[Event]) -> list[Event]:
         events = [self.next()]
         while not isinstance(events[-1], kind):
@@ -55,10 +66,11 @@ class Wire:
 def engine(assemble: str = "assemble_slow") -> Iterator[Wire]:
     ours, theirs = socket.socketpair()
     ours.settimeout(30)
-    fd = theirs.fileno()
+    fds = [theirs.fileno(), make_pulse()]
     with ours, theirs:
-        process = subprocess.Popen([*child(assemble), str(fd)], pass_fds=[fd])
+        process = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds)
         theirs.close()
+        os.close(fds[1])
         try:
             yield Wire(ours, process)
         finally:
@@ -72,8 +84,10 @@ def test_progress_then_ready_then_outputs() -> None:
         events = wire.until(Ready)
         assert [type(event) for event in events] == [Progress, Progress, Ready]
         wire.connection.sendall(encode_frame(submit("a", max_tokens=1)))
-        news = [event for event in [wire.next(), wire.next()] if isinstance(event, Outputs)]
+        news = list(wire.rest_until_idle())
+        assert [started.id for event in news for started in event.started] == ["a"]
         assert [output.id for event in news for output in event.outputs] == ["a"]
+        assert {event.epoch for event in news} == {7}
 
 
 def test_shutdown_aborts_and_ends() -> None:
@@ -105,25 +119,28 @@ def test_it_ends_when_the_parent_goes_before_the_config() -> None:
         assert wire.process.wait(10) == 0
 
 
-def test_sigint_is_ignored_and_sigterm_ends_cleanly() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_its_parents_to_answer(number: signal.Signals) -> None:
     with engine() as wire:
         wire.connection.sendall(CONFIG)
         wire.until(Ready)
-        wire.process.send_signal(signal.SIGINT)
-        wire.connection.sendall(encode_frame(submit("a", max_tokens=250)))
-        wire.next()
-        wire.process.send_signal(signal.SIGTERM)
+        wire.process.send_signal(number)
+        wire.connection.sendall(encode_frame(submit("a", max_tokens=20)))
+        ends = [o.finish_reason for event in wire.rest_until_idle() for o in event.outputs]
+        assert ends[-1] == "length"
+        wire.connection.sendall(encode_frame(Shutdown()))
         assert wire.process.wait(10) == 0
 
 
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (encode_frame({"model": "none", "unknown": 1}), "unknown"),
-        (encode_frame({"model": "none", "max_num_seqs": 0}), "max_num_seqs"),
+        (encode_frame(Start({"model": "none", "unknown": 1}, 0)), "unknown"),
+        (encode_frame(Start({"model": "none", "max_num_seqs": 0}, 0)), "max_num_seqs"),
+        (encode_frame({"config": {"model": "none"}}), "epoch"),
         ((2**31).to_bytes(4, "little"), "limit"),
     ],
-    ids=["unknown key", "bad value", "oversize"],
+    ids=["unknown key", "bad value", "no number", "oversize"],
 )
 def test_a_bad_config_is_refused(frame: bytes, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     with engine() as wire:
@@ -150,10 +167,11 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
     """The grandchild stays in its load, where it listens to nobody, and still goes with its parent."""
     code = (
         "import socket, subprocess, sys, time\n"
+        "from corepipe.serving.pulse import make_pulse\n"
         "ours, theirs = socket.socketpair()\n"
-        "fd = theirs.fileno()\n"
+        "fds = [theirs.fileno(), make_pulse()]\n"
         f"command = {[*child('assemble_forever')]!r}\n"
-        "process = subprocess.Popen([*command, str(fd)], pass_fds=[fd])\n"
+        "process = subprocess.Popen([*command, *map(str, fds)], pass_fds=fds)\n"
         f"ours.sendall({CONFIG!r})\n"
         "ours.recv(10)\n"
         "print(process.pid, flush=True)\n"

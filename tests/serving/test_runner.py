@@ -36,7 +36,7 @@ class Recorder(NullExecutor):
 
 def runner_with(*requests: tuple[Request, Sampling]) -> tuple[Runner, Recorder]:
     executor = Recorder()
-    runner = Runner(executor)
+    runner = Runner(executor, print)
     for number, (request, params) in enumerate(requests):
         runner.add(request, params, seed=number)
     return runner, executor

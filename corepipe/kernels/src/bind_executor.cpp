@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -100,6 +101,14 @@ std::function<void(int)> hook_of(nb::object hook) {
   };
 }
 
+using Counter = nb::ndarray<int64_t, nb::shape<1>, nb::device::cpu>;
+
+// The counter may be memory that another process reads.
+void make_pool(JobQueue* self, int threads, std::optional<Counter> beats) {
+  static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(std::atomic<int64_t>) == sizeof(int64_t));
+  new (self) JobQueue(threads, beats ? reinterpret_cast<std::atomic<int64_t>*>(beats->data()) : nullptr);
+}
+
 class PyExecutor {
  public:
   PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int logits, int vocab)
@@ -149,7 +158,6 @@ class PyExecutor {
   }
 
   void watch(nb::object hook) { executor_->watch(hook_of(std::move(hook))); }
-  int64_t progress() const { return executor_->progress(); }
 
  private:
   std::vector<std::shared_ptr<PyProgram>> programs_;
@@ -176,7 +184,7 @@ nb::dict sample(Array<float, 2> logits, nb::object object) {
 
 void bind_executor(nb::module_& m) {
   nb::class_<JobQueue>(m, "Pool")
-      .def(nb::init<int>(), "threads"_a)
+      .def("__init__", &make_pool, "threads"_a, "beats"_a.noconvert().none() = nb::none(), nb::keep_alive<1, 3>())
       .def_prop_ro("threads", &JobQueue::threads)
       .def("close", &JobQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<PyExecutor>(m, "Executor")
@@ -186,8 +194,7 @@ void bind_executor(nb::module_& m) {
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
            "sampling"_a.none())
       .def("wait", &PyExecutor::wait, "ticket"_a)
-      .def("watch", &PyExecutor::watch, "hook"_a.none())
-      .def("progress", &PyExecutor::progress);
+      .def("watch", &PyExecutor::watch, "hook"_a.none());
   m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a);
 }
 

@@ -187,7 +187,7 @@ void Executor::go(const Run& run, Job& job) {
       pass(run, stop);
     }
     at += std::max(chained, 1);
-    progress_.fetch_add(std::max(chained, 1), std::memory_order_relaxed);
+    run.pool.beat();
   }
   if (!job.spans.empty()) job.spans.back().end_ns = now_ns();
 }
@@ -253,7 +253,8 @@ void Executor::finish(const Run& run, Job& job) {
 
 // ---- the queue
 
-JobQueue::JobQueue(int threads) : pool_(threads), scratch_(threads), attention_(threads), sampler_(threads) {
+JobQueue::JobQueue(int threads, std::atomic<int64_t>* beats)
+    : pool_(threads, beats), scratch_(threads), attention_(threads), sampler_(threads) {
   kernels();  // an unknown COREPIPE_ISA is reported here
   thread_ = std::thread([this] { work(); });
 }

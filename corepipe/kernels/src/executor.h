@@ -43,7 +43,8 @@ struct Job {
 // them one by one in the order of their arrival.
 class JobQueue {
  public:
-  explicit JobQueue(int threads);
+  // `beats` grows while a batch gets on, whatever it computes; see Pool.
+  explicit JobQueue(int threads, std::atomic<int64_t>* beats = nullptr);
   ~JobQueue() { close(); }
 
   int threads() const { return pool_.size(); }
@@ -93,7 +94,6 @@ class Executor {
   std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
 
   JobQueue& queue() { return *queue_; }
-  int64_t progress() const { return progress_.load(std::memory_order_relaxed); }
   void watch(std::function<void(int)> hook);
 
   // Called by the queue's thread.
@@ -115,7 +115,6 @@ class Executor {
   int max_rows_, token_limit_, position_limit_, block_limit_, block_size_;
   Course course_;
   std::vector<std::vector<float>> channels_;
-  std::atomic<int64_t> progress_{0};
   std::mutex hook_mutex_;
   std::function<void(int)> hook_;
 };

@@ -12,7 +12,8 @@ constexpr std::chrono::microseconds kSpin{50};
 
 }  // namespace
 
-Pool::Pool(int threads) : size_(threads) {
+Pool::Pool(int threads, std::atomic<int64_t>* beats)
+    : size_(threads), beats_(beats != nullptr ? beats : &own_beats_) {
   if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
   threads_.reserve(threads - 1);
   for (int t = 1; t < threads; ++t) threads_.emplace_back([this, t] { work(t); });
@@ -50,6 +51,7 @@ bool Pool::take_one(int thread) {
     if ((word & kRemaining) == 0) return false;
   } while (!word_.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_acquire));
   body_(context_, items_ - static_cast<int>(word & kRemaining), thread);
+  if (thread == 0) beat();
   done_.fetch_add(1, std::memory_order_release);
   return true;
 }

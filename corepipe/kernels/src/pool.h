@@ -17,7 +17,8 @@ namespace corepipe {
 class Pool {
  public:
   // Throws std::invalid_argument for threads < 1, std::system_error where threads can't be started.
-  explicit Pool(int threads);
+  // `beats`, which outlives the pool, grows while regions run; null: nobody looks.
+  explicit Pool(int threads, std::atomic<int64_t>* beats = nullptr);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -29,12 +30,18 @@ class Pool {
   template <class F>
   void parallel(int items, F&& body) {
     if (size_ == 1 || items <= 1) {
-      for (int i = 0; i < items; ++i) body(i, 0);
+      for (int i = 0; i < items; ++i) {
+        body(i, 0);
+        beat();
+      }
       return;
     }
     run(items, [](void* f, int item, int thread) { (*static_cast<std::remove_reference_t<F>*>(f))(item, thread); },
         &body);
   }
+
+  // Shows that thread 0 gets on.  It is the only one that writes, so that no other core's line is taken away.
+  void beat() { beats_->store(beats_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
  private:
   using Body = void (*)(void*, int item, int thread);
@@ -45,6 +52,8 @@ class Pool {
   bool wait_for_work();
 
   const int size_;
+  std::atomic<int64_t> own_beats_{0};
+  std::atomic<int64_t>* const beats_;
 
   // Region number in the high half, items not yet taken in the low half.  The three fields below belong
   // to the region in `word_`: they are stable for whoever has taken one of its items.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
@@ -14,7 +13,7 @@ from corepipe.serving.protocol import NEUTRAL_CHAT, ChatRequest, check_combinati
 from corepipe.serving.routes.choice import Prompt
 from corepipe.serving.routes.generation import TRACE, Generation, Plan, wants_device_metrics
 from corepipe.serving.routes.rendering import ChatShape
-from corepipe.serving.routes.service import Service
+from corepipe.serving.routes.service import LONG_TEXT, Service
 from corepipe.serving.tenants import tenant_of
 
 
@@ -63,4 +62,6 @@ async def render_chat(service: Service, messages: list[dict[str, object]]) -> st
     if not service.tokenizer.has_chat_template:
         message = "This model has no chat template: use /v1/completions."
         raise invalid(message, "messages", "unsupported_value")
-    return await asyncio.to_thread(service.tokenizer.apply_chat_template, plain, add_generation_prompt=True)
+    return await service.beside(
+        LONG_TEXT, lambda: service.tokenizer.apply_chat_template(plain, add_generation_prompt=True)
+    )

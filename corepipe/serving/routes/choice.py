@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from corepipe.serving.detokenizer import Detokenizer, Pieces
-from corepipe.serving.http_errors import ApiError, internal, invalid, overloaded, unavailable
+from corepipe.serving.http_errors import ApiError, expired, internal, invalid, overloaded, unavailable
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
 from corepipe.serving.metrics import Finished, Metrics
 from corepipe.serving.protocol import GenerationRequest
@@ -166,7 +166,11 @@ class Choice:
         if output.finish_reason == "abort":
             return unavailable("The request was aborted by the server.")
         if output.error_kind == "overloaded":
-            return overloaded(output.error or "The queue is full.")
+            return overloaded(output.error or "The queue is full.", output.retry_seconds)
+        if output.error_kind == "expired":
+            return expired(output.error or "It has waited too long.")
+        if output.error_kind == "unavailable":
+            return unavailable(output.error or "The engine has stopped.")
         if output.error_kind == "invalid":
             return invalid(output.error or "The engine refused the request.")
         logging.getLogger(__name__).error("request %s failed: %s", output.id, output.error)

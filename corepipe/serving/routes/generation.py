@@ -203,19 +203,12 @@ class Generation:
             choice = self._choices[index]
             if not choice.ended:
                 break
-        delta = self._taken(choice, output)
+        delta = choice.take(output, self._service.metrics, self._arrival)
         if choice.ending is not None:
             self._left -= 1
             if choice.cut:
                 await news.drop(index)
         return choice, delta
-
-    def _taken(self, choice: Choice, output: Output) -> Delta:
-        try:
-            return choice.take(output, self._service.metrics, self._arrival)
-        except ApiError:
-            self._service.require_ready()  # a dead engine is not this request's fault
-            raise
 
     def _event(self, choice: Choice, delta: Delta) -> bytes:
         if choice.ending is None and delta.logprobs is None:

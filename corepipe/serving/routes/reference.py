@@ -114,7 +114,8 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `internal_error` | the server's log says why |
-| 503 | `service_unavailable` | the engine is loading, or has stopped |
+| 503 | `service_unavailable` | the engine is loading, restarting or lost, or the server is about to end |
+| 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
 
 A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
 """

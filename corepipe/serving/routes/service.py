@@ -22,6 +22,15 @@ from corepipe.serving.neuron_metrics import NeuronMetrics
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.client import EngineClient
 
+STATES = {
+    "loading": "The engine is loading.",
+    "ready": "Requests are taken.",
+    "restarting": "The engine was lost; another one is loading.",
+    "draining": "The server is about to end.",
+    "failed": "The engine has stopped.",
+}
+"""What the server can be, and what it tells of that."""
+
 LONG_TEXT = 16_384
 """Characters or tokens from which a thread works on them, so that other requests go on."""
 WORK_SECONDS = 10.0
@@ -35,7 +44,8 @@ R = TypeVar("R")
 class Service:
     """One deployment behind one server.  `ready` is None until the engine has loaded.
 
-    `failure` is what ended the engine's start; `on_failure` is called when that happens.
+    `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
+    server is about to end; what is under way goes on, and nothing more is taken.
     """
 
     def __init__(
@@ -54,9 +64,12 @@ class Service:
         self.metrics = Metrics(client, self.names[0], engine)
         self.neuron = NeuronMetrics(self.names[0], engine)
         client.on_stats = self._take
+        client.on_ready = self.set_ready
+        client.on_failure = self._fail
         self.ready: Ready | None = None
         self.progress: Progress | None = None
         self.failure: Exception | None = None
+        self.draining = False
         self.on_failure: Callable[[], None] = _nothing
         self.shown = Pieces(tokenizer, skip_special_tokens=True)
         self.raw = Pieces(tokenizer, skip_special_tokens=False)
@@ -67,8 +80,7 @@ class Service:
         try:
             self.set_ready(await self.client.start(self._note))
         except Exception as error:
-            self.failure = error
-            self.on_failure()
+            self._fail(error)
 
     def _note(self, progress: Progress) -> None:
         self.progress = progress
@@ -76,6 +88,14 @@ class Service:
     def _take(self, stats: Stats) -> None:
         self.metrics.observe_iterations(stats)
         self.neuron.take(stats)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.on_failure()
+
+    def drain(self) -> None:
+        """From now on nothing more is taken."""
+        self.draining = True
 
     def set_ready(self, ready: Ready) -> None:
         """From now on requests are taken."""
@@ -85,17 +105,22 @@ class Service:
 
     @property
     def state(self) -> str:
-        """loading, ready or failed."""
-        if self.failure is not None or (self.ready is not None and not self.client.alive):
+        """A key of `STATES`."""
+        if self.failure is not None:
             return "failed"
-        return "loading" if self.ready is None else "ready"
+        if self.draining:
+            return "draining"
+        if self.ready is None:
+            return "loading"
+        if self.client.alive:
+            return "ready"
+        return "restarting" if self.client.restarting else "failed"
 
     def require_ready(self) -> Ready:
-        """Raises ApiError (503) while loading, and after the engine has died."""
-        if self.ready is None or self.state != "ready":
-            raise unavailable(
-                "The engine is loading." if self.state == "loading" else "The engine has stopped."
-            )
+        """Raises ApiError (503) in every other state."""
+        state = self.state
+        if self.ready is None or state != "ready":
+            raise unavailable(STATES[state])
         return self.ready
 
     def require_model(self, name: str | None) -> str:

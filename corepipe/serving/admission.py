@@ -1,0 +1,57 @@
+"""Who may join the queue: bounded by requests and tokens, told at once, and when to come back."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+LEAST_SECONDS, MOST_SECONDS = 1, 30
+"""Of a Retry-After."""
+
+WINDOW_SECONDS = 10.0
+"""How far back the rate at which the queue drains is measured."""
+
+
+@dataclass(slots=True)
+class DrainRate:
+    """How fast requests leave the queue, over the last seconds."""
+
+    _starts: deque[float] = field(default_factory=deque)
+
+    def note(self, now: float) -> None:
+        """A request has left the queue to be computed."""
+        self._starts.append(now)
+        self._forget(now)
+
+    def retry_seconds(self, waiting: int, now: float) -> int:
+        """Whole seconds in which as many requests as wait now will have left the queue, 1 to 30."""
+        self._forget(now)
+        if not self._starts:
+            return MOST_SECONDS
+        rate = len(self._starts) / max(now - self._starts[0], 1.0)
+        return min(max(LEAST_SECONDS, -int(-waiting // rate)), MOST_SECONDS)
+
+    def _forget(self, now: float) -> None:
+        while self._starts and self._starts[0] < now - WINDOW_SECONDS:
+            self._starts.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a queue.  seconds: the longest that a request waits in it; None: as long as it takes."""
+
+    requests: int
+    tokens: int
+    seconds: float | None = None
+
+    def times(self, replicas: int) -> Bounds:
+        """Those of so many replicas, each with a queue of its own."""
+        return Bounds(self.requests * replicas, self.tokens * replicas, self.seconds)
+
+    def refusal(self, waiting: int, waiting_tokens: int, tokens: int) -> str | None:
+        """Why a request of so many `tokens` may not join; None where it may."""
+        if waiting >= self.requests:
+            return f"{waiting} requests are waiting; --max-num-queued-reqs is reached"
+        if waiting and waiting_tokens + tokens > self.tokens:
+            return f"{waiting_tokens} tokens are waiting; {tokens} more would pass --max-num-queued-tokens"
+        return None

@@ -1,0 +1,50 @@
+"""How near a container is to its limit of memory: past it, the kernel kills.
+
+Control groups, version 2 (docs.kernel.org/admin-guide/cgroup-v2.html): `memory.max` is the limit,
+`memory.current` what is charged to the group, and of that `inactive_file` in `memory.stat` is page cache that
+the kernel takes back first.  What is left is what Kubernetes calls the working set.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+GROUP = Path("/sys/fs/cgroup")
+
+FULL_SHARE = 0.9
+"""Of the limit, from which nothing more is taken on."""
+
+LOOK_SECONDS = 1.0
+"""How long a look is good for."""
+
+
+class MemoryGuard:
+    """Whether the control group of server and engine is nearly full; without a limit it never is."""
+
+    def __init__(self, group: Path = GROUP) -> None:
+        self._group = group
+        self._limit = _limit(group)
+        self._looked = float("-inf")
+        self._full = False
+
+    def full(self, now: float) -> bool:
+        """As of the last look, which is at most `LOOK_SECONDS` before `now`."""
+        if self._limit is not None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._full = self._working_set() >= FULL_SHARE * self._limit
+        return self._full
+
+    def _working_set(self) -> int:
+        current = int((self._group / "memory.current").read_text())
+        idle = re.search(r"^inactive_file (\d+)$", (self._group / "memory.stat").read_text(), re.MULTILINE)
+        return current - (int(idle[1]) if idle else 0)
+
+
+def _limit(group: Path) -> int | None:
+    """Bytes; None where there is no limit, or no such control group."""
+    try:
+        text = (group / "memory.max").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

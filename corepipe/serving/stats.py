@@ -1,0 +1,58 @@
+"""Stats over engines that have followed each other: counters go on, gauges are the last one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from corepipe.serving.messages import StageWork, Stats
+
+COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "steps",
+    "host_busy_seconds",
+    "device_busy_seconds",
+    "device_now_seconds",
+    "late_steps",
+)
+
+
+def total(before: Stats, stats: Stats) -> Stats:
+    """`stats` of an engine that came after others, whose counters had come to those of `before`."""
+    return replace(
+        stats,
+        core_busy_seconds=_sums(before.core_busy_seconds, stats.core_busy_seconds),
+        work=[_both(*pair) for pair in zip(before.work, stats.work, strict=True)],
+        **{name: getattr(before, name) + getattr(stats, name) for name in COUNTERS},
+    )
+
+
+def idle(stats: Stats) -> Stats:
+    """When the engine is gone: its counters, and nothing held."""
+    return replace(
+        stats,
+        running=0,
+        waiting=0,
+        waiting_tokens=0,
+        blocks_held=0,
+        blocks_cached=0,
+        iteration_tokens=[],
+        step_seconds=[],
+    )
+
+
+def _both(one: StageWork, other: StageWork) -> StageWork:
+    return StageWork(
+        _sums(one.engine_seconds, other.engine_seconds),
+        one.flops + other.flops,
+        one.memory_bytes + other.memory_bytes,
+    )
+
+
+def _sums(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(one, other, strict=True)]

@@ -1,0 +1,152 @@
+"""Clients that ask a real server and write down what came of it: one outcome a request, or a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+Body = dict[str, Any]
+
+TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one request came to.
+
+    kind: "done", "refused" (429), "unavailable" (503), "expired" (504), "error" (an event in a stream), or
+    "broken": no outcome that a client could rely on.
+    """
+
+    kind: str = "broken"
+    text: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+    first_seconds: float | None = None
+    retry_after: int | None = None
+
+
+KINDS = {200: "done", 429: "refused", 503: "unavailable", 504: "expired"}
+
+
+async def ask(session: aiohttp.ClientSession, url: str, body: Body) -> Outcome:
+    """POST /v1/completions."""
+    outcome, began = Outcome(), time.perf_counter()
+    try:
+        async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as answer:
+            if answer.status == 200 and body.get("stream"):
+                await _follow(answer, outcome, began)
+            else:
+                _read(answer, await answer.json(), outcome)
+    except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
+        outcome.kind, outcome.detail = "broken", repr(error)
+    outcome.seconds = time.perf_counter() - began
+    return outcome
+
+
+def _read(answer: aiohttp.ClientResponse, document: Any, outcome: Outcome) -> None:
+    outcome.kind = KINDS.get(answer.status, "broken")
+    if answer.status == 200:
+        outcome.text = document["choices"][0]["text"]
+    else:
+        outcome.detail = f"{answer.status} {document}"
+        outcome.retry_after = int(answer.headers["retry-after"]) if "retry-after" in answer.headers else None
+
+
+async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float) -> None:
+    """Reads a stream to its end; anything after its outcome makes it broken."""
+    finish = None
+    async for raw in answer.content:
+        line = raw.decode().strip()
+        if not line:
+            continue
+        if outcome.kind != "broken":
+            outcome.kind, outcome.detail = "broken", f"more after the end: {line}"
+            return
+        if outcome.first_seconds is None:
+            outcome.first_seconds = time.perf_counter() - began
+        if line == "data: [DONE]":
+            outcome.kind = "done" if finish else "broken"
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            outcome.kind, outcome.detail = "error", str(event)
+            continue
+        outcome.text += event["choices"][0]["text"]
+        finish = event["choices"][0]["finish_reason"] or finish
+
+
+@dataclass
+class Crowd:
+    """Workers that ask for one body after the other, at random, until they are told to stop.
+
+    `expected[i]` is what an undisturbed server answers to `bodies[i]`.
+    """
+
+    url: str
+    bodies: Sequence[Body]
+    expected: Sequence[str]
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    async def work(self, workers: int, seed: int) -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*[self._worker(session, random.Random(seed + i)) for i in range(workers)])
+
+    async def _worker(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        while not self.stopped:
+            at = rng.randrange(len(self.bodies))
+            outcome = await ask(session, self.url, self.bodies[at])
+            self.outcomes[outcome.kind] += 1
+            right = self.expected[at]
+            whole = outcome.text == right if outcome.kind == "done" else right.startswith(outcome.text)
+            if outcome.kind == "broken" or not whole:
+                self.wrong.append(f"body {at}: {outcome}")
+            if outcome.kind not in ("done", "error"):
+                await asyncio.sleep(rng.uniform(0.05, 0.15))
+
+
+async def answers(url: str, bodies: Sequence[Body]) -> list[str]:
+    """What the server answers to each, one after the other."""
+    async with aiohttp.ClientSession() as session:
+        outcomes = [await ask(session, url, body) for body in bodies]
+    assert all(outcome.kind == "done" for outcome in outcomes), outcomes
+    return [outcome.text for outcome in outcomes]
+
+
+def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> list[Body]:
+    """Different prompts, greedy and seeded, plain and streamed, with and without penalties."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        body: Body = {
+            "model": model,
+            "prompt": [rng.randrange(3, 200) for _ in range(rng.randrange(2, 100))],
+            "max_tokens": rng.randrange(*tokens),
+            "ignore_eos": True,
+            "stream": number % 4 != 3,
+            "temperature": 0,
+        }
+        if number % 3 == 1:
+            body |= {"temperature": 1.0, "seed": number, "presence_penalty": 0.5}
+        made.append(body)
+    return made
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Polls for a condition that must come true; False if it does not in this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.01)
+    return True

@@ -1,0 +1,112 @@
+"""Kills and stops a server's engine, at random moments under load, and measures how soon it is back.
+
+    python -m tests.reliability.faults --kills 50 --hangs 50
+
+Every request must have exactly one outcome, and every text must be that of an undisturbed run, up to where it
+ended.  Prints a table; ends with 1 where that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from tests.reliability.crowd import Crowd, answers, bodies
+from tests.servers import Served, default_model, served
+
+
+@dataclass
+class Recovery:
+    """Seconds from a signal to a server that is ready with another engine, by signal; the crowd's fate."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    crowd: Crowd | None = None
+
+
+async def disturb(
+    server: Served, signals: Sequence[signal.Signals], workers: int, tokens: tuple[int, int], calm: float
+) -> Recovery:
+    """Sends each of `signals` to the engine of the moment, up to `calm` seconds after the last recovery."""
+    model = server.get("/v1/models").json()["data"][0]["id"]
+    asked = bodies(model, 12, tokens)
+    crowd = Crowd(server.url, asked, await answers(server.url, asked))
+    recovery, rng = Recovery(crowd=crowd), random.Random(7)
+    work = asyncio.create_task(crowd.work(workers, seed=1))
+    async with aiohttp.ClientSession() as session:
+        for number in signals:
+            await asyncio.sleep(rng.uniform(0.0, calm))
+            seconds = await _strike(server, session, number)
+            recovery.seconds.setdefault(number.name, []).append(seconds)
+            print(f"{number.name}: ready after {seconds:.2f} s", file=sys.stderr)
+    await asyncio.sleep(1.0)
+    crowd.stopped = True
+    await work
+    return recovery
+
+
+async def _strike(server: Served, session: aiohttp.ClientSession, number: signal.Signals) -> float:
+    engine = server.engine()
+    began = time.perf_counter()
+    while await _ready(server, session):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine.send_signal(number)  # again: whoever continues a stopped process does not end the test
+        await asyncio.sleep(0.01)
+    while not await _ready(server, session):
+        await asyncio.sleep(0.01)
+    return time.perf_counter() - began
+
+
+async def _ready(server: Served, session: aiohttp.ClientSession) -> bool:
+    async with session.get(f"{server.url}/health/ready") as answer:
+        return answer.status == 200
+
+
+def table(recovery: Recovery) -> str:
+    """Seconds to ready, and outcomes."""
+    lines = [f"{'':10}{'times':>7}{'median':>9}{'p95':>9}{'most':>9}   seconds to ready"]
+    for name, seconds in recovery.seconds.items():
+        ordered = sorted(seconds)
+        p95 = ordered[round(0.95 * (len(ordered) - 1))]
+        lines.append(
+            f"{name:10}{len(ordered):7}{statistics.median(ordered):9.2f}{p95:9.2f}{ordered[-1]:9.2f}"
+        )
+    assert recovery.crowd is not None
+    outcomes = ", ".join(f"{count} {kind}" for kind, count in recovery.crowd.outcomes.most_common())
+    lines.append(f"outcomes: {outcomes}; {len(recovery.crowd.wrong)} wrong")
+    return "\n".join([*lines, *recovery.crowd.wrong[:5]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kills and stops the engine under load.")
+    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--hangs", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--calm", type=float, default=3.0, help="longest pause between two, in seconds")
+    args = parser.parse_args()
+    signals = [signal.SIGKILL] * args.kills + [signal.SIGSTOP] * args.hangs
+    random.Random(3).shuffle(signals)
+    with served(args.model or default_model()) as server:
+        recovery = asyncio.run(disturb(server, signals, args.workers, (20, 300), args.calm))
+        held = server.metric("corepipe_kv_blocks_held")
+        restarts = server.metric("corepipe_engine_restarts_total")
+    print(table(recovery))
+    print(f"{restarts:.0f} restarts counted, {held:.0f} blocks held at the end")
+    assert recovery.crowd is not None
+    return int(bool(recovery.crowd.wrong) or held > 0 or restarts != len(signals))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Half an hour of mixed traffic, and whether anything is left of it: `make soak`, or
+
+    python -m tests.reliability.soak --minutes 30
+
+Chats and completions, short and long, plain and streamed, with shared prefixes, several choices and logprobs;
+clients that leave, bodies that are wrong, prompts that do not fit.  Prints a line a minute and a table at the
+end; ends with 1 where blocks are missing, memory grows by more than `SLOPE_MIB` in ten minutes, descriptors
+have leaked, or an answer was not what it had to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from tests.reliability.crowd import Body, ask
+from tests.reliability.disconnects import Held, idle
+from tests.servers import Served, default_model, served, until
+
+SLOPE_MIB = 1.0
+"""Most growth of memory in ten minutes, of server and engine together."""
+
+WARM_SHARE = 0.25
+"""Of the time, before memory counts: by then caches are full and blocks have been touched."""
+
+SAMPLES = 120
+"""Looks at the memory, in all."""
+
+CONTEXT = 1024
+FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16)
+"""A small KV cache, all of which is soon touched, and often too small for all who run."""
+
+MIB = 1 << 20
+TEN_MINUTES = 600.0
+
+
+@dataclass
+class Soak:
+    """What the traffic came to."""
+
+    url: str
+    model: str
+    kinds: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    async def fill(self) -> None:
+        """Writes to all of every KV block: memory that is touched for the first time is no leak."""
+        body = {"model": self.model, "max_tokens": 64, "ignore_eos": True}
+        prompts = [[number + 5] * (CONTEXT - 64) for number in range(8)]
+        async with aiohttp.ClientSession() as session:
+            asked = [ask(session, self.url, body | {"prompt": prompt}) for prompt in prompts]
+            assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {"done"}
+
+    async def run(self, workers: int, seed: int) -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*[self._work(session, random.Random(seed + i)) for i in range(workers)])
+
+    async def _work(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        acts: list[tuple[int, Act]] = [
+            (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long)
+        ]  # fmt: skip
+        weights, choices = zip(*acts, strict=True)
+        while not self.stopped:
+            act = rng.choices(choices, weights)[0]
+            found = await act(session, rng)
+            self.kinds[act.__name__.strip("_")] += 1
+            if found is not None:
+                self.wrong.append(f"{act.__name__}: {found}")
+
+    async def _answer(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        outcome = await ask(session, self.url, self._body(rng))
+        return None if outcome.kind == "done" else str(outcome)
+
+    async def _chat(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        words = " ".join(f"word{rng.randrange(50)}" for _ in range(rng.randrange(1, 60)))
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": words}],
+            "max_tokens": rng.randrange(1, 60),
+            "logprobs": rng.random() < 0.3,
+            "n": rng.choice([1, 1, 2]),
+        }
+        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+            return None if answer.status == 200 else await answer.text()
+
+    async def _leave(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        body = self._body(rng) | {"stream": True, "max_tokens": 300}
+        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
+            for _ in range(rng.randrange(4)):
+                await answer.content.readany()
+            answer.close()
+        return None
+
+    async def _wrong_body(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        wrong = rng.choice([b"{", b"[]", b'{"model": 1}', b'{"model": "%s", "prompt": ""}'])
+        head = {"content-type": "application/json"}
+        async with session.post(f"{self.url}/v1/completions", data=wrong, headers=head) as answer:
+            return None if answer.status in (400, 404) else f"{answer.status} to {wrong!r}"
+
+    async def _too_long(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        body = {"model": self.model, "prompt": [5] * rng.randrange(1024, 9000), "max_tokens": 1}
+        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
+            return None if answer.status == 400 else f"{answer.status} to a prompt that does not fit"
+
+    def _body(self, rng: random.Random) -> Body:
+        """Half of them begin as others do."""
+        shared = list(range(100, 100 + rng.choice([0, 64, 200])))
+        own = [rng.randrange(3, 1000) for _ in range(int(rng.lognormvariate(4.0, 1.0)) % 700 + 1)]
+        return {
+            "model": self.model,
+            "prompt": [*shared, *own],
+            "max_tokens": min(120, int(rng.lognormvariate(3.0, 1.0)) + 1),
+            "stream": rng.random() < 0.6,
+            "temperature": rng.choice([0, 1.0]),
+        }
+
+
+Act = Callable[[aiohttp.ClientSession, random.Random], Awaitable[str | None]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """seconds since the start; memory in MiB, but for what is mapped from files."""
+
+    seconds: float
+    server: float
+    engine: float
+    fds: int
+
+    @classmethod
+    def of(cls, server: Served, began: float) -> Sample:
+        held, engine = Held.by(server), server.engine().pid
+        memory = [own_bytes(pid) / MIB for pid in (server.process.pid, engine)]
+        return cls(time.monotonic() - began, memory[0], memory[1], held.fds + held.engine_fds)
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory that is not a file's: weights that are looked up are the page cache's (proc(5))."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
+    """MiB in ten minutes, by least squares, after the warm share."""
+    kept = [s for s in samples if s.seconds >= WARM_SHARE * samples[-1].seconds]
+    line = statistics.linear_regression([s.seconds for s in kept], [read(s) for s in kept])
+    return line.slope * TEN_MINUTES
+
+
+async def soak(server: Served, minutes: float, workers: int) -> tuple[Soak, list[Sample]]:
+    """The traffic, and what was seen meanwhile."""
+    traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"])
+    await traffic.fill()
+    began, samples = time.monotonic(), []
+    work = asyncio.create_task(traffic.run(workers, seed=5))
+    told = 0
+    for _ in range(SAMPLES):
+        await asyncio.sleep(60 * minutes / SAMPLES)
+        samples.append(Sample.of(server, began))
+        if samples[-1].seconds >= 60 * (told + 1):
+            told += 1
+            print(
+                f"{told} min: {traffic.kinds.total()} requests, {len(traffic.wrong)} wrong, "
+                f"{samples[-1]}", file=sys.stderr
+            )  # fmt: skip
+    traffic.stopped = True
+    await work
+    return traffic, samples
+
+
+def verdict(server: Served, traffic: Soak, samples: Sequence[Sample]) -> tuple[str, bool]:
+    """The table, and whether all is as it has to be."""
+    emptied = until(lambda: idle(server), 60)
+    total = server.metric("corepipe_kv_blocks")
+    held, cached = server.metric("corepipe_kv_blocks_held"), server.metric("corepipe_kv_blocks_cached")
+    preempted = server.metric("vllm:num_preemptions_total")
+    slopes = [slope(samples, read) for read in (lambda s: s.server, lambda s: s.engine)]
+    last, fds = samples[-1], [sample.fds for sample in samples]
+    restarts = server.metric("corepipe_engine_restarts_total")
+    rows = [
+        ("requests", ", ".join(f"{count} {kind}" for kind, count in traffic.kinds.most_common())),
+        ("wrong", f"{len(traffic.wrong)}"),
+        ("preemptions, restarts", f"{preempted:.0f}, {restarts:.0f}"),
+        ("KV blocks", f"{total - held - cached:.0f} free, {cached:.0f} cached, {held:.0f} held"),
+        ("server MiB, slope in 10 min", f"{last.server:.1f}, {slopes[0]:+.2f}"),
+        ("engine MiB, slope in 10 min", f"{last.engine:.1f}, {slopes[1]:+.2f}"),
+        ("descriptors, least and most", f"{min(fds)}, {max(fds)}"),
+    ]  # fmt: skip
+    fine = emptied and held == 0 and not traffic.wrong and sum(slopes) < SLOPE_MIB and restarts == 0
+    return "\n".join([f"{name:32}{value}" for name, value in rows] + traffic.wrong[:5]), fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mixed traffic for a while, and what is left of it.")
+    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--workers", type=int, default=12)
+    args = parser.parse_args()
+    with served(args.model or default_model(), *FLAGS) as server:
+        traffic, samples = asyncio.run(soak(server, args.minutes, args.workers))
+        shown, fine = verdict(server, traffic, samples)
+        errors = [line for line in server.stderr if "Traceback" in line]
+    print(shown)
+    print("passed" if fine and not errors else "FAILED")
+    return int(not fine or bool(errors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

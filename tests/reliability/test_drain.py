@@ -1,0 +1,117 @@
+"""How a server ends: it tells at once that it takes nothing more, ends what it has begun, leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import psutil
+
+from tests.servers import END_SECONDS, TINY, Served, run, served, until
+
+DEVICE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale")
+"""A pace of some milliseconds a token at scale 1, so that an answer lasts as long as a test wants it to."""
+
+
+def body(server: Served, tokens: int) -> dict[str, object]:
+    name = server.get("/v1/models").json()["data"][0]["id"]
+    return {"model": name, "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+
+
+@contextlib.contextmanager
+def answering(server: Served, tokens: int = 200) -> Iterator[Iterator[str]]:
+    """An answer that has begun."""
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body(server, tokens), timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield lines
+
+
+def rest(lines: Iterator[str]) -> list[str]:
+    """What still comes; the connection may end at any place."""
+    found = []
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        found.extend(line for line in lines if line)
+    return found
+
+
+def test_it_drains_and_tells_so() -> None:
+    with served(TINY, *DEVICE, 60, "--shutdown-timeout", 60) as server, answering(server) as lines:
+        asked = body(server, 1)
+        engine = server.engine()
+        for process in (engine.pid, server.process.pid):  # as systemd does: to all of the group
+            os.kill(process, signal.SIGTERM)
+        assert until(lambda: server.get("/health/ready").status_code == 503, 2)
+        told = server.get("/health/ready")
+        assert (told.json()["status"], told.headers["retry-after"]) == ("draining", "1")
+        assert server.get("/health/live").status_code == 200
+        refused = server.post("/v1/completions", json=asked)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert server.process.poll() is None
+        assert rest(lines)[-1] == "data: [DONE]"
+        assert server.process.wait(END_SECONDS) == 0
+        assert not psutil.pid_exists(engine.pid)
+
+
+def test_what_outlasts_the_drain_is_told_and_cut() -> None:
+    with served(TINY, *DEVICE, 100, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        last = rest(lines)[-1]
+        assert "error" in last
+        assert server.process.wait(END_SECONDS) == 0
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with served(TINY, *DEVICE, 100, "--shutdown-timeout", 600) as server, answering(server) as lines:
+        engine = server.engine()
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: server.get("/health/ready").status_code == 503, 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" not in rest(lines)
+        server.process.wait(END_SECONDS)
+        assert until(lambda: not psutil.pid_exists(engine.pid), 2)
+
+
+def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
+    with served(TINY) as server:
+        engine = server.engine()
+        server.process.kill()
+        assert until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 2)
+
+
+def test_readiness_at_each_moment() -> None:
+    """While an engine is gone: 503, when to come back, and why.  A signal ends the server even then."""
+    with served(TINY) as server:
+        seen: set[tuple[int, str, str | None]] = set()
+        lose_all_engines(server)
+        assert until(lambda: told(server, seen) != 200)
+        assert until(lambda: told(server, seen) == 200)
+        assert seen <= {(503, "restarting", "1"), (200, "ready", None)}
+        lose_all_engines(server)
+        assert until(lambda: told(server, seen) != 200)
+        assert server.end() == 0
+
+
+def lose_all_engines(server: Served) -> None:
+    """The spare one, too: the next has to begin with its imports, so that there is a moment to look at."""
+    for process in psutil.Process(server.process.pid).children():
+        if "corepipe.serving.process" in process.cmdline():
+            process.kill()
+
+
+def told(server: Served, seen: set[tuple[int, str, str | None]]) -> int:
+    """The status of readiness now; adds what is told to `seen`."""
+    probe = server.get("/health/ready")
+    seen.add((probe.status_code, probe.json()["status"], probe.headers.get("retry-after")))
+    return probe.status_code
+
+
+def test_a_wait_that_is_no_wait_is_refused() -> None:
+    refused = run("serve", TINY, "--port", 0, "--max-queue-seconds", 0)
+    assert refused.returncode == 2
+    assert "--max-queue-seconds" in refused.stderr
