@@ -35,6 +35,7 @@ class Watch:
         self.http = httpx.Client(base_url=self.server.url, headers=headers, timeout=60, limits=ONE)
         self._golden = self._ask()
         self.metrics()
+        assert until(self._grown, 30.0), "it grows by itself"
         self._files = {one.pid: one.num_fds() for one in self._all()}
         self._memory = {one.pid: one.memory_info().rss for one in self._all()}
 
@@ -74,6 +75,12 @@ class Watch:
         assert sum_of(metrics, "http_requests_total", 'status="5xx"') == self.refused
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "corepipe_kv_blocks_held")
         return all(sum_of(metrics, name) == 0 for name in names)
+
+    def _grown(self) -> bool:
+        """Whether its processes have done their imports, the spare engine's too."""
+        before = {one.pid: one.memory_info().rss for one in self._all()}
+        time.sleep(0.5)
+        return before == {one.pid: one.memory_info().rss for one in self._all()}
 
     def _all(self) -> list[psutil.Process]:
         server = psutil.Process(self.server.process.pid)

@@ -205,7 +205,7 @@ def test_preemption_changes_no_answer() -> None:
     [
         (("--pipeline", 2), "pipeline 2, tensor 1, data 1", 2),
         (("--data", 2), "pipeline 1, tensor 1, data 2", 1),
-        (("--tensor", 3, "--instance", "inf1.6xlarge"), "pipeline 1, tensor 3, data 1", 3),
+        (("--pipeline", 1, "--tensor", 3, "--instance", "inf1.6xlarge"), "pipeline 1, tensor 3, data 1", 3),
     ],
 )
 def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees: str, cores: int) -> None:

@@ -60,6 +60,7 @@ SETTINGS = {
     "batching.prefixCaching": (False, "prefix_cache"),
     "batching.maxNumQueuedReqs": (10, "max_queued_requests"),
     "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),
+    "batching.maxQueueSeconds": (20, "max_queue_seconds"),
     "threads": (3, "threads"),
     "drainSeconds": (30, "shutdown_timeout"),
     "tracing.otlpEndpoint": ("http://collector:4318/v1/traces", "otlp_traces_endpoint"),

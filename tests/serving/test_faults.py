@@ -82,5 +82,5 @@ def test_users_do_not_meet_faults_unless_it_is_forced():
     with pytest.raises(UserError, match="--inject_with_keys: --inject makes requests fail"):
         validated(ServerConfig, fields, lambda name: "--" + name)
     assert validated(ServerConfig, {**fields, "inject_with_keys": True}).inject
-    assert validated(ServerConfig, {**fields, "api_keys": ("",)}).inject
+    assert validated(ServerConfig, {**fields, "api_keys": ()}).inject
     assert not validated(ServerConfig, {"api_keys": ("secret",)}).inject

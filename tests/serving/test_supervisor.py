@@ -141,7 +141,11 @@ def test_what_has_started_does_not_survive_a_second_loss() -> None:
 
 @pytest.mark.parametrize(
     ("token", "reason"),
-    [(DEADLY, "crashed"), (FAULTY, "failed"), pytest.param(ENDLESS, "hung", marks=pytest.mark.slow)],
+    [
+        (DEADLY, "crashed"),
+        pytest.param(FAULTY, "failed", marks=pytest.mark.slow),
+        pytest.param(ENDLESS, "hung", marks=pytest.mark.slow),
+    ],
 )
 def test_a_request_that_breaks_each_engine_ends_alone(
     token: int, reason: str, capfd: pytest.CaptureFixture[str]

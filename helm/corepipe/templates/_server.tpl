@@ -28,6 +28,7 @@
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
 {{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
+{{- include "corepipe.flag" (list "max-queue-seconds" .batching.maxQueueSeconds) }}
 {{- include "corepipe.flag" (list "otlp-traces-endpoint" .tracing.otlpEndpoint) }}
 {{- include "corepipe.flag" (list "inject" .faults.inject) }}
 {{- if .faults.withKeys }}
