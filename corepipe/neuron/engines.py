@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -156,12 +157,15 @@ class AttentionCost:
 class ExpertsCost:
     """A mixture of experts: few rows load the experts that they go to, many go through all of them.
 
-    As NxD Inference does it (forward_selective_loading while rows x top_k < experts).  `one` is an expert's
-    own cost over its rows; rows go to `top_k` of `experts`.  found: seconds until an expert's weights move,
-    since where they lie is known only when the router has spoken.
+    As NxD Inference does it (forward_selective_loading while rows x top_k < experts, else
+    forward_all_experts).  `one` is an expert's own cost over its rows; rows go to `top_k` of `experts`.
+    found: seconds until an expert's weights move, since where they lie is known only when the router has
+    spoken.  steps: an expert's part of each step that all of them take together; one step waits for the
+    other, since its results ([experts, rows, width]) go through memory.
     """
 
     one: OpCost
+    steps: tuple[OpCost, ...]
     experts: int
     top_k: int
     found: float
@@ -171,9 +175,10 @@ class ExpertsCost:
         if not rows:
             return NOTHING
         chosen = rows * self.top_k
-        few = chosen < self.experts
-        one = self.one.engines(StepShape(1, 1, 1, 1, 1) if few else shape)
-        return _times(one, chosen, self.found) if few else _times(one, self.experts, 0.0)
+        if chosen < self.experts:
+            one = self.one.engines(StepShape(1, 1, 1, 1, 1))
+            return _times(one, chosen, self.found)
+        return _in_turn([_times(step.engines(shape), self.experts, 0.0) for step in self.steps])
 
 
 def _times(one: Engines, count: int, found: float) -> Engines:
@@ -188,3 +193,11 @@ def _times(one: Engines, count: int, found: float) -> Engines:
         written=one.written * count,
         flops=one.flops * count,
     )
+
+
+def _in_turn(steps: Sequence[Engines]) -> Engines:
+    """Steps that wait for one another, as one: the busiest engine's idle time is put before its start."""
+    names = [field.name for field in fields(Engines)]
+    whole = Engines(**{name: sum(getattr(step, name) for step in steps) for name in names})
+    idle = sum(step.seconds for step in steps) - whole.seconds
+    return replace(whole, start=whole.start + idle)

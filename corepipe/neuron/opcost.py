@@ -14,7 +14,7 @@ Between the Ops of a Program activations stay on chip.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
@@ -165,22 +165,40 @@ def matrix_cost(
 
 
 def _experts(op: Experts, fmt: Format, rates: CoreRates) -> ExpertsCost:
-    """An expert's three matrices, one after the other; its result is weighted and added to the others'."""
-    parts = [
+    """An expert's three matrices, one after the other; its result is weighted and added to the others'.
+
+    Where all experts take all rows, the results of their first two products and of the third are tensors of
+    [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no on-chip
+    memory holds those of a prompt, so that each is written to memory and read by the next step.
+    """
+    gate, up, down = (
         matrix_cost(op.out.rows, shape, fmt, rates)
         for shape in ((op.ffn, op.x.width), (op.ffn, op.x.width), (op.out.width, op.ffn))
-    ]
-    one = OpCost(
-        op.out.rows,
+    )
+    middle, result = (n * fmt.compute.bytes for n in (2 * op.ffn, op.out.width))
+    added = OpCost(op.out.rows, vector=(0.0, _cycles(COMBINE, fmt) * op.out.width / rates.vector))
+    steps = (
+        _merged((gate, up), rates, written=middle),
+        _merged((down,), rates, read=middle, written=result),
+        _merged((added,), rates, read=result),
+    )
+    one = _merged((gate, up, down, added), rates)
+    return ExpertsCost(one, steps, op.experts, op.top_k, 2 * rates.start)
+
+
+def _merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: int = 0) -> OpCost:
+    """Products and passes as one Op, which beside weights reads and writes so many bytes a row."""
+    return OpCost(
+        parts[0].rows,
         tensor=sum(p.tensor for p in parts),
         min_rows=rates.min_rows,
-        vector=(0.0, sum(p.vector[1] for p in parts) + _cycles(COMBINE, fmt) * op.out.width / rates.vector),
-        dma=(sum(p.dma[0] for p in parts), 0.0),
+        vector=(0.0, sum(p.vector[1] for p in parts)),
+        dma=(sum(p.dma[0] for p in parts), (read + written) / rates.memory),
         start=rates.start,
-        read=(sum(p.read[0] for p in parts), 0.0),
+        read=(sum(p.read[0] for p in parts), float(read)),
+        written=float(written),
         flops=sum(p.flops for p in parts),
     )
-    return ExpertsCost(one, op.experts, op.top_k, 2 * rates.start)
 
 
 def _gather(op: Op, fmt: Format, rates: CoreRates) -> OpCost:

@@ -391,9 +391,20 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     op = experts(count=8, top_k=2, hidden=256, ffn=128)
     cost = op_cost(op, FORMATS["bf16"], rates)
-    one = 3 * 256 * 128 * 2
-    read = [cost.engines(StepShape.decode(rows, 10)).read for rows in (1, 3, 4, 64)]
-    assert read == [2 * one, 6 * one, 8 * one, 8 * one]
+    one, results = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2
+    steps = [cost.engines(StepShape.decode(rows, 10)) for rows in (1, 3, 4, 64)]
+    assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * results), 8 * (one + 64 * results)]
+    assert [s.written for s in steps] == [0, 0, 8 * 4 * results, 8 * 64 * results]
+
+
+def test_steps_of_all_experts_wait_for_one_another():
+    """So that a prompt takes longer than its busiest engine: the products, then the sums."""
+    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
+    cost = op_cost(experts(count=8, top_k=2, hidden=4096, ffn=768), FORMATS["bf16"], rates)
+    shape = StepShape.of([(0, 4096)], 1)
+    steps, whole_op = [8 * step.engines(shape).seconds for step in cost.steps], cost.engines(shape)
+    assert whole_op.seconds == pytest.approx(sum(steps), rel=1e-3)
+    assert max(whole_op.tensor, whole_op.vector, whole_op.dma) < 0.9 * whole_op.seconds
 
 
 WIDE = Sizes(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)
