@@ -35,11 +35,6 @@ def _from(source: str, *names: str) -> dict[str, str]:
 _V1, _V2, _V3 = (f"{HARDWARE}neuron-core-v{n}.rst" for n in (1, 2, 3))
 _V1_CLOCK = f"{_V1} (not published: 0.9 GHz follows from its engines' speed beside NeuronCore-v2's)"
 
-_V1_MEMORY = (
-    "about-neuron/benchmarks/inf1/latency_data_encoder.csv (not published: one core reads BERT-base's 160 MB "
-    "of bf16 matrices that do not stay on chip in a pass of 7.9 ms, of which the host takes some)"
-)
-
 CORE_V1 = Core(
     version="v1",
     tensor=TensorEngine(
@@ -55,9 +50,7 @@ CORE_V1 = Core(
     psum_bytes=None,
     resident_weight_bytes=10_000_000,
     dma_bytes_per_second=None,
-    memory_bytes_per_second=20.6e9,
-    sources=_from(f"{PIPELINE} (4 cores for 2e7 weights of bf16)", "resident_weight_bytes")
-    | _from(_V1_MEMORY, "memory_bytes_per_second"),
+    sources=_from(f"{PIPELINE} (4 cores for 2e7 weights of bf16)", "resident_weight_bytes"),
 )
 
 CORE_V2 = Core(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from math import inf, isfinite
 from pathlib import Path
@@ -34,6 +34,7 @@ class Constants:
     engine_efficiency: share of the instruction cost model's speed that TensorE, VectorE and ScalarE reach.
     collective_seconds: of one exchange among a group, whatever its payload; an all-reduce is two.
     collective_bytes_per_second: what a rank passes on in an exchange, where its links are no slower.
+    core_bytes_per_second: the most that one core draws of a memory bank that it shares.
     """
 
     memory_efficiency: float
@@ -42,10 +43,21 @@ class Constants:
     collective_seconds: float
     collective_bytes_per_second: float
     start_seconds: float = START_SECONDS
+    core_bytes_per_second: float = inf
 
 
-FITTED = tuple(f.name for f in fields(Constants) if f.name != "start_seconds")
-"""The constants that a fit may change; `start_seconds` is documented."""
+COMMON = ("memory_efficiency", "engine_efficiency", "collective_seconds", "collective_bytes_per_second")
+GATHERS, SHARED_BANK = "descriptor_bytes", "core_bytes_per_second"
+"""The fifth constant: of cores with a bank of their own, and of those that share one (v1)."""
+
+ASSUMED_DESCRIPTOR_BYTES = 220.0
+"""Of cores that share a bank, as of NeuronCore-v2: of them no model was published that gathers."""
+
+
+def fitted(constants: Constants) -> tuple[str, ...]:
+    """The five that a fit may change; the others are documented, or assumed."""
+    return (*COMMON, SHARED_BANK if isfinite(constants.core_bytes_per_second) else GATHERS)
+
 
 IDEAL = Constants(1.0, 0.0, 1.0, 0.0, inf, 0.0)
 """The data sheet: with these the model is a plain roofline (Williams et al. 2009)."""
@@ -69,9 +81,10 @@ def provenance() -> dict[str, Any]:
 
 def parse(values: Mapping[str, object]) -> Constants:
     """Constants from JSON.  Raises ValueError for names or values that cannot be."""
-    if set(values) != set(FITTED):
-        raise ValueError(f"needs {', '.join(FITTED)}, not {', '.join(map(str, values))}")
-    numbers = {}
+    if set(values) not in ({*COMMON, GATHERS}, {*COMMON, SHARED_BANK}):
+        needed = f"{', '.join(COMMON)} and either {GATHERS} or {SHARED_BANK}"
+        raise ValueError(f"needs {needed}, not {', '.join(map(str, values))}")
+    numbers = {GATHERS: ASSUMED_DESCRIPTOR_BYTES}
     for name, value in values.items():
         if (
             isinstance(value, bool)
@@ -80,7 +93,7 @@ def parse(values: Mapping[str, object]) -> Constants:
         ):
             raise ValueError(f"{name} must be a number that is not negative, not {value!r:.40}")
         numbers[name] = float(value)
-    if any(numbers[name] == 0 for name in FITTED if "efficiency" in name or "per_second" in name):
+    if any(value == 0 for name, value in numbers.items() if "efficiency" in name or "per_second" in name):
         raise ValueError("efficiencies and speeds must be positive")
     return Constants(**numbers)
 
@@ -88,4 +101,4 @@ def parse(values: Mapping[str, object]) -> Constants:
 def as_json(constants: Constants) -> dict[str, float]:
     """The fitted ones, as `parse` reads them."""
     values: dict[str, float] = asdict(constants)
-    return {name: values[name] for name in FITTED}
+    return {name: values[name] for name in fitted(constants)}

@@ -63,7 +63,6 @@ class Core(Sourced):
 
     `resident_weight_bytes`: weights that a core keeps on chip from one step to the next (NeuronCore
     Pipeline, inf1 alone).  `dma_bytes_per_second`: what its DMA engines sustain.  None: not published.
-    `memory_bytes_per_second`: the most that one core draws of a memory bank that it shares; None: all of it.
     """
 
     version: str
@@ -74,7 +73,6 @@ class Core(Sourced):
     psum_bytes: int | None
     resident_weight_bytes: int | None
     dma_bytes_per_second: float | None
-    memory_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def core_rates(
     """
     silicon = instance.chip.core
     memory = constants.memory_efficiency * instance.bank_bytes_per_second / sharing
-    memory = min(memory, instance.lnc * (silicon.memory_bytes_per_second or memory))
+    memory = min(memory, instance.lnc * constants.core_bytes_per_second)
     speed = constants.engine_efficiency
     vector = instance.lnc * silicon.vector.elements_per_second * speed
     return CoreRates(

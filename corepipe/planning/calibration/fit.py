@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.constants import FITTED, Constants, shipped
+from corepipe.neuron.constants import Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.rows import Raw, text
@@ -44,6 +44,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "engine_efficiency": (0.05, 1.0),
     "collective_seconds": (1e-6, 5e-4),
     "collective_bytes_per_second": (1e9, 1e12),
+    "core_bytes_per_second": (1e9, 1e12),
 }
 """What a constant can be at all."""
 
@@ -102,8 +103,9 @@ def _fit_one(
     asked = [Predictor(cases=cases).ask(row) for row in rows]
     measured = [(float(text(row, "value")), resolution(row) / 2) for row in rows]
     base = start[generation]
-    origin = np.log([max(getattr(base, name), BOUNDS[name][0]) for name in FITTED])
-    low, high = (np.log([BOUNDS[name][i] for name in FITTED]) for i in (0, 1))
+    names = fitted(base)
+    origin = np.log([max(getattr(base, name), BOUNDS[name][0]) for name in names])
+    low, high = (np.log([BOUNDS[name][i] for name in names]) for i in (0, 1))
     origin = np.clip(origin, low + 1e-6, high - 1e-6)
 
     def residuals(x: F64) -> F64:
@@ -156,7 +158,7 @@ def _loss(residuals: F64) -> float:
 
 
 def _constants(base: Constants, x: F64) -> Constants:
-    return replace(base, **{name: float(np.exp(value)) for name, value in zip(FITTED, x, strict=True)})
+    return replace(base, **{name: float(np.exp(value)) for name, value in zip(fitted(base), x, strict=True)})
 
 
 def _log_error(predicted: float, value: float, slack: float) -> float:
