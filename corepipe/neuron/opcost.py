@@ -165,7 +165,7 @@ def matrix_cost(
 
 
 def _experts(op: Experts, fmt: Format, rates: CoreRates) -> ExpertsCost:
-    """An expert's three matrices, one after the other; its result is weighted and added to the others'.
+    """An expert's three matrices and its gate; its result is weighted and added to the others'.
 
     Where all experts take all rows, the results of their first two products and of the third are tensors of
     [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no on-chip
@@ -175,15 +175,22 @@ def _experts(op: Experts, fmt: Format, rates: CoreRates) -> ExpertsCost:
         matrix_cost(op.out.rows, shape, fmt, rates)
         for shape in ((op.ffn, op.x.width), (op.ffn, op.x.width), (op.out.width, op.ffn))
     )
+    gated = _elements(op.out.rows, PASSES[GatedActivation], op.ffn, fmt, rates)
+    added = _elements(op.out.rows, COMBINE, op.out.width, fmt, rates)
     middle, result = (n * fmt.compute.bytes for n in (2 * op.ffn, op.out.width))
-    added = OpCost(op.out.rows, vector=(0.0, _cycles(COMBINE, fmt) * op.out.width / rates.vector))
     steps = (
         _merged((gate, up), rates, written=middle),
-        _merged((down,), rates, read=middle, written=result),
+        _merged((gated, down), rates, read=middle, written=result),
         _merged((added,), rates, read=result),
     )
-    one = _merged((gate, up, down, added), rates)
+    one = _merged((gate, up, gated, down, added), rates)
     return ExpertsCost(one, steps, op.experts, op.top_k, 2 * rates.start)
+
+
+def _elements(rows: Rows, passes: Passes, width: int, fmt: Format, rates: CoreRates) -> OpCost:
+    """Passes over the elements of a step's rows, beside its products."""
+    vector, scalar = _cycles(passes, fmt) * width, passes.scalar * width
+    return OpCost(rows, vector=(0.0, vector / rates.vector), scalar=(0.0, scalar / rates.scalar))
 
 
 def _merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: int = 0) -> OpCost:
@@ -193,6 +200,7 @@ def _merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: i
         tensor=sum(p.tensor for p in parts),
         min_rows=rates.min_rows,
         vector=(0.0, sum(p.vector[1] for p in parts)),
+        scalar=(0.0, sum(p.scalar[1] for p in parts)),
         dma=(sum(p.dma[0] for p in parts), (read + written) / rates.memory),
         start=rates.start,
         read=(sum(p.read[0] for p in parts), float(read)),
