@@ -235,7 +235,7 @@ class _Bytes:
 
 def engine_frames(data: bytes) -> None:
     """The stream between server and engine: frames or a FrameError, however it is cut."""
-    for make in (frames.command_decoder, frames.event_decoder, frames.config_decoder):
+    for make in (frames.command_decoder, frames.event_decoder, frames.start_decoder):
         whole, parts = make(), make()
         try:
             messages = whole.feed(data)

@@ -11,7 +11,7 @@ import pytest
 
 from corepipe.kernels import native
 from corepipe.models.registry import Model
-from corepipe.neuron.cost import StepShape
+from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.numerics import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
@@ -247,6 +247,10 @@ class RecordedTimeline:
         self.spans += Span.of(self._batches, timing.spans)
         self._batches += 1
         return timing
+
+    @property
+    def cost(self) -> CostModel:
+        return self._timeline.cost
 
     @property
     def work_seconds(self) -> float:

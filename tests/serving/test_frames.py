@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving import frames
-from corepipe.serving.frames import FrameError, command_decoder, config_decoder, encode_frame, event_decoder
+from corepipe.serving.frames import FrameError, command_decoder, encode_frame, event_decoder, start_decoder
 from corepipe.serving.messages import (
     MAX_FRAME,
     Abort,
@@ -149,4 +149,4 @@ def test_missing_never_asks_beyond_the_frame() -> None:
 def test_text_that_is_no_utf_8_and_nesting_without_end_are_frame_errors() -> None:
     for body in (b"\x82\xa4type\xa5Abort\xa3ids\x91\xa1\xff", b"\x81\xa1a" + b"\x91" * 100_000):
         with pytest.raises(FrameError, match="not a message of this protocol"):
-            config_decoder().feed(len(body).to_bytes(4, "little") + body)
+            start_decoder().feed(len(body).to_bytes(4, "little") + body)
