@@ -86,12 +86,12 @@ class Stub:
                 if connection.gone or (self.behaviour.cut and told % self.behaviour.cut == 0):
                     break
         whole = len(sent) * self.behaviour.chunk >= request["max_tokens"]
+        if self.log is not None:  # before the answer ends: whoever has it all may end this process
+            line = {"id": headers.get("x-request-id"), "received": received, "sent": sent, "whole": whole}
+            self.log.write(json.dumps(line) + "\n")
         if whole:
             self.finish(connection, request, chat)
         connection.transport.close() if not whole else None
-        if self.log is not None:
-            line = {"id": headers.get("x-request-id"), "received": received, "sent": sent, "whole": whole}
-            self.log.write(json.dumps(line) + "\n")
 
     async def until(self, due: float) -> None:
         begin, end = (self.started + at for at in self.behaviour.stall)
