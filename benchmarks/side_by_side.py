@@ -22,6 +22,9 @@ import aiohttp
 
 from corepipe.planning.bench.prompts import all_words
 
+REST_SECONDS = 2.0
+"""Before each turn: threads of the other server that spin for their next piece of work go to sleep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -111,6 +114,7 @@ def main() -> None:
         speeds: tuple[list[float], list[float]] = ([], [])
         for _ in range(args.rounds):
             for server, measured in zip(servers, speeds, strict=True):
+                time.sleep(REST_SECONDS)
                 measured.append(asyncio.run(speed(server, WORKS[name], vocabulary, time.time_ns())))
         a, b = (statistics.median(measured) for measured in speeds)
         ratio = statistics.median(x / y for x, y in zip(*speeds, strict=True))
