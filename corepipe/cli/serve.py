@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -71,13 +71,24 @@ def serve(
     from corepipe.cli.launch import launch  # noqa: PLC0415
     from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
 
-    chosen = hub.DEFAULT_MODEL if model is None else model
-    given = {**ctx.params, "model": chosen, "served_model_name": served_model_name or [chosen]}
-    given |= {"chat_template": _text(chat_template), "api_key": _keys(api_key, api_key_file)}
-    given |= {"admin_api_key": admin_api_key or [], "inject": inject or ""}
+    given = _given(ctx.params)
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     launch(engine, server)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, object]:
+    """The flags, and what stands for those that were left out."""
+    model = hub.DEFAULT_MODEL if flags["model"] is None else flags["model"]
+    return {
+        **flags,
+        "model": model,
+        "served_model_name": flags["served_model_name"] or [model],
+        "chat_template": _text(flags["chat_template"]),
+        "api_key": _keys(flags["api_key"], flags["api_key_file"]),
+        "admin_api_key": flags["admin_api_key"] or [],
+        "inject": flags["inject"] or "",
+    }
 
 
 SETTINGS = {

@@ -25,11 +25,15 @@ Group = Sequence[Request]
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """`batches` are those in flight, oldest first, `groups` their requests.  Move number s, from 0 on,
-    lands group s % len(groups) and schedules it again; `most` moves can be made so."""
+    lands group s % len(groups) and schedules it again; `most` moves can be made so.
+
+    blocked: the head of the queue, where each move tries in vain to let it in and it has blocks in the cache.
+    """
 
     batches: tuple[Batch, ...]
     groups: tuple[Group, ...]
     most: int
+    blocked: Request | None = None
 
     def in_flight(self, moves: int) -> tuple[Batch, ...]:
         """The batches after so many moves, oldest first; the requests must have made them."""
@@ -88,7 +92,7 @@ def find(
     moves = _moves_until_short(groups, moves, kv.block_size, max(0, kv.pool.available - hits))
     if len(queue) and len(groups) == 1:
         moves = _moves_until_filled(groups[0], moves, kv.block_size, hits)
-    return Rotation(tuple(batches), groups, moves)
+    return Rotation(tuple(batches), groups, moves, queue.peek() if hits else None)
 
 
 def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int | None:
@@ -149,12 +153,24 @@ def advance(rotation: Rotation, moves: int, kv: KVCache) -> None:
             request.append(0, rounds)
             request.num_done += rounds
             request.num_computed += rounds
-    for _, of_move in groupby(fills, attrgetter("move")):
+    blocked = rotation.blocked
+    for move, of_move in groupby(fills, attrgetter("move")):
+        if move > 0 and blocked is not None:
+            _try(blocked, kv)
+            blocked = None
         together = list(of_move)
         for fill in together:
             kv.publish(fill.request, fill.block)
         for fill in together:
             kv.grow(fill.request, 1)
+    if blocked is not None:
+        _try(blocked, kv)
+
+
+def _try(blocked: Request, kv: KVCache) -> None:
+    """What the first move does to a request that it cannot let in, the others no more: its prefix is used."""
+    kv.take_prefix(blocked)
+    kv.release(blocked)
 
 
 def _rounds(group: int, turn: int, moves: int) -> int:
