@@ -41,7 +41,14 @@ def read(file: BufferedReader, mapping: mmap.mmap, nbytes: int) -> npt.NDArray[n
     _advise(mapping, nbytes)
     if _huge_share(mapped) >= ENOUGH or not _on_request():
         return mapped
+    forget_mapped(mapping, 0, nbytes)
     return _copy(file, nbytes)
+
+
+def forget_mapped(mapping: mmap.mmap, begin: int, nbytes: int) -> None:
+    """Unmaps pages of a file until they are read again: this process no longer counts them as its own."""
+    if sys.platform == "linux":
+        mapping.madvise(mmap.MADV_DONTNEED, begin, nbytes)
 
 
 def forget_written(file: IO[bytes]) -> None:

@@ -97,6 +97,10 @@ class PackedWeights:
         for name, entry in self._index.tensors.items():
             if _crc(self._bytes(part) for part in packed_index.parts(entry)) != entry.crc:
                 raise ValueError(f"{name} is not what was written")
+        # A step looks up a few rows of the tables: what the check has read of them need not stay.
+        begin = self._index.lookups // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < len(self._map):
+            huge_pages.forget_mapped(self._map, begin, len(self._map) - begin)
 
 
 def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
