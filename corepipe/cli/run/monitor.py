@@ -17,20 +17,11 @@ import typer
 
 from corepipe.cli.common import errors, seconds, until_interrupted
 from corepipe.cli.run.reading import Between, CoreUse, Deployment, Reading, Server, UnreachableError
+from corepipe.serving.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
 Json = dict[str, Any]
 
 _PERCENTILES = ("p0", "p1", "p25", "p50", "p75", "p99", "p100")
-_ERRORS = ("generic", "numerical", "transient", "model", "runtime", "hardware")
-_OUTCOMES = (
-    "completed",
-    "completed_with_err",
-    "completed_with_num_err",
-    "timed_out",
-    "incorrect_input",
-    "failed_to_queue",
-)
-_ECC_EVENTS = ("mem_ecc_corrected", "mem_ecc_uncorrected", "sram_ecc_uncorrected", "sram_ecc_corrected")
 _DEVICE_VERSIONS = {"Inferentia": "v1", "Trainium": "v2", "Inferentia2": "v3", "Trainium2": "v4"}
 """The guide's example has Trainium2's; the others are in the order in which they came."""
 
@@ -143,8 +134,8 @@ def _executions(between: Between) -> Json:
     completed = round(between.count("corepipe_steps_total"))
     return _group(
         between,
-        error_summary=dict.fromkeys(_ERRORS, 0),
-        execution_summary={**dict.fromkeys(_OUTCOMES, 0), "completed": completed},
+        error_summary=dict.fromkeys(ERRORS, 0),
+        execution_summary={**dict.fromkeys(STATUSES, 0), "completed": completed},
         latency_stats={
             "total_latency": _latencies(between, "execution_latency_seconds"),
             "device_latency": _latencies(between, "corepipe_execution_device_latency_seconds"),
@@ -227,7 +218,7 @@ def _system(between: Between, deployment: Deployment) -> Json:
     return {
         "neuron_hw_counters": _group(
             between,
-            neuron_devices=[{"neuron_device_index": i, **dict.fromkeys(_ECC_EVENTS, 0)} for i in devices],
+            neuron_devices=[{"neuron_device_index": i, **dict.fromkeys(ECC_EVENTS, 0)} for i in devices],
         ),
         "vcpu_usage": _group(
             between,
