@@ -288,7 +288,6 @@ def template(data: bytes) -> None:
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     gc.disable()  # what others have left ends its processes when it is collected
     watch().looking = True
-    gc.disable()  # what it finds may end processes and close files, too
     try:
         chat_sandbox.Sandbox(text).render(messages, {"tools": None, "add_generation_prompt": True})
     except Exception:  # noqa: S110 -- whatever its expressions raise, the process answers with it
