@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import ssl
@@ -238,7 +239,7 @@ def listen(host: str, port: int, prefix: str = "") -> socket.socket:
     except socket.gaierror:
         raise UserError(f"--{prefix}host {host} is not a known address", f"{prefix}host") from None
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(
             f"cannot listen on {host}:{port} ({reason}): choose another --{prefix}port", "port"
         ) from None
