@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 import uvloop
@@ -13,7 +14,6 @@ from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
 from corepipe.errors import UserError
 from corepipe.models import hub, integrity, registry
-from corepipe.models.registry import Model
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.app import create_app, listen_all, serve
@@ -39,11 +39,11 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
         path = hub.resolve(engine.model, report)
         if server.verify:
             integrity.verify(path, report)
-    model = registry.load(path)
+    tokenizer = _tokenizer(path, server)
     resolved = engine.model_copy(update={"model": str(path)})
     urls = [_url(one, server) for one in listeners]
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
-    app = create_app(client, _tokenizer(model, server), engine, server, __version__)
+    app = create_app(client, tokenizer, engine, server, __version__)
     _watch_lateness(client)
     if server.inject:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
@@ -54,16 +54,17 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
         raise typer.Exit(1) from error
 
 
-def _tokenizer(model: Model, server: ServerConfig) -> Tokenizer:
-    """The model's tokenizer, tried; its own chat template, too, unless another one is given."""
-    if model.path.is_dir():
-        try_tokenizer(model.path)
+def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
+    """The tokenizer of the model at `path`, tried; its chat template, too, unless another one is given."""
+    model = registry.load(path)
+    if path.is_dir():
+        try_tokenizer(path)
     tokenizer = model.tokenizer()
     if server.chat_template is None:
         try:
             tokenizer.check_chat_template()
         except UserError as error:
-            raise UserError(f"{model.path}: {error.message}") from error
+            raise UserError(f"{path}: {error.message}") from error
     return tokenizer
 
 

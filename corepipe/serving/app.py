@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -45,6 +44,7 @@ from corepipe.serving.routes.invocations import Invocations
 from corepipe.serving.routes.service import Service
 from corepipe.serving.routes.tokens import token_router
 from corepipe.serving.routes.traffic import HttpMetrics, Traffic
+from corepipe.serving.settle import settle
 from corepipe.serving.tls import tls_context
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
@@ -193,8 +193,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
     running.on_drain = service.drain
     running.on_late = service.client.abort_all
     service.on_failure = running.stop
-    gc.collect()
-    gc.freeze()  # what is loaded by now stays: let the collector not walk it in the middle of requests
+    settle()
     await running.serve(sockets=listeners)
     if service.failure is not None:
         raise service.failure

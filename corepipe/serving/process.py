@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import select
 import signal
 import socket
@@ -26,6 +25,7 @@ from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.loop import serve
 from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
 from corepipe.serving.pulse import BEAT_SECONDS, Pulse
+from corepipe.serving.settle import settle
 from corepipe.serving.wakeup import wake_promptly
 
 READ_BYTES = 1 << 18
@@ -96,8 +96,7 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
     deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
     driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)))
     try:
-        gc.collect()
-        gc.freeze()
+        settle()
         wake_promptly()
         send(deployment.ready)
         serve(driver, SocketInbox(connection, pulse), send, epoch=start.epoch)
