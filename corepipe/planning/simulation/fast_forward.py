@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 
 from corepipe.neuron.step import StepShape
@@ -36,17 +37,17 @@ def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> bool:
 
 
 def fast_forward_together(lanes: Sequence[Lane], until: float, record: Record) -> bool:
-    """As `fast_forward`, but no lane gets beyond the moment at which another one does something new."""
-    cruises = []
+    """As `fast_forward`, but no lane gets to the moment at which another one does something new."""
+    cruises, news = [], inf
     for lane in lanes:
         cruise = Cruise.of(lane, record)
         if cruise is None:
-            until = min(until, lane.next_event())
+            news = min(news, lane.next_event())
         else:
             cruises.append(cruise)
     while cruises:
-        first = min(cruises, key=attrgetter("event"))
-        if not first.can_move(until):
+        first = min(cruises, key=attrgetter("turn"))
+        if not first.can_move(until) or first.turn[0] >= news:
             break
         first.move()
     moved = [cruise.end() for cruise in cruises]
@@ -109,9 +110,9 @@ class Cruise:
         return cls(lane, rotation, record)
 
     @property
-    def event(self) -> float:
-        """When the lane lands its next batch, be it a repetition or not."""
-        return self._groups[0].due
+    def turn(self) -> tuple[float, bool]:
+        """When the next move is complete, and True; or when the lane does something new, and False."""
+        return (self._groups[0].due, False) if self.next_move is None else (self.next_move, True)
 
     def can_move(self, until: float) -> bool:
         """Whether the next move is a repetition, and complete at `until` at the latest."""
