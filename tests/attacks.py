@@ -15,6 +15,7 @@ GOLDEN = {"model": "tiny", "prompt": "golden", "max_tokens": 12, "temperature": 
 HEALTH_SECONDS = 0.1
 RSS_BYTES = 32 * 1024 * 1024
 FILES = 2
+TASKS = 2
 ONE = httpx.Limits(max_keepalive_connections=1)
 """Others would stay open between two looks at the server's files."""
 
@@ -34,7 +35,7 @@ class Watch:
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         self.http = httpx.Client(base_url=self.server.url, headers=headers, timeout=60, limits=ONE)
         self._golden = self._ask()
-        self.metrics()
+        self._tasks = self._loop_tasks()
         assert until(self._grown, 30.0), "it grows by itself"
         self._files = {one.pid: one.num_fds() for one in self._all()}
         self._memory = {one.pid: one.memory_info().rss for one in self._all()}
@@ -51,6 +52,7 @@ class Watch:
             assert until(lambda: abs(one.num_fds() - files) <= FILES, settle), "files stay open"  # noqa: B023
             more = one.memory_info().rss - self._memory[one.pid]
             assert more <= RSS_BYTES, f"{more >> 20} MiB more"
+        assert until(lambda: abs(self._loop_tasks() - self._tasks) <= TASKS, settle), "tasks do not end"
         assert "Traceback" not in "".join(self.server.stderr)
 
     def close(self) -> None:
@@ -64,6 +66,12 @@ class Watch:
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["choices"][0]["text"]
         return text
+
+    def _loop_tasks(self) -> float:
+        """With the one that answers this."""
+        tasks = sum_of(self.metrics(), "corepipe_event_loop_tasks")
+        assert tasks > 0
+        return tasks
 
     def _health_seconds(self) -> float:
         began = time.perf_counter()

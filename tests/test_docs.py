@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import re
 import tomllib
@@ -175,14 +176,19 @@ class NoEngine:
 
 
 def families() -> dict[str, tuple[str, str]]:
+    return asyncio.run(collected())
+
+
+async def collected() -> dict[str, tuple[str, str]]:
+    """In an event loop, as when they are scraped."""
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
     HttpMetrics(metrics.registry, PATHS)
     metrics.registry.register(CrowdMetrics(Crowd(1)))
     InjectedFaults(metrics.registry)
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))
-    collected = [*metrics.registry.collect(), *neuron.registry.collect()]
-    return {f.name: (f.type, f.documentation) for f in collected}
+    found = [*metrics.registry.collect(), *neuron.registry.collect()]
+    return {f.name: (f.type, f.documentation) for f in found}
 
 
 def test_every_metric_is_documented_as_it_is() -> None:

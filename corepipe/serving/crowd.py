@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections import Counter
 from collections.abc import Iterator
@@ -74,12 +75,15 @@ class Crowd:
 
 
 class CrowdMetrics(Collector):
-    """`corepipe_connections` and `corepipe_connections_refused`."""
+    """`corepipe_connections`, `corepipe_connections_refused`, and the tasks of the loop that serves them."""
 
     def __init__(self, crowd: Crowd) -> None:
         self._crowd = crowd
 
     def collect(self) -> Iterator[Metric]:
+        """To be called in that loop."""
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("corepipe_event_loop_tasks", "Tasks of the server's event loop.", tasks)
         yield GaugeMetricFamily("corepipe_connections", "Open connections.", len(self._crowd))
         refused = CounterMetricFamily(
             "corepipe_connections_refused", "Connections ended for a fault of the client.", labels=("reason",)

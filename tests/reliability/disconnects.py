@@ -32,6 +32,7 @@ SMALL = ("--max-model-len", 1024, "--num-blocks", 64)
 """Flags of a server that has soon touched all memory of its KV cache."""
 
 SPARE_FDS = 2
+SPARE_TASKS = 2
 SPARE_BYTES = 32 << 20
 
 Leave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -125,11 +126,19 @@ class Held:
     engine_fds: int
     rss: int
     engine_rss: int
+    tasks: int
+    """Of the server's event loop."""
 
     @classmethod
     def by(cls, server: Served) -> Held:
         process, engine = psutil.Process(server.process.pid), server.engine()
-        return cls(process.num_fds(), engine.num_fds(), process.memory_info().rss, engine.memory_info().rss)
+        return cls(
+            process.num_fds(),
+            engine.num_fds(),
+            process.memory_info().rss,
+            engine.memory_info().rss,
+            int(server.metric("corepipe_event_loop_tasks")),
+        )
 
     def excess(self, base: Held) -> list[str]:
         """Where it is more than at the base."""
@@ -140,6 +149,7 @@ class Held:
                 ("engine_fds", SPARE_FDS),
                 ("rss", SPARE_BYTES),
                 ("engine_rss", SPARE_BYTES),
+                ("tasks", SPARE_TASKS),
             )
             if getattr(self, name) > getattr(base, name) + spare
         ]
