@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
@@ -52,6 +52,7 @@ def flat(slices: list[Slice], depth: int = 0) -> list[tuple[str, float, float, i
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(nested(), min_size=1, max_size=3))
 def test_slices_come_back_as_they_nest(trees):
     placed = [laid_out(tree, 0.0)[0] for tree in trees]
@@ -62,6 +63,7 @@ def test_slices_come_back_as_they_nest(trees):
         assert got == flat(slices)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-12, 1e-6), min_size=1, max_size=50))
 def test_rounding_to_nanoseconds_keeps_neighbours_apart(lengths):
     """However short they are, slices neither overlap nor leave their parent."""
