@@ -25,6 +25,9 @@ CLOSE_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """... and when it has closed its end of the connection."""
 
+REST_BYTES = 1 << 18
+"""Read at a time from a connection that has broken."""
+
 
 class EngineError(RuntimeError):
     """The engine failed through no fault of the user's."""
@@ -72,7 +75,8 @@ class Child:
             self.spawn()
         else:
             self._process.send_signal(signal.SIGCONT)  # what stopped an engine may have stopped its spare too
-        connection = _Connection(asyncio.get_running_loop(), self._epoch, self._take, progress)
+        assert self._socket is not None
+        connection = _Connection(asyncio.get_running_loop(), self._socket, self._epoch, self._take, progress)
         self._connection = connection
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
         connection.send(Start(config.model_dump(mode="json"), self._epoch))
@@ -154,6 +158,8 @@ class Child:
         code = self.returncode or 0
         if self._hung:
             return End("hung", "hung, and was killed")
+        if self._connection is not None and self._connection.last_word is not None:
+            return End("failed", f"failed: {self._connection.last_word}")
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             more = " (out of memory?)" if -code == signal.SIGKILL else ""
@@ -162,17 +168,24 @@ class Child:
 
 
 class _Connection(asyncio.Protocol):
-    """Frames from and to the child.  `ready` ends the load; `lost` is set when nothing more can come."""
+    """Frames from and to the child over `sock`, which is the transport's once there is one.
+
+    `ready` ends the load; `lost` is set when nothing more can come.  last_word: why the child gave up, if it
+    said so.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
         epoch: int,
         take: Callable[[Outputs], None],
         progress: Callable[[Progress], None],
     ) -> None:
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.lost = asyncio.Event()
+        self.last_word: str | None = None
+        self._socket = sock
         self._epoch = epoch
         self._take = take
         self._progress = progress
@@ -214,10 +227,18 @@ class _Connection(asyncio.Protocol):
         for event in events:
             self._dispatch(event)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._read_rest()
         self.lost.set()
         if not self.ready.done():
             self.ready.set_exception(self._failure)
+
+    def _read_rest(self) -> None:
+        """What a child had said before it could not be written to, at which a transport stops reading."""
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(REST_BYTES, socket.MSG_DONTWAIT):
+                self.data_received(data)
 
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, Outputs):
@@ -229,6 +250,7 @@ class _Connection(asyncio.Protocol):
             if not self.ready.done():
                 self.ready.set_result(event)
         else:
+            self.last_word = event.message
             self._failure = UserError(event.message) if event.user_error else EngineError(event.message)
 
 

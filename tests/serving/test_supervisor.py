@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from corepipe.serving import supervisor, watchdog
 from corepipe.serving.child import Child, EngineError
@@ -143,7 +144,7 @@ def test_what_has_started_does_not_survive_a_second_loss() -> None:
     ("token", "reason"),
     [
         (DEADLY, "crashed"),
-        pytest.param(FAULTY, "failed", marks=pytest.mark.slow),
+        (FAULTY, "failed"),
         pytest.param(ENDLESS, "hung", marks=pytest.mark.slow),
     ],
 )
@@ -324,6 +325,38 @@ def test_news_of_another_engine_are_not_heard() -> None:
         assert [news.epoch for news in told] == [7]
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+
+
+LAST_WORDS = """
+import socket, sys
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Failed, Outputs, Ready, Started
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    connection.recv(1 << 16)
+    connection.sendall(encode_frame(Ready({}, 1, 16, 64, "none", 0.0)))
+    connection.recv(1 << 16)
+    connection.sendall(encode_frame(Outputs(started=[Started("a", 5)])))
+    connection.sendall(encode_frame(Failed("on fire", user_error=False)))
+"""
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable[..., None]) -> None:
+    """A write to an engine that has ended comes before what it had said is read."""
+
+    async def main() -> None:
+        told: list[Outputs] = []
+        one = Child((sys.executable, "-c", LAST_WORDS), 0, told.append)
+        await one.start(CONFIG, print)
+        one.send(submit("a"))
+        assert one._process is not None
+        os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the loop stands still meanwhile
+        one.send(submit("b"))
+        end = await one.ended()
+        assert (end.reason, end.words) == ("failed", "failed: on fire")
+        assert [started.id for news in told for started in news.started] == ["a"]
+
+    runner(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_a_command_that_is_no_program_is_a_failed_start() -> None:

@@ -1,0 +1,147 @@
+"""One key floods a server: how long does another key's request wait for its first token?
+
+    python -m tests.reliability.fairness --seconds 60
+
+The light key has one request at a time.  In turns, the other key has none in flight, as many as there are
+seats, and eight times as many.  Prints the light key's times to the first token beside each; ends with 1
+where p99 beside the flood is more than `MOST` times p99 beside the full batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import aiohttp
+
+from tests.reliability.crowd import Body, Outcome, ask
+from tests.servers import Served, default_model, served
+
+SEATS = 8
+FLOOD = 8 * SEATS
+MOST = 1.5
+ROUNDS = 4
+
+LIGHT, HEAVY = "sk-light", "sk-heavy"
+
+
+@contextlib.contextmanager
+def shared(*arguments: object) -> Iterator[Served]:
+    """A server with two keys, neither of which has limits of its own."""
+    with TemporaryDirectory() as directory:
+        keys = Path(directory) / "keys"
+        keys.write_text(f"{LIGHT}\n{HEAVY}\n")
+        keys.chmod(0o600)
+        with served(*arguments, "--served-model-name", "model", "--api-key-file", keys) as server:
+            yield server
+
+
+def client(key: str) -> aiohttp.ClientSession:
+    """Of one key, with as many connections as it likes."""
+    bearer = {"authorization": f"Bearer {key}"}
+    return aiohttp.ClientSession(headers=bearer, connector=aiohttp.TCPConnector(limit=0))
+
+
+def body(rng: random.Random, tokens: int) -> Body:
+    prompt = [rng.randrange(3, 200) for _ in range(32)]
+    return {"model": "model", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Neighbour:
+    """A key that always has `in_flight` requests under way, for as long as it is entered."""
+
+    url: str
+    in_flight: int
+    tokens: tuple[int, int]
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    async def __aenter__(self) -> Neighbour:
+        self._session = await client(HEAVY).__aenter__()
+        self._tasks = [asyncio.create_task(self._ask(random.Random(n))) for n in range(self.in_flight)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    async def _ask(self, rng: random.Random) -> None:
+        while True:
+            outcome = await ask(self._session, self.url, body(rng, rng.randint(*self.tokens)))
+            self.outcomes[outcome.kind] += 1
+            if outcome.kind == "refused":
+                await asyncio.sleep(0.1)
+
+
+async def first_tokens(url: str, in_flight: int, seconds: float) -> list[float]:
+    """Seconds to the first token of each request of the light key, beside so many of the other one."""
+    found: list[float] = []
+    rng = random.Random(in_flight)
+    async with client(LIGHT) as session, Neighbour(url, in_flight, (16, 96)):
+        await asyncio.sleep(min(3.0, seconds))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            outcome: Outcome = await ask(session, url, body(rng, 4))
+            assert outcome.kind == "done", outcome
+            found.append(outcome.first_seconds or 0.0)
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
+    return found
+
+
+@dataclass
+class Finding:
+    """The light key's times to the first token, in seconds, by what the other key had in flight."""
+
+    seconds: dict[int, list[float]] = field(default_factory=lambda: {0: [], SEATS: [], FLOOD: []})
+
+    @property
+    def ratio(self) -> float:
+        return p99(self.seconds[FLOOD]) / p99(self.seconds[SEATS])
+
+    def show(self) -> str:
+        lines = [
+            f"{count:3} of the other key in flight: {len(seen)} requests, first token in ms: "
+            f"median {statistics.median(seen) * 1e3:.0f}, p99 {p99(seen) * 1e3:.0f}"
+            for count, seen in self.seconds.items()
+        ]  # fmt: skip
+        return "\n".join([*lines, f"p99 beside the flood: {self.ratio:.2f} times that beside a full batch"])
+
+
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))]
+
+
+async def fairness(server: Served, seconds: float) -> Finding:
+    """Interleaved: a shared machine drifts."""
+    finding = Finding()
+    for _ in range(ROUNDS):
+        for count, seen in finding.seconds.items():
+            seen.extend(await first_tokens(server.url, count, seconds / ROUNDS / len(finding.seconds)))
+    return finding
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="One key floods; another asks now and then.")
+    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    args = parser.parse_args()
+    with shared(args.model or default_model(), "--max-num-seqs", SEATS, "--max-model-len", 1024) as server:
+        finding = asyncio.run(fairness(server, args.seconds))
+    print(finding.show())
+    return int(finding.ratio > MOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
