@@ -1,9 +1,10 @@
-"""The waiting queue: bounded, in order of rank."""
+"""The waiting queue: bounded, in order of rank, its owners by turns."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from corepipe.scheduler.request import Request, Status
@@ -22,46 +23,89 @@ class Rank(NamedTuple):
 
 
 _Entry = tuple[int, bool, float, int, Request]
+_Turn = tuple[int, bool, int, float, int]
 
 
 class WaitingQueue:
     """Requests that wait to run, at most `max_requests` and `max_tokens` known tokens of them.
 
-    In order of rank, except that among those of equal priority the preempted ones come first.  The bounds
-    hold for new requests: one that was preempted is always taken back.
+    In order of rank, except that among those of equal priority the preempted ones come first, and that owners
+    take turns: of several with new requests of equal priority the one is next who started one longest ago.
+    The bounds hold for new requests: one that was preempted is always taken back.
     """
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._entries: list[_Entry] = []
+        self._lines: dict[str, list[_Entry]] = {}  # by owner; none is empty
+        self._last_turns: dict[str, int] = {}  # of every owner that ever started a request
+        self._turns = 0
+        self._length = 0
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._length
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[-1] for entry in self._entries)
+        """In the order in which they would start, if no other came."""
+        last, turns = self._last_turns.copy(), self._turns
+        heads = [(self._turn(owner, line[0], last), owner, 0) for owner, line in self._lines.items()]
+        heapify(heads)
+        while heads:
+            _, owner, at = heads[0]
+            line = self._lines[owner]
+            request = line[at][-1]
+            yield request
+            if request.status is Status.WAITING:
+                turns += 1
+                last[owner] = turns
+            if at + 1 < len(line):
+                heapreplace(heads, (self._turn(owner, line[at + 1], last), owner, at + 1))
+            else:
+                heappop(heads)
 
     def push(self, request: Request, rank: Rank) -> None:
         """Queues a request.  Raises QueueFull where it is a new one and there is no room for it."""
         if request.status is Status.WAITING:
             self._check_room(request.num_tokens)
-        insort(self._entries, (*_order(request, rank), request))
+        insort(self._lines.setdefault(request.owner, []), (*_order(request, rank), request))
+        self._length += 1
         self.num_tokens += request.num_tokens
 
     def peek(self) -> Request | None:
         """The request whose turn it is; None where nobody waits."""
-        return self._entries[0][-1] if self._entries else None
+        if not self._lines:
+            return None
+        heads = (
+            (self._turn(owner, line[0], self._last_turns), line[0][-1]) for owner, line in self._lines.items()
+        )
+        return min(heads)[-1]
+
+    def start(self, request: Request, rank: Rank) -> None:
+        """Takes out a request that is about to run; its owner has had a turn, unless it had it before."""
+        self.remove(request, rank)
+        if request.status is Status.WAITING:
+            self._turns += 1
+            self._last_turns[request.owner] = self._turns
 
     def remove(self, request: Request, rank: Rank) -> None:
         """Takes out a request that is in the queue."""
-        del self._entries[bisect_left(self._entries, _order(request, rank))]
+        line = self._lines[request.owner]
+        del line[bisect_left(line, _order(request, rank))]
+        if not line:
+            del self._lines[request.owner]
+        self._length -= 1
         self.num_tokens -= request.num_tokens
 
+    @staticmethod
+    def _turn(owner: str, entry: _Entry, last_turns: Mapping[str, int]) -> _Turn:
+        """When it is the turn of an owner's first request: the smaller, the sooner.  No two are equal."""
+        priority, fresh, arrival, number, _ = entry
+        return (priority, fresh, last_turns.get(owner, 0) if fresh else 0, arrival, number)
+
     def _check_room(self, tokens: int) -> None:
-        if len(self._entries) >= self._max_requests:
-            raise QueueFull(f"{len(self._entries)} requests are waiting; max_queued_requests is reached")
+        if self._length >= self._max_requests:
+            raise QueueFull(f"{self._length} requests are waiting; max_queued_requests is reached")
         if self.num_tokens + tokens > self._max_tokens:
             raise QueueFull(
                 f"{self.num_tokens} tokens are waiting; {tokens} more would pass "

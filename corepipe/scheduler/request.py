@@ -35,6 +35,7 @@ class Request:
     come back.  The request is in flight while the two differ.
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
+    `owner`: whose it is; owners take turns.
     `cache_salt` keeps prefix-cache entries apart.  `prompt_logits`: the caller wants a result for
     every prompt position, so the prompt's cached prefix may not be skipped.
     """
@@ -46,6 +47,7 @@ class Request:
     priority: int = 0
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
+    owner: str = ""
     cache_salt: str = ""
     prompt_logits: bool = False
 

@@ -261,8 +261,7 @@ class Scheduler:
 
     def _start(self, request: Request, hits: int) -> None:
         """Starts a request after `hits` tokens that it found in the prefix cache."""
-        rank = self._ranks[request]
-        self._queue.remove(request, rank)
+        self._queue.start(request, self._ranks[request])
         insort(self._running, request, key=attrgetter("priority"))
         if request.num_preemptions == 0:
             request.num_cached = hits

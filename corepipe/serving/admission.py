@@ -36,6 +36,14 @@ class DrainRate:
             self._starts.popleft()
 
 
+@dataclass(slots=True)
+class Load:
+    """Requests that wait, and the tokens of their prompts."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Of a queue.  seconds: the longest that a request waits in it; None: as long as it takes."""
@@ -48,10 +56,19 @@ class Bounds:
         """Those of so many replicas, each with a queue of its own."""
         return Bounds(self.requests * replicas, self.tokens * replicas, self.seconds)
 
-    def refusal(self, waiting: int, waiting_tokens: int, tokens: int) -> str | None:
-        """Why a request of so many `tokens` may not join; None where it may."""
-        if waiting >= self.requests:
-            return f"{waiting} requests are waiting; --max-num-queued-reqs is reached"
-        if waiting and waiting_tokens + tokens > self.tokens:
-            return f"{waiting_tokens} tokens are waiting; {tokens} more would pass --max-num-queued-tokens"
+    def refusal(self, waiting: Load, tokens: int, own: Load | None = None) -> str | None:
+        """Why a request of so many `tokens` may not join; None where it may.
+
+        own: the part of `waiting` that is its owner's, where there are several.  Who has something there may
+        have no more than what is free then (the dynamic threshold of Choudhury and Hahne, 1998): one alone
+        gets half of the queue, and others always find room.
+        """
+        if waiting.requests >= self.requests:
+            return f"{waiting.requests} requests are waiting; --max-num-queued-reqs is reached"
+        if waiting.requests and waiting.tokens + tokens > self.tokens:
+            return f"{waiting.tokens} tokens are waiting; {tokens} more would pass --max-num-queued-tokens"
+        if own is not None and own.requests:
+            free = Load(self.requests - waiting.requests, self.tokens - waiting.tokens)
+            if own.requests >= free.requests or own.tokens + tokens > free.tokens:
+                return f"{own.requests} requests of this key are waiting; what is free is kept for other keys"
         return None

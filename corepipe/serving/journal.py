@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -9,6 +10,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from corepipe.scheduler.request import FinishReason
+from corepipe.serving.admission import Load
 from corepipe.serving.messages import Output, Outputs, Started, Submit
 
 RESTARTS_STARTED = 1
@@ -56,20 +58,20 @@ class Journal:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[str, _Entry] = {}
-        self.waiting_tokens = 0
+        self.waiting = Load()
+        self._waiting_of: defaultdict[str, Load] = defaultdict(Load)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def waiting(self) -> int:
-        """Requests of which no token is computed yet."""
-        return len(self._waiting)
+    def waiting_of(self, owner: str) -> Load:
+        """This owner's part of `waiting`: the requests of which no token is computed yet."""
+        return self._waiting_of[owner]
 
     def add(self, submit: Submit, now: float) -> None:
         """A request has come at `now`."""
         self._entries[submit.id] = self._waiting[submit.id] = _Entry(submit, now)
-        self.waiting_tokens += len(submit.prompt)
+        self._count(submit, 1)
 
     def take(self, news: Outputs) -> None:
         """Writes down what is told."""
@@ -128,4 +130,9 @@ class Journal:
     def _leave_queue(self, request_id: str) -> None:
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
-            self.waiting_tokens -= len(entry.submit.prompt)
+            self._count(entry.submit, -1)
+
+    def _count(self, submit: Submit, times: int) -> None:
+        for load in (self.waiting, self._waiting_of[submit.owner]):
+            load.requests += times
+            load.tokens += times * len(submit.prompt)

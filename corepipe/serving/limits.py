@@ -12,7 +12,7 @@ from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.http_errors import ApiError, invalid, send_error
 from corepipe.serving.keys import KeyRing
-from corepipe.serving.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenant
+from corepipe.serving.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenants
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
@@ -75,7 +75,7 @@ class Guard:
         self._keys = KeyRing(config.admin_api_keys if admin else config.api_keys)
         requests, tokens = config.max_requests_per_key, config.max_tokens_per_minute_per_key
         limits = (None, None) if admin else (requests, tokens)
-        self._tenants = [make_tenant(digest, *limits) for digest in self._keys.digests]
+        self._tenants = make_tenants(self._keys.digests, *limits)
         self._max_body = config.max_body_bytes
         self._check_host = is_loopback(config.admin_host if admin else config.host) and not self._keys
 

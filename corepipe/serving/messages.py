@@ -43,6 +43,8 @@ class Start(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """A sequence to generate.  `stop_ids` includes eos unless it is to be ignored.
 
+    `owner`: of those who wait each gets as many turns, whoever asked first; empty where there is one alone.
+
     `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
     """
@@ -54,6 +56,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     stop_ids: list[int] = []
     min_tokens: int = 0
     priority: int = 0
+    owner: str = ""
     cache_salt: str = ""
     generated: list[int] = []
     replay: bool = False

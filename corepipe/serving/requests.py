@@ -33,6 +33,7 @@ def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: i
         priority=submit.priority,
         stop_ids=frozenset(token for token in submit.stop_ids if 0 <= token < vocab_size),
         min_tokens=submit.min_tokens,
+        owner=submit.owner,
         cache_salt=submit.cache_salt,
         prompt_logits=submit.sampling.prompt_logprobs is not None,
     )

@@ -152,7 +152,8 @@ class ProcessClient(StreamingClient):
         """Told here, not by the engine, which hears of a request only between two steps."""
         journal, now = self._journal, monotonic()
         bounds = self._bounds.times(max(1, len(self._stats)))
-        reason = bounds.refusal(journal.waiting, journal.waiting_tokens, len(submit.prompt))
+        own = journal.waiting_of(submit.owner) if submit.owner else None
+        reason = bounds.refusal(journal.waiting, len(submit.prompt), own)
         if reason is None and len(journal) and self._memory.full(now):
             reason = "the server's memory is nearly used up"
         if reason is None:
@@ -162,7 +163,7 @@ class ProcessClient(StreamingClient):
             finish_reason=FinishReason.ERROR.value,
             error=reason,
             error_kind="overloaded",
-            retry_seconds=self._drain.retry_seconds(journal.waiting, now),
+            retry_seconds=self._drain.retry_seconds(journal.waiting.requests, now),
         )
 
     def _finish(self, outputs: Sequence[Output]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -83,10 +83,14 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One API key's owner.  `salt` keeps its prefix-cache entries apart; all salts are of one length."""
+    """One API key's owner.  `salt` keeps its prefix-cache entries apart; all salts are of one length.
+
+    turn: whose turn in the queue its requests take; empty where nobody else has a key.
+    """
 
     salt: str = ""
     quota: Quota | None = None
+    turn: str = ""
 
     @property
     def known(self) -> bool:
@@ -113,11 +117,15 @@ def tenant_of(scope: Scope) -> Tenant:
     return tenant
 
 
-def make_tenant(digest: bytes, requests: int | None, tokens: int | None) -> Tenant:
-    """The owner of the key of this digest."""
-    salt = hashlib.sha256(b"prefix cache of " + digest).hexdigest()[:32]
+def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | None) -> list[Tenant]:
+    """The owners of the keys of these digests, each with a quota of its own."""
     limited = requests is not None or tokens is not None
-    return Tenant(salt, Quota(requests, tokens) if limited else None)
+    found = []
+    for digest in digests:
+        salt = hashlib.sha256(b"prefix cache of " + digest).hexdigest()[:32]
+        quota = Quota(requests, tokens) if limited else None
+        found.append(Tenant(salt, quota, salt if len(digests) > 1 else ""))
+    return found
 
 
 def _refused(message: str, seconds: float) -> ApiError:

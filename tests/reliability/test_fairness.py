@@ -8,16 +8,15 @@ import random
 import pytest
 
 from tests.reliability.crowd import ask, until
-from tests.reliability.fairness import LIGHT, MOST, SEATS, Neighbour, body, client, fairness, shared
-from tests.reliability.test_overload import SLOW
-from tests.servers import TINY, Served, default_model
+from tests.reliability.fairness import LIGHT, MOST, PACE, SEATS, Neighbour, body, client, fairness, shared
+from tests.servers import Served
 
 QUEUE = 40
 """Places in the queue, half of which one key may have."""
 
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
-    with shared(TINY, *SLOW, "--max-num-seqs", 2, "--max-num-queued-reqs", QUEUE) as server:
+    with shared(*PACE, "--max-num-seqs", 2, "--max-num-queued-reqs", QUEUE) as server:
         found = asyncio.run(beside_a_flood(server, requests=6))
     assert found["done"] <= 6 * 5, "as many of the flood's as have a seat when it comes, and as it runs"
     assert found["refused"] > 0
@@ -37,7 +36,7 @@ async def beside_a_flood(server: Served, requests: int) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_the_first_token_comes_as_soon_beside_a_flood_as_beside_a_full_batch() -> None:
-    with shared(default_model(), "--max-num-seqs", SEATS, "--max-model-len", 1024) as server:
+    with shared(*PACE, "--max-num-seqs", SEATS) as server:
         finding = asyncio.run(fairness(server, 60.0))
     print(finding.show())
     assert finding.ratio <= MOST

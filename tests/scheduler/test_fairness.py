@@ -137,3 +137,22 @@ def test_no_seat_is_kept_from_a_higher_priority() -> None:
         pipe.turn()
     assert min(request.num_generated for request in high) > 5
     assert low.status is Status.WAITING
+
+
+@pytest.mark.parametrize("policy_name", POLICIES)
+def test_who_floods_keeps_nobody_waiting(policy_name: str) -> None:
+    """The next seat is for whoever has had none for longest: the flood of another makes no difference."""
+    pipe = Pipe(policy_name, 1, max_num_seqs=2, max_queued_requests=100)
+    flood = [Request(f"flood{n}", [1] * 4, 3, owner="flood") for n in range(60)]
+    for request in flood:
+        pipe.scheduler.add(request)
+    for number in range(10):
+        light = Request(f"light{number}", [1] * 4, 3, owner="light")
+        before = sum(request.status is Status.FINISHED for request in flood)
+        pipe.scheduler.add(light)
+        while light.status is Status.WAITING:
+            pipe.turn()
+        assert sum(request.status is Status.FINISHED for request in flood) - before <= 2
+        while light.status is not Status.FINISHED:
+            pipe.turn()
+    assert pipe.scheduler.waiting > 20

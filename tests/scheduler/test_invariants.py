@@ -45,6 +45,7 @@ def request(rng: random.Random, number: int) -> Request:
         priority=rng.choice([0, 0, 0, 1, -1]),
         stop_ids=frozenset({rng.randrange(VOCAB)} if rng.random() < 0.4 else ()),
         min_tokens=rng.choice([0, 3]),
+        owner=rng.choice(["", "", "other"]),
         cache_salt=rng.choice(["", "", "other"]),
         prompt_logits=rng.random() < 0.1,
     )

@@ -8,8 +8,8 @@ from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Request, Status
 
 
-def make(name: str, tokens: int = 1) -> Request:
-    return Request(name, [0] * tokens, max_tokens=1)
+def make(name: str, tokens: int = 1, owner: str = "") -> Request:
+    return Request(name, [0] * tokens, max_tokens=1, owner=owner)
 
 
 def order(queue: WaitingQueue) -> list[str]:
@@ -58,3 +58,60 @@ def test_bound_by_tokens():
         queue.push(make("b", 3), Rank(0, 0.0, 1))
     queue.push(make("c", 2), Rank(0, 0.0, 2))
     assert (len(queue), queue.num_tokens) == (2, 5)
+
+
+def test_owners_take_turns():
+    queue = WaitingQueue(100, 1000)
+    for n, owner in enumerate("aaaaabbcaa"):
+        queue.push(make(f"{owner}{n}", owner=owner), Rank(0, 0.0, n))
+    assert order(queue) == ["a0", "b5", "c7", "a1", "b6", "a2", "a3", "a4", "a8", "a9"]
+
+
+def test_who_has_waited_for_nothing_goes_before_who_has_just_had_a_turn():
+    queue, ranks = WaitingQueue(100, 1000), {}
+
+    def push(name: str, priority: int = 0) -> None:
+        ranks[name] = Rank(priority, 0.0, len(ranks))
+        queue.push(make(name, owner=name[0]), ranks[name])
+
+    def start() -> str:
+        request = queue.peek()
+        queue.start(request, ranks[request.id])
+        return request.id
+
+    push("a1"), push("a2"), push("a3")
+    assert start() == "a1"
+    push("b1")
+    assert start() == "b1"
+    push("b2")
+    assert start() == "a2", "b has been idle, but for its turn"
+    push("a0", priority=-1)
+    assert [start(), start(), start()] == ["a0", "b2", "a3"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1), st.booleans()), max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_is_that_of_the_starts_and_nobody_has_two_turns_more(entries, rng):
+    """Whoever is withdrawn from it."""
+    queue, ranks = WaitingQueue(100, 1000), {}
+    for n, (owner, priority, fresh) in enumerate(entries):
+        request = make(str(n), owner=owner)
+        request.status = Status.WAITING if fresh else Status.PREEMPTED
+        ranks[request] = Rank(priority, 0.0, n)
+        queue.push(request, ranks[request])
+    for request in rng.sample(list(queue), len(queue) // 4):
+        queue.remove(request, ranks[request])
+    expected, started = list(queue), []
+    while (request := queue.peek()) is not None:
+        queue.start(request, ranks[request])
+        started.append(request)
+    assert started == expected
+    assert len(queue) == queue.num_tokens == 0
+    for priority in (0, 1):
+        turns = [r.owner for r in started if r.status is Status.WAITING and ranks[r].priority == priority]
+        for at, owner in enumerate(turns):
+            for other in set(turns[at:]) - {owner}:
+                since = "".join(turns[: at + 1]).rpartition(other)[-1]
+                assert since.count(owner) == 1, "the other one waits, and it had two turns"

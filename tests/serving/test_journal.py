@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corepipe.serving.admission import Load
 from corepipe.serving.journal import RESTARTS_STARTED, RESTARTS_WAITING, Journal
 from corepipe.serving.messages import Output, Outputs, Sampling, Started
 from tests.serving.engine_support import submit
@@ -91,12 +92,22 @@ def test_who_has_spent_it_is_told_that_a_retry_may_help() -> None:
 
 def test_who_waits_is_counted_in_requests_and_tokens() -> None:
     made = journal("a", "b", "c")
-    assert (made.waiting, made.waiting_tokens) == (3, 9)
+    assert made.waiting == Load(3, 9)
     made.take(started("a"))
     made.end("b")
-    assert (made.waiting, made.waiting_tokens, len(made)) == (1, 3, 2)
+    assert (made.waiting, len(made)) == (Load(1, 3), 2)
     made.take(told("c", ends="error"))
-    assert (made.waiting, made.waiting_tokens) == (0, 0)
+    assert made.waiting == Load()
+
+
+def test_who_waits_is_counted_for_each_owner() -> None:
+    made = Journal()
+    for name, owner in (("a", "x"), ("b", "y"), ("c", "y")):
+        made.add(submit(name, owner=owner), 0.0)
+    made.take(started("b"))
+    assert (made.waiting_of("x"), made.waiting_of("y"), made.waiting_of("z")) == (
+        Load(1, 3), Load(1, 3), Load(),
+    )  # fmt: skip
 
 
 def test_overdue_is_who_came_before_and_still_waits() -> None:
@@ -136,4 +147,4 @@ def test_each_request_ends_once_or_is_kept(moves: list[tuple[str, int]]) -> None
     kept = made.submits()
     assert sorted([*ended, *(s.id for s in kept)]) == names
     assert all(s.generated == tokens[s.id] for s in kept)
-    assert made.waiting <= len(made) == len(kept)
+    assert made.waiting.requests <= len(made) == len(kept)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.http_errors import ApiError
-from corepipe.serving.tenants import ANYONE, Quota, make_tenant
+from corepipe.serving.tenants import ANYONE, Quota, make_tenants
 from tests.serving.http_support import FakeEngine, running, saying
 
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 4}
@@ -71,10 +71,17 @@ def test_over_time_a_key_gets_its_rate_and_one_burst(requests):
 
 
 def test_tenants_share_no_salt():
-    one, other = make_tenant(b"1" * 32, None, None), make_tenant(b"2" * 32, None, None)
+    one, other = make_tenants([b"1" * 32, b"2" * 32], None, None)
     assert one.salt != other.salt
     assert len(one.salt) == len(other.salt) == 32
     assert not ANYONE.salt
+
+
+def test_who_is_alone_takes_no_turns():
+    one, other = make_tenants([b"1" * 32, b"2" * 32], 5, None)
+    assert one.turn != other.turn
+    assert one.quota is not other.quota
+    assert [tenant.turn for tenant in (ANYONE, *make_tenants([b"1" * 32], None, None))] == ["", ""]
 
 
 def bearer(key):

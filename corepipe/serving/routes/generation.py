@@ -160,6 +160,7 @@ class Generation:
             stop_ids=sorted(stop_ids),
             min_tokens=request.min_tokens,
             priority=request.priority,
+            owner=plan.tenant.turn,
             cache_salt=plan.tenant.salt + request.cache_salt,
         )
 
