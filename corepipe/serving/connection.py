@@ -6,7 +6,6 @@ import asyncio
 from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum
-from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
 import httptools
@@ -16,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from corepipe.serving.crowd import Crowd, Refusal
-from corepipe.serving.http_errors import ApiError
+from corepipe.serving.http_errors import ApiError, on_the_wire
 
 MAX_HEAD = 16 * 1024
 """Bytes of a request line and its headers."""
@@ -93,6 +92,7 @@ class Connection(HttpToolsProtocol):
         self._socket: asyncio.Transport
         self._next = _Next.REQUEST
         self._messages = 0
+        self._keep_alive = False
         self._awaited = (0, _Next.REQUEST)
         self._head_bytes = 0
         self._held_back = 0
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
             self._next = _Next.HEAD  # it is about to ask, and is to read why not
             message = "Too many connections."
             headers = {"retry-after": "1"}
-            self._part_with(_answer(ApiError(503, message, code="service_unavailable", headers=headers)))
+            self._part_with(on_the_wire(ApiError(503, message, code="service_unavailable", headers=headers)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
@@ -169,6 +169,10 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
             self._after(LINGER_SECONDS, self._socket.abort)
 
+    def shutdown(self) -> None:
+        self._keep_alive = False
+        super().shutdown()
+
     def is_closing(self) -> bool:
         return self._closing or self._socket.is_closing()
 
@@ -203,6 +207,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._check_head()
         super().on_headers_complete()
+        self._keep_alive, self.cycle.keep_alive = (
+            self.cycle.keep_alive,
+            False,
+        )  # an answer before the body's end
         self._next = _Next.BODY
         self._body_since = self.loop.time()
 
@@ -212,6 +220,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.cycle.response_started:  # which has told the client that it is the last
+            self.cycle.keep_alive = self._keep_alive
         self._next = _Next.REQUEST
         self._crowd.asked(self)
 
@@ -280,9 +290,9 @@ class Connection(HttpToolsProtocol):
         if self._next is _Next.BODY and self._forget(self.cycle):
             self.close()
         elif self._answering is not None or self._starting is not None or self.pipeline:
-            self._farewell = _answer(error)
+            self._farewell = on_the_wire(error)
         else:
-            self._part_with(_answer(error))
+            self._part_with(on_the_wire(error))
 
     def _forget(self, cycle: RequestResponseCycle) -> bool:
         """Takes back the request at fault; whether it has an answer already."""
@@ -375,17 +385,3 @@ def _late(message: str) -> ApiError:
 def _head_too_large() -> ApiError:
     message = f"A head has at most {MAX_HEAD} bytes and {MAX_HEADERS} headers."
     return ApiError(431, message, code="headers_too_large")
-
-
-def _answer(error: ApiError) -> bytes:
-    """A whole answer, for a request that no application has seen."""
-    body = error.body()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **error.headers,
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    status = HTTPStatus(error.status)
-    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}\r\n".encode() + body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from http import HTTPStatus
 
 import msgspec
 from fastapi import FastAPI
@@ -136,3 +137,17 @@ async def _on_validation_error(_request: Request, error: Exception) -> Response:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def on_the_wire(error: ApiError) -> bytes:
+    """A whole answer in HTTP/1.1, the connection's last, for a request that no application has seen."""
+    body = error.body()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error.headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    status = HTTPStatus(error.status)
+    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}\r\n".encode() + body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -121,7 +121,7 @@ class Guard:
         if self._keys and scope["path"] not in PUBLIC_PATHS:
             tenant = self._owner([value for name, value in scope["headers"] if name == b"authorization"])
         if scope["method"] == "POST":
-            self._check_body(headers)
+            self._check_body(scope["headers"])
         return tenant
 
     def _owner(self, presented: list[bytes]) -> Tenant:
@@ -133,14 +133,20 @@ class Guard:
         message = "Incorrect API key." if presented else "Send an API key: Authorization: Bearer KEY."
         raise ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
 
-    def _check_body(self, headers: Mapping[bytes, bytes]) -> None:
-        length = headers.get(b"content-length", b"")
+    def _check_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """By all headers of a name, not by one of them: another reader may take the other one."""
+        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
+        length = b""
+        for name, value in headers:
+            if name == b"content-length":
+                length = value
+            elif name in given:
+                given[name].add(value.partition(b";")[0].strip().lower())
         if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
             raise self._too_large()
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        if given[b"content-encoding"] - {b"identity"}:
             raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json" and length != b"0":
+        if given[b"content-type"] != {b"application/json"} and length != b"0":
             raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
 
     def _counted(self, receive: Receive) -> Receive:

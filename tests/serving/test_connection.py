@@ -165,6 +165,18 @@ def test_a_body_nobody_waits_for_ends_the_connection(url):
     assert [one.status for one in answers] == [404]
 
 
+def test_an_answer_before_the_end_of_the_body_says_that_it_is_the_last(url):
+    """Clients that write head and body one after the other would else ask again where nobody listens."""
+    head = b"POST /nowhere HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 2\r\n\r\n"
+    with connected(url) as client:
+        client.sendall(head)
+        (early,) = replies(everything(client))
+    assert (early.status, early.headers["connection"]) == (404, "close")
+    first, second = exchange(url, head + b"{}" + SECOND)
+    assert (first.status, "connection" in first.headers) == (404, False)
+    assert second.status == 200
+
+
 def test_late_heads(url, hasty):
     assert exchange(url) == []  # not a byte: it hangs up without a word
     late = exchange(url, b"GET /version HTTP/1.1\r\nHost: local")

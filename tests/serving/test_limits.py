@@ -116,6 +116,12 @@ def test_bodies_that_grow_too_large_are_refused(open_server):
         {"content-type": "application/x-www-form-urlencoded"},
         {},
         {"content-type": "application/json", "content-encoding": "gzip"},
+        [
+            ("content-type", "application/json"),
+            ("content-encoding", "gzip"),
+            ("content-encoding", "identity"),
+        ],
+        [("content-type", "text/plain"), ("content-type", "application/json; charset=utf-8")],
     ],
 )
 def test_other_kinds_of_body_are_refused(open_server, headers):
