@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from corepipe.serving.crowd import Crowd, Refusal
 from corepipe.serving.http_errors import ApiError, on_the_wire
+from corepipe.serving.upgrades import without_offer
 
 MAX_HEAD = 16 * 1024
 """Bytes of a request line and its headers."""
@@ -39,7 +40,6 @@ LINGER_SECONDS = 2.0
 """For a client that is still sending to read why it was refused: a close would reset the connection."""
 MAX_DISCARDED = 1024 * 1024
 """Bytes that are read and dropped meanwhile."""
-
 
 _BY_STATUS = {408: Refusal.LATE, 414: Refusal.TOO_LARGE, 429: Refusal.PIPELINED, 431: Refusal.TOO_LARGE}
 
@@ -93,6 +93,7 @@ class Connection(HttpToolsProtocol):
         self._next = _Next.REQUEST
         self._messages = 0
         self._keep_alive = False
+        self._plain_head = b""
         self._awaited = (0, _Next.REQUEST)
         self._head_bytes = 0
         self._held_back = 0
@@ -135,7 +136,10 @@ class Connection(HttpToolsProtocol):
             return
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._plain_head:
+                self._read_again(data[upgrade.args[0] :])
+                return
             self._farewell = b""  # answered in HTTP/1.1; what follows is in another protocol
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
@@ -143,6 +147,13 @@ class Connection(HttpToolsProtocol):
         self._start()
         if not self._closing and self._farewell is None:
             self._await_next(len(data))
+
+    def _read_again(self, rest: bytes) -> None:
+        """Reads a request that offers another protocol as one that does not; `rest` came behind its head."""
+        head, self._plain_head = self._plain_head, b""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.data_received(head + rest)
 
     def eof_received(self) -> None:
         """A client that hangs up half-way has left: the transport closes."""
@@ -206,6 +217,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
+        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
+            self._plain_head = without_offer(self.url, self.parser.get_http_version(), self.headers)
+            return  # the parser skips the body of such a request
         super().on_headers_complete()
         self._keep_alive, self.cycle.keep_alive = (
             self.cycle.keep_alive,
@@ -219,6 +233,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._plain_head:
+            return
         super().on_message_complete()
         if not self.cycle.response_started:  # which has told the client that it is the last
             self.cycle.keep_alive = self._keep_alive
@@ -238,16 +254,12 @@ class Connection(HttpToolsProtocol):
                 hosts += 1
             elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version == "1.0"):
                 self._refuse(_malformed("The only Transfer-Encoding taken is chunked."))
-            elif name == b"upgrade" and self.parser.should_upgrade() and self.parser.get_method() == b"POST":
-                self._refuse(_malformed("Upgrade is not taken."))  # the parser would skip the body
             elif name == b"expect" and value.lower() != b"100-continue":
-                message = "The only Expect that is met is 100-continue."
-                self._refuse(ApiError(417, message, code="expectation_failed"))
+                self._refuse(ApiError(417, "The only Expect met is 100-continue.", code="expectation_failed"))
         if hosts != 1 and (hosts or version == "1.1"):
             self._refuse(_malformed("Send one Host header."))
         if len(self.pipeline) >= MAX_PIPELINED:
-            message = "Too many requests before the first answer."
-            self._refuse(ApiError(429, message, code="rate_limit_exceeded"))
+            self._refuse(ApiError(429, "Too many before the first answer.", code="rate_limit_exceeded"))
 
     # Requests and answers
 

@@ -128,7 +128,30 @@ def test_an_upgrade_is_not_taken(url, protocol):
     upgrade = b"Connection: upgrade\r\nUpgrade: " + protocol + b"\r\n"
     answers = exchange(url, get("/version", upgrade, close=False) + SECOND)
     assert [one.status for one in answers] == [200]
-    refused(url, post("/v1/completions", BODY, upgrade).replace(b"Connection: close\r\n", b""), 400)
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+"""What Java's HttpClient sends by default."""
+KEPT = post("/v1/completions", BODY, OFFER).replace(b"Connection: close\r\n", b"")
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_body_of_a_request_that_offers_an_upgrade_is_read(url, engine, size):
+    sent = KEPT + KEPT + SECOND
+    before = len(engine.submitted)
+    answers = exchange(url, *[sent[at : at + size] for at in range(0, len(sent), size)])
+    assert [one.status for one in answers] == [200, 200, 200]
+    assert len(engine.submitted) == before + 2
+
+
+def test_an_offer_hides_no_second_request(url, engine):
+    before = len(engine.submitted)
+    both = KEPT.replace(b"Content-Length:", b"Transfer-Encoding: chunked\r\nContent-Length:")
+    refused(url, both + SECOND, 400)
+    refused(url, KEPT.replace(b"Content-Length: ", b"Content-Length: 1, ") + SECOND, 400)
+    chunks = OFFER + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n" % len(BODY)
+    assert [one.status for one in exchange(url, POST + chunks + BODY + b"\r\n0\r\n\r\n" + SECOND)] == [200]
+    assert len(engine.submitted) == before + 1
 
 
 def test_pipelined_requests_are_answered_in_order_and_are_not_endless(url):
