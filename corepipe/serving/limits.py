@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -13,6 +14,8 @@ from corepipe.serving.config import ServerConfig
 from corepipe.serving.http_errors import ApiError, invalid, send_error
 from corepipe.serving.keys import KeyRing
 from corepipe.serving.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenants
+
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
@@ -168,7 +171,6 @@ class Guard:
 
 
 def _host_name(host: bytes) -> str:
-    """The Host header without its port; an address in brackets keeps its colons."""
-    name = host.decode("latin-1")
-    head, bracket, _ = name.partition("]")
-    return head.lstrip("[") if bracket else name.rpartition(":")[0] or name
+    """The Host header without its port and brackets; empty for what is none (RFC 9110, 7.2)."""
+    found = _HOST.fullmatch(host.decode("latin-1"))
+    return "" if found is None else found["address"] or found["name"] or ""

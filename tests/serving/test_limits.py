@@ -82,7 +82,13 @@ def test_a_refusal_says_what_is_missing(guarded):
     assert right.status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *["evil.example", "evil.example:8000", "10.0.0.1", "", "[::1]evil.example", "[::1]:80.evil.example"],
+        *["localhost:80@evil.example", "evil.example@localhost", "[::1", "::1]", "localhost:80:80"],
+    ],
+)
 def test_a_loopback_server_answers_to_loopback_names_only(open_server, host):
     answer = httpx.get(open_server + "/health", headers={"host": host})
     assert answer.status_code == 421
