@@ -47,9 +47,9 @@ class Request:
     priority: int = 0
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    owner: str = ""
     cache_salt: str = ""
     prompt_logits: bool = False
+    owner: str = ""
 
     tokens: list[int] = field(init=False)
     num_prompt: int = field(init=False)

@@ -56,10 +56,10 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     stop_ids: list[int] = []
     min_tokens: int = 0
     priority: int = 0
-    owner: str = ""
     cache_salt: str = ""
     generated: list[int] = []
     replay: bool = False
+    owner: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -67,7 +67,8 @@ refills evenly: a prompt is taken from it when it is submitted, an answer when i
 then must be repaid before the next request is taken. Beyond a limit the answer is 429 with `Retry-After`.
 Answers to POST say what is left: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`,
 `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`, `x-ratelimit-reset-tokens`. With keys,
-`priority` is 0 or more: nobody goes before others.
+`priority` is 0 or more: nobody goes before others. Keys whose requests wait [take
+turns](decisions/2026-11-21-turns.md), and one alone fills half of the queue.
 
 ## Emulated device times
 
