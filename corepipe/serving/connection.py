@@ -221,10 +221,8 @@ class Connection(HttpToolsProtocol):
             self._plain_head = without_offer(self.url, self.parser.get_http_version(), self.headers)
             return  # the parser skips the body of such a request
         super().on_headers_complete()
-        self._keep_alive, self.cycle.keep_alive = (
-            self.cycle.keep_alive,
-            False,
-        )  # an answer before the body's end
+        self._keep_alive = self.cycle.keep_alive
+        self.cycle.keep_alive = False  # what answers before the body has ended, ends the connection
         self._next = _Next.BODY
         self._body_since = self.loop.time()
 
@@ -259,7 +257,9 @@ class Connection(HttpToolsProtocol):
         if hosts != 1 and (hosts or version == "1.1"):
             self._refuse(_malformed("Send one Host header."))
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse(ApiError(429, "Too many before the first answer.", code="rate_limit_exceeded"))
+            self._refuse(
+                ApiError(429, "Too many requests before the first answer.", code="rate_limit_exceeded")
+            )
 
     # Requests and answers
 
