@@ -26,12 +26,10 @@ from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.tokenizer import from_directory
 from corepipe.neuron import packed_index
 from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.serving import frames, requests
-from corepipe.serving.chat import plain_messages
-from corepipe.serving.detokenizer import Detokenizer, Pieces
-from corepipe.serving.http_errors import ApiError
-from corepipe.serving.messages import Submit
-from corepipe.serving.protocol import (
+from corepipe.serving import frames
+from corepipe.serving.api.chat import plain_messages
+from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.protocol import (
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NEUTRAL_TOKENIZE,
@@ -42,6 +40,9 @@ from corepipe.serving.protocol import (
     check_combination,
     parse,
 )
+from corepipe.serving.detokenizer import Detokenizer, Pieces
+from corepipe.serving.engine import requests
+from corepipe.serving.messages import Submit
 
 TINY = Path(__file__).parent.parent / "tests" / "data" / "tiny"
 MEMORY = Path("/dev/shm")  # noqa: S108 -- files that live for a millisecond need no disk

@@ -55,7 +55,7 @@ class Served:
     def engine(self) -> psutil.Process:
         """The oldest of its kind; a younger one is the spare that waits to take its place."""
         children = psutil.Process(self.process.pid).children()
-        engines = [child for child in children if "corepipe.serving.process" in child.cmdline()]
+        engines = [child for child in children if "corepipe.serving.engine.process" in child.cmdline()]
         return min(engines, key=lambda child: child.create_time())
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

@@ -20,7 +20,7 @@ from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedTensor, PackedWeights, packed_weights
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Submit, TokenLogprobs
 
 F32 = npt.NDArray[np.float32]

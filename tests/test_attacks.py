@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from corepipe.serving.app import PATHS
-from corepipe.serving.limits import PUBLIC_PATHS
+from corepipe.serving.api.app import PATHS
+from corepipe.serving.api.limits import PUBLIC_PATHS
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
 from tests.wires import (

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from corepipe.serving.protocol import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatRequest, CompletionRequest
+from corepipe.serving.api.protocol import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatRequest, CompletionRequest
 from tests.servers import TINY, Served, served
 
 COMPLETION = "/v1/completions"

@@ -12,9 +12,9 @@ from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
-from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits

@@ -19,16 +19,16 @@ from corepipe.cli import app as commands
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import SPLIT_UNITS
-from corepipe.serving.app import PATHS
+from corepipe.serving.api.app import PATHS
+from corepipe.serving.api.crowd import Crowd, CrowdMetrics
+from corepipe.serving.api.inject import InjectedFaults
+from corepipe.serving.api.routes.traffic import HttpMetrics
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.crowd import Crowd, CrowdMetrics
 from corepipe.serving.faults import KINDS, SECONDS
-from corepipe.serving.inject import InjectedFaults
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Ready
-from corepipe.serving.metrics import Metrics
-from corepipe.serving.neuron_metrics import NeuronMetrics
-from corepipe.serving.routes.traffic import HttpMetrics
+from corepipe.serving.telemetry.metrics import Metrics
+from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.servers import default_model, served
 
 ROOT = Path(__file__).parent.parent

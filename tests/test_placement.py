@@ -17,9 +17,9 @@ from corepipe.neuron.numerics import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.timeline import Timeline, Timing
-from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
 from tests.spans import Span, busy_cores, pipe_fill

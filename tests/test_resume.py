@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Output, Sampling, Started, Submit
 from tests.servers import TINY
 

@@ -16,15 +16,15 @@ from corepipe.errors import UserError
 from corepipe.models import hub, integrity, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
-from corepipe.serving.app import create_app, listen_all, serve
-from corepipe.serving.child import EngineError
-from corepipe.serving.client import EngineClient
+from corepipe.serving.api.app import create_app, listen_all, serve
+from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.tls import tls_context
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.lateness import Lateness
-from corepipe.serving.limits import check_bind
 from corepipe.serving.messages import Progress, Ready, Stats
-from corepipe.serving.supervisor import ProcessClient
-from corepipe.serving.tls import tls_context
+from corepipe.serving.supervision.child import EngineError
+from corepipe.serving.supervision.client import EngineClient
+from corepipe.serving.supervision.supervisor import ProcessClient
+from corepipe.serving.telemetry.lateness import Lateness
 
 
 def launch(engine: EngineConfig, server: ServerConfig) -> None:

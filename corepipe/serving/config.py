@@ -25,7 +25,7 @@ class _Config(BaseModel):
 class EngineConfig(_Config):
     """One deployment: a model, a format, and where its parts go.
 
-    None stands for "choose for me"; `corepipe.serving.assembly.assemble` resolves it.
+    None stands for "choose for me"; `corepipe.serving.engine.assembly.assemble` resolves it.
     """
 
     model: str

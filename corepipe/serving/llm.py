@@ -11,11 +11,11 @@ from corepipe.errors import UserError
 from corepipe.models import hub, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.deployment import Deployment
 from corepipe.serving.detokenizer import Detokenizer, Pieces
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.deployment import Deployment
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Sampling, Submit, TokenLogprobs
 
 Prompt = str | list[int]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from corepipe.serving.lateness import HOST_IS_SLOWER
+from corepipe.serving.telemetry.lateness import HOST_IS_SLOWER
 from tests.servers import TINY, Served, run, served, until
 
 PACED = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.assembly import assemble
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.assembly import assemble
 from tests.servers import TINY, run
 
 Refusal = subprocess.CompletedProcess[str]
@@ -42,7 +42,7 @@ sys.meta_path.insert(0, Blocker())
 
 DIES_AT_LOADING = """
 import os, sys
-if "corepipe.serving.process" in sys.orig_argv:
+if "corepipe.serving.engine.process" in sys.orig_argv:
     os._exit(3)
 """
 

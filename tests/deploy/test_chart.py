@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from corepipe.cli.serve import SETTINGS
-from corepipe.serving.app import LAST_WORDS_SECONDS, PATHS, WATCH_PATHS
+from corepipe.serving.api.app import LAST_WORDS_SECONDS, PATHS, WATCH_PATHS
+from corepipe.serving.api.limits import PUBLIC_PATHS, check_bind
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.limits import PUBLIC_PATHS, check_bind
 from tests.deploy import tools
 from tests.deploy.charts import (
     CASES,

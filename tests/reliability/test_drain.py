@@ -100,7 +100,7 @@ def test_readiness_at_each_moment() -> None:
 def lose_all_engines(server: Served) -> None:
     """The spare one, too: the next has to begin with its imports, so that there is a moment to look at."""
     for process in psutil.Process(server.process.pid).children():
-        if "corepipe.serving.process" in process.cmdline():
+        if "corepipe.serving.engine.process" in process.cmdline():
             process.kill()
 
 

@@ -17,8 +17,8 @@ from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.policy import mixed
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.deployment import Deployment, Replica
-from corepipe.serving.driver import Driver
+from corepipe.serving.engine.deployment import Deployment, Replica
+from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Output, Ready, Sampling, Submit
 from corepipe.serving.pulse import Counter
 from tests.null_executor import NullExecutor

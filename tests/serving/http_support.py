@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from corepipe.models.tokenizer import Tokenizer
-from corepipe.serving.app import create_app, listen_all, make_server
+from corepipe.serving.api.app import create_app, listen_all, make_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (
     DeviceTimes,
@@ -27,7 +27,7 @@ from corepipe.serving.messages import (
     Submit,
     TokenLogprobs,
 )
-from corepipe.serving.streams import OutputStream
+from corepipe.serving.supervision.streams import OutputStream
 
 TEXT = Path(__file__).parent.parent / "data" / "perplexity.txt"
 MODEL = "tiny"

@@ -17,7 +17,7 @@ import typer
 
 from corepipe.cli.common import errors, seconds, until_interrupted
 from corepipe.cli.run.reading import Between, CoreUse, Deployment, Reading, Server, UnreachableError
-from corepipe.serving.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
+from corepipe.serving.telemetry.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
 Json = dict[str, Any]
 

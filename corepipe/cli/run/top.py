@@ -17,7 +17,7 @@ from rich.live import Live
 from corepipe.cli.common import seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
 from corepipe.cli.run.reading import Between, Deployment, Reading, Server, UnreachableError
-from corepipe.serving.history import History
+from corepipe.serving.telemetry.history import History
 
 QUIT = frozenset("qQ")
 

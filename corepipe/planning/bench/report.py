@@ -20,7 +20,7 @@ from corepipe.planning.bench.recorder import (
 )
 from corepipe.planning.bench.runner import Span
 from corepipe.planning.slo import NO_SLO, Slo
-from corepipe.serving.lateness import HOST_IS_SLOWER, LATE_SHARE
+from corepipe.serving.telemetry.lateness import HOST_IS_SLOWER, LATE_SHARE
 
 SCHEMA = "corepipe.bench/1"
 ENDPOINTS: Mapping[Api, str] = {"completions": "openai", "chat": "openai-chat"}

@@ -32,7 +32,7 @@ from corepipe.planning.simulation.simulate import SimulationConfig, simulate
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Synthetic, first_requests
 from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.device_plan import DevicePlan
+from corepipe.serving.engine.device_plan import DevicePlan
 
 LEAST_REQUESTS = 1000
 """Requests of a simulation, unless it takes more to see a steady state: a 99th percentile then has ten

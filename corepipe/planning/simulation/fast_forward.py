@@ -16,9 +16,9 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timing
 from corepipe.planning.simulation.record import Record
 from corepipe.scheduler.rotation import Group, Rotation
-from corepipe.serving.engine import Flight
-from corepipe.serving.lanes import Lane
-from corepipe.serving.runner import Step
+from corepipe.serving.engine.engine import Flight
+from corepipe.serving.engine.lanes import Lane
+from corepipe.serving.engine.runner import Step
 
 WORTHWHILE = 2
 """Fewer steps than this are not run through."""

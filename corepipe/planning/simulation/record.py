@@ -14,8 +14,8 @@ from corepipe.neuron.timeline import Timing
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import SchedulerConfig
-from corepipe.serving.engine import Flight, Landing
-from corepipe.serving.lanes import Lane
+from corepipe.serving.engine.engine import Flight, Landing
+from corepipe.serving.engine.lanes import Lane
 
 Floats = npt.NDArray[np.float64]
 

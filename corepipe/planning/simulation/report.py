@@ -17,7 +17,7 @@ from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.usage import Usage
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Workload
-from corepipe.serving.device_plan import DevicePlan
+from corepipe.serving.engine.device_plan import DevicePlan
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,10 +20,10 @@ from corepipe.planning.workload import Session, Workload
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import QueueFull, Scheduler, SchedulerConfig
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
-from corepipe.serving.driver import router_margin
-from corepipe.serving.engine import Engine, Landing
-from corepipe.serving.lanes import Lane, Lanes
+from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.serving.engine.driver import router_margin
+from corepipe.serving.engine.engine import Engine, Landing
+from corepipe.serving.engine.lanes import Lane, Lanes
 
 RETRY_SECONDS = 1.0
 """After which a user of a closed loop who was refused comes back."""

@@ -12,7 +12,7 @@ from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import StepOutput
 from corepipe.planning.workload import Session, Turn
 from corepipe.scheduler.request import Batch, Request
-from corepipe.serving.runner import Step, StepResult
+from corepipe.serving.engine.runner import Step, StepResult
 
 KEY_BITS = 32
 """Tokens of a segment are told apart by so many bits of a block's key."""

@@ -11,7 +11,7 @@ import numpy as np
 from corepipe.neuron.cost import ENGINES, Bottleneck, CostModel
 from corepipe.neuron.step import StepShape
 from corepipe.planning.simulation.record import Floats, Record, Steps
-from corepipe.serving.lanes import Lane
+from corepipe.serving.engine.lanes import Lane
 
 MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""

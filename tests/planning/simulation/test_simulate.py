@@ -14,7 +14,7 @@ from corepipe.planning.simulation.simulate import RETRY_SECONDS, SimulationConfi
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.device_plan import plan_device
+from corepipe.serving.engine.device_plan import plan_device
 from tests.planning.simulations import Cost, bytes_of, check_at_rest, play, workload
 
 

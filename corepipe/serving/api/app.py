@@ -1,0 +1,345 @@
+"""The HTTP server: routes, guards and the life of the engine behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+import uvloop
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Lifespan
+
+from corepipe.errors import UserError
+from corepipe.models.tokenizer import Tokenizer
+from corepipe.serving.api import http_errors
+from corepipe.serving.api.connection import HEAD_SECONDS, Connection
+from corepipe.serving.api.crowd import Crowd, CrowdMetrics, make_room
+from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
+from corepipe.serving.api.limits import Guard
+from corepipe.serving.api.planes import STATE_KEY, Planes
+from corepipe.serving.api.routes import openapi
+from corepipe.serving.api.routes.admin import control_router, watch_router
+from corepipe.serving.api.routes.chat import Chat
+from corepipe.serving.api.routes.completions import Completions
+from corepipe.serving.api.routes.info import health_router, info_router
+from corepipe.serving.api.routes.invocations import Invocations
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.tokens import token_router
+from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
+from corepipe.serving.api.tls import tls_context
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.faults import Draw
+from corepipe.serving.messages import Ready
+from corepipe.serving.settle import settle
+
+if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.serving.supervision.client import EngineClient
+
+ADMIN_CONNECTIONS = 64
+BACKLOG = 2048
+SEND_BUFFER = 128 * 1024
+"""Bytes that the kernel takes for a client that does not read; Linux doubles it."""
+DRAIN_TICK_SECONDS = 0.05
+"""Between two looks at what is under way."""
+
+LAST_WORDS_SECONDS = 2
+"""Left to answers that are given up at a shutdown, to tell their clients so."""
+
+PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+WATCH_PATHS = frozenset({"/v1/placement", "/metrics", "/metrics/neuron"})
+CONTROL_PATHS = frozenset({"/abort_requests"})
+PATHS = (
+    frozenset(
+        {
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/models",
+            "/v1/models/{model}",
+            "/invocations",
+            "/tokenize",
+            "/detokenize",
+            "/version",
+            "/openapi.json",
+        }
+    )
+    | PROBE_PATHS
+    | WATCH_PATHS
+    | CONTROL_PATHS
+)
+
+
+def create_app(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    engine: EngineConfig,
+    server: ServerConfig,
+    version: str,
+    ready: Ready | None = None,
+) -> FastAPI:
+    """The ASGI application of one deployment; its `state.service` is the `Service`, and its `state.admin` the
+    application of the admin port, if there is one.
+
+    Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
+    lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
+    `run_server` then raises what made the start fail.  Raises UserError for a bad chat template.
+    """
+    if server.chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(server.chat_template)
+    service = Service(client, tokenizer, engine, server, version)
+    if ready is not None:
+        service.set_ready(ready)
+    app = _bare_app(version, _lifespan)
+    app.state.service = service
+    completions, chat = Completions(service), Chat(service)
+    invocations = Invocations(service, chat, completions)
+    app.router.routes.append(Route("/v1/completions", completions, methods=["POST"]))
+    app.router.routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
+    app.router.routes.append(Route("/invocations", invocations, methods=["POST"]))
+    http = HttpMetrics(service.metrics.registry, PATHS)
+    public = [info_router(service), health_router(service), token_router(service)]
+    keys = bool(server.api_keys)
+    if server.admin_port is None:
+        _furnish(app, service, [*public, watch_router(service)], PATHS - CONTROL_PATHS, keys=keys)
+    else:
+        _furnish(app, service, public, PATHS - CONTROL_PATHS - WATCH_PATHS, keys=keys)
+    if server.inject:
+        faults = InjectedFaults(service.metrics.registry)
+        app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
+    app.state.close = _trace(app, server, engine, version)
+    app.add_middleware(Guard, config=server)
+    app.add_middleware(Traffic, metrics=http)
+    if server.admin_port is not None:
+        app.state.admin = _admin_app(service, server, http)
+        app.add_middleware(Planes, admin=app.state.admin)
+    return app
+
+
+def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> FastAPI:
+    admin = _bare_app(service.version, None)
+    routers = [health_router(service), watch_router(service), control_router(service)]
+    paths = PROBE_PATHS | WATCH_PATHS | CONTROL_PATHS | {"/openapi.json"}
+    _furnish(admin, service, routers, paths, keys=bool(server.admin_api_keys))
+    admin.add_middleware(Guard, config=server, admin=True)
+    admin.add_middleware(Traffic, metrics=http)
+    return admin
+
+
+def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
+    app = FastAPI(
+        title="corepipe",
+        version=version,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    http_errors.install(app)
+    return app
+
+
+def _furnish(
+    app: FastAPI, service: Service, routers: Iterable[APIRouter], paths: Iterable[str], *, keys: bool
+) -> None:
+    """Adds these routes and, as one more, the document of all `paths` that the application then has."""
+    for router in routers:
+        app.include_router(router)
+    document = openapi.document(paths, service.version, service.names, keys=keys)
+    described = Response(msgspec.json.encode(document), media_type="application/json")
+    app.router.routes.append(Route("/openapi.json", lambda _: described, methods=["GET"]))
+
+
+def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
+    """Traces requests where they are to be traced; what to call at the end.  Raises UserError."""
+    if server.otlp_traces_endpoint is None:
+        return _nothing
+    try:
+        from corepipe.serving.api.tracing import Traces, Tracing  # noqa: PLC0415 -- optional, and heavy
+    except ImportError as error:
+        message = f"--otlp-traces-endpoint: {error.name} is missing; pip install 'corepipe[tracing]'"
+        raise UserError(message, "otlp_traces_endpoint") from error
+    traces = Traces(server.otlp_traces_endpoint, engine, version)
+    app.add_middleware(Tracing, traces=traces)
+    return traces.close
+
+
+def run_server(app: FastAPI, server: ServerConfig) -> None:
+    """Serve until SIGINT or SIGTERM, then let answers end for up to `shutdown_timeout` seconds.
+
+    Raises UserError if the port or the host cannot be had, and whatever made the engine's start fail.
+    """
+    uvloop.run(serve(app, server, listen_all(server)))
+
+
+async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socket]) -> None:
+    """As `run_server`, in a running loop, on the sockets from `listen_all`."""
+    service: Service = app.state.service
+    running = make_server(app, server)
+    running.on_drain = service.drain
+    running.on_late = service.client.abort_all
+    service.on_failure = running.stop
+    settle()
+    await running.serve(sockets=listeners)
+    if service.failure is not None:
+        raise service.failure
+
+
+def make_server(app: FastAPI, server: ServerConfig) -> Server:
+    """The HTTP server around `app`; it logs warnings and errors only."""
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # X-Forwarded-For is anybody's word
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
+    service: Service = app.state.service
+    crowd = Crowd(make_room(server.max_connections))
+    service.metrics.registry.register(CrowdMetrics(crowd))
+    tls = tls_context(server.ssl_certfile, server.ssl_keyfile)
+    kind = AbortableConnection if server.inject else Connection
+    return Server(config, server.shutdown_timeout, crowd, tls, kind)
+
+
+def listen_all(server: ServerConfig) -> list[socket.socket]:
+    """The public socket and, if there is to be one, the admin socket.  Raises UserError as `listen` does."""
+    public = listen(server.host, server.port)
+    if server.admin_port is None:
+        return [public]
+    return [public, listen(server.admin_host, server.admin_port, "admin-")]
+
+
+def listen(host: str, port: int, prefix: str = "") -> socket.socket:
+    """A socket that listens there.  Raises UserError, naming --`prefix`host or -port, if it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    except socket.gaierror:
+        raise UserError(f"--{prefix}host {host} is not a known address", f"{prefix}host") from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(
+            f"cannot listen on {host}:{port} ({reason}): choose another --{prefix}port", "port"
+        ) from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # what is accepted inherits it
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
+
+    `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
+    port stays open, so that whoever asks is told to go elsewhere; `on_late` is to end what is left then, or
+    at a second signal.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_seconds: float,
+        crowd: Crowd,
+        tls: ssl.SSLContext | None,
+        kind: type[Connection] = Connection,
+    ) -> None:
+        super().__init__(config)
+        self._crowd = crowd
+        self._tls = tls
+        self._kind = kind
+        self.on_drain: Callable[[], None] = _nothing
+        self.on_late: Callable[[], None] = _nothing
+        self._drain_seconds = drain_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with our connections.  `sockets` are the public one and, if any, the admin one."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(1)
+        loop = asyncio.get_running_loop()
+        crowds = (self._crowd, Crowd(ADMIN_CONNECTIONS))
+        tls, seconds = self._tls, None if self._tls is None else HEAD_SECONDS
+        self.servers = []
+        for at, one in enumerate(sockets or []):
+            state = {**self.lifespan.state, STATE_KEY: at == 1}
+            make = partial(self._kind, self.config, self.server_state, state, crowds[at], loop)
+            self.servers.append(
+                await loop.create_server(
+                    make, sock=one, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=seconds
+                )
+            )
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.on_drain()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_seconds
+        while self.server_state.tasks and loop.time() < deadline and not self.force_exit:
+            await asyncio.sleep(DRAIN_TICK_SECONDS)
+        self.on_late()
+        await super().shutdown(sockets)
+
+    def stop(self) -> None:
+        """End as at a signal."""
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous = signal.signal(number, self.handle_exit)
+                stack.callback(signal.signal, number, previous)
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.on_drain()
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _nothing() -> None:
+    """What ends late answers where nobody runs the server through `serve`, and traces where none are made."""
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, app.state.close)
+        if service.ready is None:
+            await stack.enter_async_context(_started(service))
+        yield
+
+
+@asynccontextmanager
+async def _started(service: Service) -> AsyncIterator[None]:
+    """The engine starts beside the open port, and is closed at the end."""
+    start = asyncio.create_task(service.start())
+    try:
+        yield
+    finally:
+        start.cancel()
+        await asyncio.wait([start])
+        await service.client.close()

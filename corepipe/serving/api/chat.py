@@ -1,0 +1,72 @@
+"""Chat messages: from the shapes the API allows to the plain text that a chat template renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from corepipe.serving.api.http_errors import echo, invalid
+from corepipe.serving.api.protocol import Neutral, screen
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+_HONOURED = ("role", "content", "name")
+NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
+    "refusal": Neutral(),
+    "audio": Neutral(),
+    "annotations": Neutral(([],)),
+    "function_call": Neutral(),
+    "tool_calls": Neutral(([],)),
+    "tool_call_id": Neutral(),
+    "reasoning": Neutral(),
+    "reasoning_content": Neutral(),
+}
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """`{"role", "content"[, "name"]}` for each message, its text parts joined by newlines.
+
+    A developer message becomes a system message.  Raises ApiError for what is not text, and for the
+    fields of a message that ask for more, such as `tool_calls`.
+    """
+    if not messages:
+        raise invalid("messages must not be empty.", "messages", "invalid_value")
+    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _plain(message: Mapping[str, Any], where: str) -> dict[str, str]:
+    fields = screen(message, _HONOURED, NEUTRAL_MESSAGE, f"{where}.")
+    role = fields.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(role)}.", f"{where}.role")
+    plain = {"role": ROLES[role], "content": _text(fields.get("content"), f"{where}.content")}
+    if "name" in fields:
+        plain["name"] = _string(fields["name"], f"{where}.name")
+    return plain
+
+
+def _text(content: object, where: str) -> str:
+    if isinstance(content, list) and content:
+        return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return _string(content, where)
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise invalid(f"{where} must be an object.", where, "invalid_type")
+    if part.get("type") != "text":
+        kind = echo(part.get("type"))
+        message = f"{where}: unsupported content part of type {kind}; this server reads text only."
+        raise invalid(message, where, "unsupported_value")
+    return _string(screen(part, ("type", "text"), {}, f"{where}.").get("text"), f"{where}.text")
+
+
+def _string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise invalid(f"{where} must be text, not {type(value).__name__}.", where, "invalid_type")
+    return value

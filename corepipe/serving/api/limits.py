@@ -1,0 +1,176 @@
+"""What is refused before a route sees it: strangers, wrong hosts, bodies too big, slow or odd."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.errors import UserError
+from corepipe.serving.api.http_errors import ApiError, invalid, send_error
+from corepipe.serving.api.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenants
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.keys import KeyRing
+
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+"""The usual ones, which need no parsing."""
+
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version"})
+"""What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
+
+
+def check_bind(server: ServerConfig) -> None:
+    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`)."""
+    _check_bind("", server.host, server.api_keys, insecure=server.insecure)
+    if server.admin_port is not None:
+        _check_bind("admin-", server.admin_host, server.admin_api_keys, insecure=server.insecure)
+
+
+def _check_bind(prefix: str, host: str, api_keys: Iterable[str], *, insecure: bool) -> None:
+    if is_loopback(host) or any(api_keys) or insecure:
+        return
+    raise UserError(
+        f"--{prefix}host {host} can be reached from other machines: set --{prefix}api-key, "
+        "or --insecure to serve anyone",
+        f"{prefix}host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name counts only if it is localhost."""
+    if host in _LOOPBACK:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body; `connection` sees that it comes in time.  Raises ApiError if the client leaves."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return body
+    parts = [body]
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    if message["type"] == "http.disconnect":
+        raise invalid("The client left before the end of the body.")
+    return b"".join(parts)
+
+
+class Guard:
+    """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
+
+    Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
+    cannot reach it through a name of its own (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, *, admin: bool = False) -> None:
+        self._app = app
+        self._keys = KeyRing(config.admin_api_keys if admin else config.api_keys)
+        requests, tokens = config.max_requests_per_key, config.max_tokens_per_minute_per_key
+        limits = (None, None) if admin else (requests, tokens)
+        self._tenants = make_tenants(self._keys.digests, *limits)
+        self._max_body = config.max_body_bytes
+        self._check_host = is_loopback(config.admin_host if admin else config.host) and not self._keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = self._check(scope)
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        scope[SCOPE_KEY] = tenant
+        if scope["method"] == "POST":
+            receive = self._counted(receive)
+            if tenant.quota is not None:
+                await self._rationed(tenant.quota, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _rationed(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to a key with limits, which says what is left of them."""
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *quota.headers()]}
+            await send(message)
+
+        with ExitStack() as held:
+            try:
+                held.enter_context(quota.holding())
+            except ApiError as error:
+                await send_error(telling, error)
+                return
+            await self._app(scope, receive, telling)
+
+    def _check(self, scope: Scope) -> Tenant:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._check_host and not is_loopback(_host_name(headers.get(b"host", b""))):
+            message = "This server answers on loopback only; Host names another place."
+            raise ApiError(421, message, code="misdirected_request")
+        tenant = ANYONE
+        if self._keys and scope["path"] not in PUBLIC_PATHS:
+            tenant = self._owner([value for name, value in scope["headers"] if name == b"authorization"])
+        if scope["method"] == "POST":
+            self._check_body(scope["headers"])
+        return tenant
+
+    def _owner(self, presented: list[bytes]) -> Tenant:
+        """Whose key this is; two Authorization headers are nobody's."""
+        number = self._keys.find(presented[0]) if len(presented) == 1 else None
+        if number is not None:
+            return self._tenants[number]
+        code = "invalid_api_key" if presented else "missing_api_key"
+        message = "Incorrect API key." if presented else "Send an API key: Authorization: Bearer KEY."
+        raise ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+
+    def _check_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """By all headers of a name, not by one of them: another reader may take the other one."""
+        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
+        length = b""
+        for name, value in headers:
+            if name == b"content-length":
+                length = value
+            elif name in given:
+                given[name].add(value.partition(b";")[0].strip().lower())
+        if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
+            raise self._too_large()
+        if given[b"content-encoding"] - {b"identity"}:
+            raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
+        if given[b"content-type"] != {b"application/json"} and length != b"0":
+            raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
+
+    def _counted(self, receive: Receive) -> Receive:
+        left = self._max_body
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        message = f"The body is larger than {self._max_body} bytes."
+        return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+
+
+def _host_name(host: bytes) -> str:
+    """The Host header without its port and brackets; empty for what is none (RFC 9110, 7.2)."""
+    found = _HOST.fullmatch(host.decode("latin-1"))
+    return "" if found is None else found["address"] or found["name"] or ""

@@ -1,0 +1,343 @@
+"""The requests of the OpenAI API: what is honoured, what asks for nothing, what is refused.
+
+Three lists, here and nowhere else.  The fields of the request types are honoured.  A name in the `Neutral`
+tables is accepted with null or with the values that ask for nothing.  Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from corepipe.serving.api.http_errors import ApiError, echo, invalid
+from corepipe.serving.messages import Sampling
+
+MAX_CHOICES = 128
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+MAX_MESSAGES = 2048
+
+# What a body may hold.  Making Python objects of more would hold up everybody else.
+LIGHT_BODY = 64 * 1024
+"""Bytes up to which a body is not weighed: there is no room in it for too much."""
+MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
+
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What else a stream carries."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chat completions share.  Null stands for the default everywhere."""
+
+    model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
+    stream: Annotated[bool, Meta(description="server-sent events, a chunk for the tokens at hand")] = False
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="`include_usage`; only with `stream`")
+    ] = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="choices a prompt, at most max_num_seqs")] = 1
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None, Meta(description="choice i draws with seed + i")
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
+    ] = {}
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+        Meta(description=f"up to {MAX_STOPS} strings of up to {MAX_STOP_LENGTH} characters"),
+    ] = []
+    stop_token_ids: Annotated[list[Count], Meta(max_length=64, description="tokens that end the answer")] = []
+    include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
+    ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
+    min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
+    skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
+    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
+    cache_salt: Annotated[str, Meta(max_length=128, description="keeps prefix-cache entries apart")] = ""
+    device_metrics: Annotated[
+        bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
+    ] = False
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="text, token ids, or a list of either; prompts times `n` is at most 128"),
+    ]
+    max_tokens: Annotated[
+        Count | None, Meta(description="default 16; must fit the context; 0 only with `echo`")
+    ] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
+    ] = None
+    echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
+    best_of: Annotated[int | None, Meta(description="only if equal to `n`")] = None
+    add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[dict[str, Any]],
+        Meta(
+            max_length=MAX_MESSAGES,
+            description="roles system, developer (as system), user, assistant; text or parts of type text",
+        ),
+    ]
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="default: the rest of the context")
+    ] = None
+    max_completion_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="goes before `max_tokens`")
+    ] = None
+    logprobs: Annotated[bool, Meta(description="report each token's logprob")] = False
+    top_logprobs: Annotated[
+        int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
+    ] = 0
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize: either a prompt or messages."""
+
+    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
+    prompt: Annotated[str | None, Meta(description="text")] = None
+    messages: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="as for chat, instead of `prompt`"),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="default: true for a prompt, false for chat")
+    ] = None
+    return_token_strs: Annotated[bool, Meta(description="add each token's text")] = False
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[Count], Meta(description="token ids")]
+    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
+
+
+class Neutral(msgspec.Struct, frozen=True):
+    """What a parameter without effect may be, besides null: one of `values`, or anything of `type`."""
+
+    values: tuple[Any, ...] = ()
+    type: Any = None
+
+    def accepts(self, value: object) -> bool:
+        if any(_same(value, neutral) for neutral in self.values):
+            return True
+        return self.type is not None and _is_a(value, self.type)
+
+
+_ShortText = Annotated[str, Meta(max_length=512)]
+_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _ShortText], Meta(max_length=16)]
+
+_NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
+    "user": Neutral(type=_ShortText),
+    "metadata": Neutral(type=_Metadata),
+    "safety_identifier": Neutral(type=_ShortText),
+    "prompt_cache_key": Neutral(type=_ShortText),
+    "service_tier": Neutral(("auto", "default")),
+    "response_format": Neutral(({"type": "text"},)),
+    "store": Neutral((False,)),
+    "use_beam_search": Neutral((False,)),
+    "length_penalty": Neutral((1.0,)),
+    "spaces_between_special_tokens": Neutral((True,)),
+    "truncate_prompt_tokens": Neutral(),
+    "prompt_logprobs": Neutral(),
+    "allowed_token_ids": Neutral(),
+    "bad_words": Neutral(([],)),
+    "structured_outputs": Neutral(),
+    "return_tokens_as_token_ids": Neutral((False,)),
+    "return_token_ids": Neutral((False,)),
+    "request_id": Neutral(),
+}
+
+NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**_NEUTRAL_EVERYWHERE, "suffix": Neutral(("",))}
+
+NEUTRAL_CHAT: Mapping[str, Neutral] = {
+    **_NEUTRAL_EVERYWHERE,
+    "tools": Neutral(([],)),
+    "tool_choice": Neutral(("none", "auto")),
+    "parallel_tool_calls": Neutral((True, False)),
+    "functions": Neutral(([],)),
+    "function_call": Neutral(("none", "auto")),
+    "modalities": Neutral((["text"],)),
+    "audio": Neutral(),
+    "prediction": Neutral(),
+    "moderation": Neutral(),
+    "web_search_options": Neutral(),
+    "reasoning_effort": Neutral(("none",)),
+    "verbosity": Neutral(("medium",)),
+    "prompt_cache_retention": Neutral(("in_memory",)),
+    "prompt_cache_options": Neutral(),
+    "add_generation_prompt": Neutral((True,)),
+    "continue_final_message": Neutral((False,)),
+    "add_special_tokens": Neutral((False,)),
+    "echo": Neutral((False,)),
+    "documents": Neutral(([],)),
+    "chat_template": Neutral(),
+    "chat_template_kwargs": Neutral(({},)),
+}
+
+NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
+    "include_obfuscation": Neutral((False,)),
+    "continuous_usage_stats": Neutral((False,)),
+}
+
+NEUTRAL_TOKENIZE: Mapping[str, Neutral] = {"add_generation_prompt": Neutral((True,))}
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
+    """Read a body strictly: raises ApiError (400) that names the field at fault."""
+    fields = screen(decode(body), request.__struct_fields__, neutral)
+    options = fields.get("stream_options")
+    if isinstance(options, dict):
+        names = StreamOptions.__struct_fields__
+        fields["stream_options"] = screen(options, names, NEUTRAL_STREAM_OPTIONS, "stream_options.")
+    try:
+        return msgspec.convert(fields, request)
+    except msgspec.ValidationError as error:
+        raise _explained(error) from None
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range."""
+    if len(body) > LIGHT_BODY:
+        weigh(body)
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise invalid(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_type")
+    return value
+
+
+def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
+    """Raises ApiError (400) for JSON of too many values, without making objects of them: some ms a MiB."""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    _check_weight("strings", bare.count(b'"') // 2, most)
+    outside = b"".join(bare.split(b'"')[::2])
+    _check_weight("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
+    _check_weight("values", outside.count(b",") + 1, most)
+
+
+def _check_weight(what: str, count: int, most: Mapping[str, int]) -> None:
+    if count > most[what]:
+        raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
+
+
+def screen(
+    fields: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, Neutral], prefix: str = ""
+) -> dict[str, Any]:
+    """The honoured fields that are not null; raises ApiError at the first that asks for something else."""
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in honoured:
+            if value is not None:
+                kept[name] = value
+        elif name not in neutral or not (value is None or neutral[name].accepts(value)):
+            raise _unsupported(prefix + name, value, name in neutral)
+    return kept
+
+
+def sampling(
+    request: GenerationRequest, choice: int, logprobs: int | None, prompt_logprobs: int | None
+) -> Sampling:
+    """How to draw the tokens of choice number `choice`."""
+    return Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=max(request.top_k, 0),
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        seed=None if request.seed is None else (request.seed + choice) & MAX_SEED,
+        logit_bias={int(token): bias for token, bias in request.logit_bias.items()},
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def check_combination(request: GenerationRequest, vocab_size: int, max_num_seqs: int) -> None:
+    """Rules between fields, and those that depend on the deployment; raises ApiError."""
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is only allowed with stream: true.", "stream_options")
+    if request.n > max_num_seqs:
+        raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
+    if any(token >= vocab_size for token in request.stop_token_ids):
+        raise invalid(f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids")
+    for token in request.logit_bias:
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
+            raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
+    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n):
+        raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
+
+
+def _unsupported(name: str, value: object, known: bool) -> ApiError:
+    if known:
+        message = f"Unsupported value for parameter {echo(name)}: {echo(value)}. Leave it out."
+        return invalid(message, name, "unsupported_parameter")
+    message = f"Unsupported parameter: {echo(name)}. Remove it; docs/api.md lists what is honoured."
+    return invalid(message, name, "unsupported_parameter")
+
+
+def _explained(error: msgspec.ValidationError) -> ApiError:
+    text, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".")
+    if text.startswith("Object missing required field"):
+        missing = text.split("`")[1]
+        return invalid(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    code = "invalid_type" if ", got `" in text else "invalid_value"
+    return invalid(f"Invalid '{param}': {text[0].lower()}{text[1:]}.", param, code)
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def _is_a(value: object, kind: object) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

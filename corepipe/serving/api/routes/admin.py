@@ -1,0 +1,44 @@
+"""What is for those who run the server: metrics, placement, control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Header
+from starlette.responses import Response
+
+from corepipe.serving.api.routes.service import Service
+
+
+def watch_router(service: Service) -> APIRouter:
+    """How it goes; on the public port where there is no other."""
+    router = APIRouter()
+
+    @router.get("/v1/placement")
+    async def placement() -> dict[str, Any]:
+        return service.require_ready().placement
+
+    @router.get("/metrics")
+    async def metrics(accept: str = Header(default="")) -> Response:
+        body, content_type = service.metrics.render(accept)
+        return Response(body, headers={"content-type": content_type})
+
+    @router.get("/metrics/neuron")
+    async def neuron(accept: str = Header(default="")) -> Response:
+        body, content_type = service.neuron.render(accept)
+        return Response(body, headers={"content-type": content_type})
+
+    return router
+
+
+def control_router(service: Service) -> APIRouter:
+    """What changes something; on the admin port alone."""
+    router = APIRouter()
+
+    @router.post("/abort_requests")
+    async def abort_requests() -> dict[str, bool]:
+        service.require_ready()
+        service.client.abort_all()
+        return {"aborted": True}
+
+    return router

@@ -1,0 +1,70 @@
+"""What the server tells those who use it: models, health, version."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from corepipe.serving.api.http_errors import RETRY_SECONDS
+from corepipe.serving.api.routes.service import Service
+
+
+def info_router(service: Service) -> APIRouter:
+    """GET routes; those that need the engine answer 503 until it is ready."""
+    router = APIRouter()
+    created = int(time.time())
+
+    def card(name: str) -> dict[str, Any]:
+        ready = service.ready
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "corepipe",
+            "root": service.engine.model,
+            "parent": None,
+            "max_model_len": ready.max_model_len if ready else None,
+            "permission": [],
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in service.names]}
+
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        return card(service.require_model(model))
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": service.version}
+
+    return router
+
+
+def health_router(service: Service) -> APIRouter:
+    """Probes.  Alive: the process need not be restarted.  Ready, and /health: requests are taken."""
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/health/ready")
+    @router.get("/ping")
+    async def ready() -> Response:
+        return _probe(service, ok=service.state == "ready")
+
+    @router.get("/health/live")
+    async def live() -> Response:
+        return _probe(service, ok=service.state != "failed")
+
+    return router
+
+
+def _probe(service: Service, *, ok: bool) -> Response:
+    headers = None if ok else {"retry-after": str(RETRY_SECONDS)}
+    body: dict[str, Any] = {"status": service.state}
+    if service.state == "loading" and service.progress is not None:
+        body |= {"what": service.progress.what, "done": service.progress.done}
+    return JSONResponse(body, 200 if ok else 503, headers)

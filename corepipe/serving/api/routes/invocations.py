@@ -1,0 +1,42 @@
+"""POST /invocations: what Amazon SageMaker asks for; a chat or a completion by the body's shape."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.limits import read_body
+from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.routes.service import Service
+
+
+class Invocations:
+    """The endpoint, as plain ASGI.  A body without `model` means the one that is served."""
+
+    def __init__(self, service: Service, chat: ASGIApp, completions: ASGIApp) -> None:
+        self._service = service
+        self._routes = {"messages": chat, "prompt": completions}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        fields = decode(body)
+        shapes = [name for name in self._routes if name in fields]
+        if len(shapes) != 1:
+            raise invalid("Send either messages, for a chat, or a prompt.", "messages")
+        if "model" not in fields:
+            name = msgspec.json.encode(self._service.require_model(None))
+            body = b'{"model":%b,%b' % (name, body.lstrip()[1:])
+        await self._routes[shapes[0]](scope, _again(body, receive), send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body first."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def received() -> Message:
+        nonlocal first
+        message, first = first, None
+        return message or await receive()
+
+    return received

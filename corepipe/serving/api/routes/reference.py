@@ -1,0 +1,192 @@
+"""docs/api.md, written from the three lists of `protocol.py`, so that the page cannot say anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from corepipe.serving.api.protocol import (
+    NEUTRAL_CHAT,
+    NEUTRAL_COMPLETION,
+    NEUTRAL_STREAM_OPTIONS,
+    NEUTRAL_TOKENIZE,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Neutral,
+    StreamOptions,
+    TokenizeRequest,
+)
+
+_INTRO = """\
+# HTTP API
+
+<!-- Written by `python -m corepipe.serving.api.routes.reference`; a test compares. -->
+
+The server speaks the OpenAI API. A parameter is in one of three lists: it is **honoured**; or it is accepted
+**without effect**, because the value sent asks for nothing; or it is **refused by name** with status 400 and
+code `unsupported_parameter`. Nothing is ignored. Null stands for the default everywhere, and where a JSON
+object repeats a name the last one counts.
+
+## Routes
+
+| route | what |
+|---|---|
+| `POST /v1/completions` | text completion; `n`, several prompts, `echo`, streams |
+| `POST /v1/chat/completions` | chat completion with the model's chat template |
+| `POST /invocations` | a chat if there are `messages`, or a completion (SageMaker); needs no `model` |
+| `GET /v1/models`, `GET /v1/models/{model}` | the served names |
+| `GET /v1/placement` | where the model's parts are on the emulated device |
+| `POST /tokenize`, `POST /detokenize` | text to token ids and back |
+| `GET /health`, `GET /health/ready`, `GET /ping` | 200 if requests are taken, else 503 |
+| `GET /health/live` | 503 only if the process must be restarted |
+| `GET /version` | the version |
+| `GET /metrics` | Prometheus or OpenMetrics text |
+| `GET /openapi.json` | these routes as an OpenAPI document |
+| `POST /abort_requests` | ends every answer under way; on the admin port alone |
+
+With `--admin-port` the routes `/metrics`, `/v1/placement` and `/abort_requests` are on that port alone,
+beside the probes; it has keys of its own (`--admin-api-key`).
+| `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
+
+With API keys set (`Authorization: Bearer KEY`) every route needs one but `/health`, `/health/live`,
+`/health/ready`, `/ping` and `/version`. Without, the server listens on a loopback address only and answers
+only to loopback names in `Host`.
+
+## Keys and their limits
+
+A key is given as it is or as `sha256:` and the 64 hex digits of its SHA-256 (`printf %s KEY | sha256sum`),
+by `--api-key`, `COREPIPE_API_KEY` or `--api-key-file` (one entry a line; refused where everyone may read
+the file). The server keeps digests alone. Prefix-cache entries of one key are never found by another.
+
+`--max-requests-per-key` limits the sequences (prompts times `n`) that a key has in flight, and
+`--max-tokens-per-minute-per-key` the tokens it uses. Tokens are a bucket that holds a minute's worth and
+refills evenly: a prompt is taken from it when it is submitted, an answer when it ends, and what is owed
+then must be repaid before the next request is taken. Beyond a limit the answer is 429 with `Retry-After`.
+Answers to POST say what is left: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`,
+`x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`, `x-ratelimit-reset-tokens`. With keys,
+`priority` is 0 or more: nobody goes before others. Keys whose requests wait [take
+turns](decisions/2026-11-21-turns.md), and one alone fills half of the queue.
+
+## Emulated device times
+
+`"device_metrics": true` in the body, or the header `x-corepipe-device: 1`, adds what the emulated device
+would have taken, in milliseconds, and when the request came, in seconds since the device's start, to a plain
+answer and to a stream's last chunk:
+
+```json
+"corepipe": {"device": "inf2.xlarge", "emulated": true, "arrived_at_s": 3.25,
+             "time_to_first_token_ms": 12.5, "time_per_output_token_ms": 2.5}
+```
+
+All three are null if the answer ended at a stop string, before the device was asked. Over several choices
+they are the earliest arrival, the earliest first token and the mean time per token.
+
+## Rules
+
+- Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
+- Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
+  times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
+- Prompts times `n` is at most 128.
+- A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
+- When the client goes away its requests are aborted at once.
+
+## Errors
+
+Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault.
+
+| status | code | when |
+|---|---|---|
+| 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is wrong |
+| 400 | `missing_required_parameter` | something is not there |
+| 400 | `unsupported_parameter`, `unsupported_value` | it asks for what this server does not do |
+| 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
+| 400 | `context_length_exceeded` | prompt and answer do not fit |
+| 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
+| 404 | `model_not_found`, `not_found` | no such model, no such route |
+| 405 | `method_not_allowed` | |
+| 400 | `invalid_http` | it is not HTTP/1.1 as the standard has it: [connections](connections.md) |
+| 408, 413 | `request_timeout`, `request_too_large` | head or body is late; the body is big |
+| 414, 431 | `uri_too_long`, `headers_too_large` | the head is big |
+| 417 | `expectation_failed` | an `Expect` other than `100-continue` |
+| 415 | `unsupported_media_type` | the body is no JSON, or compressed |
+| 421 | `misdirected_request` | `Host` names another place |
+| 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
+| 500 | `internal_error` | the server's log says why |
+| 503 | `service_unavailable` | the engine is loading, restarting or lost, or the server is about to end |
+| 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
+
+A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([_INTRO, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    yield from _section("POST /v1/completions", CompletionRequest, NEUTRAL_COMPLETION)
+    yield from _section("POST /v1/chat/completions", ChatRequest, NEUTRAL_CHAT)
+    yield from _section("stream_options", StreamOptions, NEUTRAL_STREAM_OPTIONS)
+    yield from _section("POST /tokenize", TokenizeRequest, NEUTRAL_TOKENIZE)
+    yield from _section("POST /detokenize", DetokenizeRequest, {})
+
+
+def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Neutral]) -> Iterator[str]:
+    yield f"## Parameters: {title}\n"
+    yield "| honoured | values | default | |"
+    yield "|---|---|---|---|"
+    schema = msgspec.json.schema(request)["$defs"][request.__name__]
+    for name, field in schema["properties"].items():
+        default = "required" if name in schema["required"] else f"`{_json(field.get('default'))}`"
+        yield f"| `{name}` | {_values(field)} | {default} | {field.get('description', '')} |"
+    if neutral:
+        yield "\n| without effect | accepted besides null |"
+        yield "|---|---|"
+        for name, accepted in neutral.items():
+            yield f"| `{name}` | {_accepted(accepted)} |"
+    yield ""
+
+
+def _accepted(neutral: Neutral) -> str:
+    if neutral.type is not None:
+        return _values(msgspec.json.schema(neutral.type))
+    return ", ".join(f"`{_json(value)}`" for value in neutral.values) or "nothing"
+
+
+def _values(field: Mapping[str, Any]) -> str:
+    """A JSON schema in a few words."""
+    if "anyOf" in field:
+        return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
+    if "$ref" in field:
+        return "object"
+    kind = "list" if field["type"] == "array" else str(field["type"])
+    if kind == "list" and field.get("items"):
+        kind = f"list of ({_values(field['items'])})"
+    if isinstance(field.get("additionalProperties"), dict):
+        kind = f"object of ({_values(field['additionalProperties'])})"
+    return kind + _bounds(field)
+
+
+def _bounds(field: Mapping[str, Any]) -> str:
+    words = {
+        "minimum": "≥ {}",
+        "exclusiveMinimum": "> {}",
+        "maximum": "≤ {}",
+        "maxLength": "up to {} characters",
+        "maxItems": "up to {}",
+        "maxProperties": "up to {}",
+    }
+    said = [text.format(field[key]) for key, text in words.items() if key in field]
+    return " " + ", ".join(said) if said else ""
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201

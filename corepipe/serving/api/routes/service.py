@@ -1,0 +1,189 @@
+"""What every route needs: the engine, the tokenizer, the names, the metrics, and whether all is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from corepipe.models.tokenizer import Tokenizer
+from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.detokenizer import Pieces
+from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.telemetry.metrics import Metrics
+from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+
+if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.serving.supervision.client import EngineClient
+
+STATES = {
+    "loading": "The engine is loading.",
+    "ready": "Requests are taken.",
+    "restarting": "The engine was lost; another one is loading.",
+    "draining": "The server is about to end.",
+    "failed": "The engine has stopped.",
+}
+"""What the server can be, and what it tells of that."""
+
+LONG_TEXT = 16_384
+"""Characters or tokens from which a thread works on them, so that other requests go on."""
+WORK_SECONDS = 10.0
+"""In which work on long text must be done, its turn awaited."""
+WORKERS = 2
+"""Threads that long texts may take from the engine."""
+
+R = TypeVar("R")
+
+
+class Service:
+    """One deployment behind one server.  `ready` is None until the engine has loaded.
+
+    `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
+    server is about to end; what is under way goes on, and nothing more is taken.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        engine: EngineConfig,
+        server: ServerConfig,
+        version: str,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.version = version
+        self.names = server.served_model_names or (engine.model,)
+        self.metrics = Metrics(client, self.names[0], engine)
+        self.neuron = NeuronMetrics(self.names[0], engine)
+        client.on_stats = self._take
+        client.on_ready = self.set_ready
+        client.on_failure = self._fail
+        self.ready: Ready | None = None
+        self.progress: Progress | None = None
+        self.failure: Exception | None = None
+        self.draining = False
+        self.on_failure: Callable[[], None] = _nothing
+        self.shown = Pieces(tokenizer, skip_special_tokens=True)
+        self.raw = Pieces(tokenizer, skip_special_tokens=False)
+        self._workers = ThreadPoolExecutor(WORKERS, "text")
+
+    async def start(self) -> None:
+        """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
+        try:
+            self.set_ready(await self.client.start(self._note))
+        except Exception as error:
+            self._fail(error)
+
+    def _note(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def _take(self, stats: Stats) -> None:
+        self.metrics.observe_iterations(stats)
+        self.neuron.take(stats)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.on_failure()
+
+    def drain(self) -> None:
+        """From now on nothing more is taken."""
+        self.draining = True
+
+    def set_ready(self, ready: Ready) -> None:
+        """From now on requests are taken."""
+        self.ready = ready
+        self.metrics.set_ready(ready)
+        self.neuron.set_ready(ready)
+
+    @property
+    def state(self) -> str:
+        """A key of `STATES`."""
+        if self.failure is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        if self.ready is None:
+            return "loading"
+        if self.client.alive:
+            return "ready"
+        return "restarting" if self.client.restarting else "failed"
+
+    def require_ready(self) -> Ready:
+        """Raises ApiError (503) in every other state."""
+        state = self.state
+        if self.ready is None or state != "ready":
+            raise unavailable(STATES[state])
+        return self.ready
+
+    def require_model(self, name: str | None) -> str:
+        """The name to answer with; raises ApiError (404) for one that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return name
+
+    async def encode(self, text: str, field: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
+
+        Raises ApiError (400) for text that is sure to have more than `most` tokens, and (429) where it takes
+        too long.
+        """
+
+        def found() -> list[int]:
+            if len(text) > max(most, LONG_TEXT):
+                self._check_length(text, field, most)
+            return self.tokenizer.encode(text, add_special_tokens)
+
+        return await self.beside(len(text), found)
+
+    async def beside(self, size: int, work: Callable[[], R]) -> R:
+        """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.
+
+        Raises ApiError (429) where that takes too long, its turn awaited.
+        """
+        if size < LONG_TEXT:
+            return work()
+        try:
+            async with asyncio.timeout(WORK_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        except TimeoutError:
+            raise overloaded("Too much long text is being worked on.") from None
+
+    def _check_length(self, text: str, field: str, most: int) -> None:
+        """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
+
+        Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+        """
+        count = 0
+        for at in range(0, len(text), LONG_TEXT):
+            count += len(self.tokenizer.encode(text[at : at + LONG_TEXT], add_special_tokens=False))
+            if count > 2 * most:
+                message = (
+                    f"The {len(text)} characters of the {field} are more than the {most} tokens that fit."
+                )
+                raise invalid(message, field, "context_length_exceeded")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Stable for a configuration: the same one gives the same answers to the same seeds."""
+        facts: Mapping[str, Any] = {
+            "version": self.version,
+            "engine": self.engine.model_dump(mode="json", exclude={"cache_dir", "threads"}),
+            "placement": self.require_ready().placement,
+        }
+        digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
+        return f"fp_{digest.hexdigest()[:10]}"
+
+
+def _nothing() -> None:
+    """What happens at a failed start where nobody runs the server through `run_server`."""

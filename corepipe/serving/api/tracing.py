@@ -1,0 +1,242 @@
+"""OpenTelemetry traces: a span for each request for tokens, under its caller's W3C context.
+
+Attributes are those of OpenTelemetry's conventions for generative AI and those that vLLM sets; what the
+emulated device would have taken is in `corepipe.device.*`.  Sampling, resource and the exporter's headers are
+those of the `OTEL_*` variables.  Needs `corepipe[tracing]`; imported only where traces are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import time_ns
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.serving.api.protocol import GenerationRequest
+from corepipe.serving.api.routes.generation import TRACE
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.telemetry.metrics import Finished
+
+PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/invocations"})
+"""What is traced, for POST alone."""
+
+FLUSH_SECONDS = 2
+"""Time that the last spans have to reach a collector when the server ends."""
+
+_W3C = TraceContextTextMapPropagator()
+_HEADERS = (b"traceparent", b"tracestate")
+_NANOSECONDS = 1e9
+
+Attributes = dict[str, AttributeValue]
+
+
+class Traces:
+    """Where spans go: batches, by OTLP over HTTP, to `endpoint`, from a thread beside the server."""
+
+    def __init__(self, endpoint: str, engine: EngineConfig, version: str) -> None:
+        self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(endpoint, timeout=FLUSH_SECONDS)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self.tracer: Tracer = self._provider.get_tracer("corepipe", version)
+        self.engine = engine
+
+    def close(self) -> None:
+        """Sends what is left; waits for it."""
+        self._provider.shutdown()
+
+
+class Tracing:
+    """Pure ASGI: opens a span, hands it on in the scope, tells the client its context, and closes it."""
+
+    def __init__(self, app: ASGIApp, traces: Traces) -> None:
+        self._app = app
+        self._traces = traces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+            await self._app(scope, receive, send)
+            return
+        trace = Trace(self._traces, scope)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                trace.status(message["status"])
+                message = {**message, "headers": [*message["headers"], *trace.headers()]}
+            await send(message)
+
+        try:
+            await self._app({**scope, TRACE: trace}, receive, sending)
+        except Exception as error:
+            trace.fail(type(error).__name__)
+            raise
+        finally:
+            trace.end()
+
+
+class Trace:
+    """One request's span.  `answered` is for whoever made the answer, once, when it is over."""
+
+    def __init__(self, traces: Traces, scope: Scope) -> None:
+        self._tracer = traces.tracer
+        self._engine = traces.engine
+        self._began = time_ns()
+        self._begun = False
+        carrier = {n.decode(): v.decode("latin-1") for n, v in scope["headers"] if n in _HEADERS}
+        self._span = self._tracer.start_span(
+            f"POST {scope['path']}",
+            _W3C.extract(carrier),
+            SpanKind.SERVER,
+            attributes=_http(scope),
+            start_time=self._began,
+        )
+
+    def status(self, code: int) -> None:
+        """The answer begins; what is the server's fault is an error."""
+        self._begun = True
+        self._span.set_attribute("http.response.status_code", code)
+        if code >= 400:
+            self._span.set_attribute("error.type", str(code))
+        if code >= 500:
+            self._span.set_status(Status(StatusCode.ERROR))
+
+    def headers(self) -> Iterator[tuple[bytes, bytes]]:
+        """This span's own context, for the client."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(self._span))
+        return ((name.encode(), value.encode("latin-1")) for name, value in carrier.items())
+
+    def fail(self, kind: str) -> None:
+        """The request has met a fault of ours."""
+        self._span.set_attribute("error.type", kind)
+        self._span.set_status(Status(StatusCode.ERROR))
+
+    def answered(
+        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
+    ) -> None:
+        """All sequences of the answer have ended."""
+        if not self._span.is_recording():
+            return
+        self._span.update_name(f"{operation} {request.model}")
+        self._span.set_attributes(_asked(operation, request) | _said(request, answer_id, parts))
+        self._span.set_attributes(_latencies(parts[0]) | self._device(parts[0]))
+        if self._begun and any(part.reason == "error" for part in parts):
+            self.fail("error")  # in a stream; otherwise the status to come says what it was
+        for part in parts:
+            self._phases(part)
+
+    def end(self) -> None:
+        self._span.end()
+
+    def _device(self, part: Finished) -> Attributes:
+        times = part.last and part.last.device
+        if not times:
+            return {}
+        told: Attributes = {
+            "corepipe.emulated": True,
+            "corepipe.device.instance": self._engine.instance,
+            "corepipe.device.time_to_first_token": times.time_to_first_token_ms / 1e3,
+            "corepipe.device.e2e": times.total_ms / 1e3,
+        }
+        if times.time_per_output_token_ms is not None:
+            told["corepipe.device.time_per_output_token"] = times.time_per_output_token_ms / 1e3
+        return told
+
+    def _phases(self, part: Finished) -> None:
+        """Children for queue, prefill and decoding, around the first token as the server saw it."""
+        if part.first_token_seconds is None or part.last is None:
+            return
+        scale = self._engine.time_scale * _NANOSECONDS
+        first = self._began + int(part.first_token_seconds * _NANOSECONDS)
+        scheduled = first - int(part.last.prefill_seconds * scale)
+        queued = scheduled - int(part.last.queue_seconds * scale)
+        decoded = first + int(part.last.decode_seconds * scale)
+        self._child("queue", queued, scheduled)
+        self._child("prefill", scheduled, first)
+        if part.generated_tokens > 1:
+            self._child("decode", first, decoded)
+
+    def _child(self, name: str, start: int, end: int) -> None:
+        start, end = max(start, self._began), max(end, self._began)
+        child: Span = self._tracer.start_span(name, set_span_in_context(self._span), start_time=start)
+        child.end(max(start, min(end, time_ns())))
+
+
+def _resource(version: str) -> Resource:
+    """As the environment says; without a name there, the service is corepipe."""
+    found = Resource.create({SERVICE_VERSION: version})
+    if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        return found.merge(Resource({SERVICE_NAME: "corepipe"}))
+    return found
+
+
+def _http(scope: Scope) -> Attributes:
+    told: Attributes = {
+        "http.request.method": scope["method"],
+        "http.route": scope["path"],
+        "url.path": scope["path"],
+        "url.scheme": scope["scheme"],
+    }
+    if scope.get("server"):
+        told["server.address"], told["server.port"] = scope["server"][0], scope["server"][1] or 0
+    return told
+
+
+def _asked(operation: str, request: GenerationRequest) -> Attributes:
+    told: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "corepipe",
+        "gen_ai.request.model": request.model,
+        "gen_ai.request.stream": request.stream,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.request.top_k": request.top_k,
+        "gen_ai.request.frequency_penalty": request.frequency_penalty,
+        "gen_ai.request.presence_penalty": request.presence_penalty,
+        "gen_ai.request.choice.count": request.n,
+        "gen_ai.request.n": request.n,
+    }
+    if request.seed is not None:
+        told["gen_ai.request.seed"] = request.seed
+    if request.stops:
+        told["gen_ai.request.stop_sequences"] = request.stops
+    return told
+
+
+def _said(request: GenerationRequest, answer_id: str, parts: Sequence[Finished]) -> Attributes:
+    """Prompts count once, however many choices each has."""
+    prompts = parts[:: request.n]
+    asked = sum(part.prompt_tokens for part in prompts)
+    generated = sum(part.generated_tokens for part in parts)
+    return {
+        "gen_ai.request.max_tokens": parts[0].max_tokens,
+        "gen_ai.request.id": answer_id,
+        "gen_ai.response.id": answer_id,
+        "gen_ai.response.model": request.model,
+        "gen_ai.response.finish_reasons": [part.reason for part in parts],
+        "gen_ai.usage.input_tokens": asked,
+        "gen_ai.usage.output_tokens": generated,
+        "gen_ai.usage.cache_read.input_tokens": sum(part.cached_tokens for part in prompts),
+        "gen_ai.usage.prompt_tokens": asked,
+        "gen_ai.usage.completion_tokens": generated,
+        "gen_ai.usage.num_sequences": len(parts),
+    }
+
+
+def _latencies(part: Finished) -> Attributes:
+    """In seconds, of the first sequence, under vLLM's names."""
+    told: Attributes = {"gen_ai.latency.e2e": part.seconds}
+    if part.first_token_seconds is not None:
+        told["gen_ai.latency.time_to_first_token"] = part.first_token_seconds
+    if part.last is not None:
+        told["gen_ai.latency.time_in_queue"] = part.last.queue_seconds
+        told["gen_ai.latency.time_in_model_prefill"] = part.last.prefill_seconds
+        told["gen_ai.latency.time_in_model_decode"] = part.last.decode_seconds
+        told["gen_ai.latency.time_in_model_inference"] = part.last.prefill_seconds + part.last.decode_seconds
+    return told

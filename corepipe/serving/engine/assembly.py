@@ -1,0 +1,221 @@
+"""From an EngineConfig to a Deployment: loads, cuts, checks that it fits, packs, and binds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from corepipe.errors import UserError
+from corepipe.kernels import native
+from corepipe.models import hub, registry
+from corepipe.models.registry import Architecture, Model
+from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS, Graph, Rows
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Program, StepInputs
+from corepipe.neuron.weights import PackedWeights, packed_weights
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.deployment import Deployment, Replica
+from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.serving.messages import Ready
+from corepipe.serving.pulse import Counter
+
+if TYPE_CHECKING:  # the compiled module may be missing
+    from corepipe.kernels import _native
+
+Progress = Callable[[str, float], None]
+
+DEFAULT_KV_BYTES = 1 << 30
+"""Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
+
+FAITHFUL_SHARE = 2
+"""Where the device sets the pace or another model the limits, the KV caches may have one part in so many of
+the host's memory: fewer blocks than on the device would be other decisions than on the device."""
+
+IDLE_CACHE_SHARE = 12
+"""One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
+runs, and not filled with prompts that may never come again."""
+
+CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+"""A container's limit (docs.kernel.org/admin-guide/cgroup-v2.html): a number, or "max"."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What the host computes: the served model, cut as on the device, or whole where another one is timed."""
+
+    graph: Graph
+    placement: Placement
+    programs: tuple[Program, ...]
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one KV block of a replica."""
+        return block_size * sum(kv_bytes_per_token(program) for program in self.programs)
+
+
+def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
+    """Loads what `config` names; `beats` grows while batches are computed.
+
+    Raises UserError for what does not exist, is broken, or does not fit.
+    """
+    started = time.perf_counter()
+    native()  # says what is missing before anything large is read
+    model = registry.load(hub.resolve(config.model, progress))
+    timed = model if config.timing_model is None else timing_model(config.timing_model)
+    device = plan_device(config, timed)  # before the weights are asked for
+    host = plan_host(config, model, device)
+    model.check(host.graph)
+    blocks = _host_blocks(config, host, device)
+    cache = config.cache_dir or hub.cache_dir()
+    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
+    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)), beats)
+    replicas = _replicas(config, host, device, blocks, weights, pool)
+    if config.clock == "device":
+        _warm_up(replicas)
+    ready = Ready(
+        placement=_describe(config, host, device, blocks),
+        blocks=blocks * host.placement.data,
+        block_size=config.block_size,
+        max_model_len=host.graph.max_positions,
+        isa=native().isa(),
+        load_seconds=time.perf_counter() - started,
+        pid=os.getpid(),
+    )
+    paced = config.clock != "host"
+    vocab = host.graph.vocab_size
+    return Deployment(replicas, _clock(config), paced, vocab, config.seed, ready, config.time_scale)
+
+
+def timing_model(source: str) -> Architecture:
+    """The model whose times are told.  Raises UserError where there is none, or it generates nothing."""
+    try:
+        return registry.architecture(source)
+    except UserError as error:
+        raise UserError(f"--timing-model: {error.message}", "timing_model") from error
+
+
+def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPlan:
+    """The Programs that the host runs; a model that stands in for another is not cut.
+
+    Raises UserError where the model that is timed does not generate token after token.
+    """
+    if config.timing_model is None:
+        return HostPlan(device.graph, device.placement, device.programs)
+    if not device.graph.causal or any(op.out.rows is Rows.SOURCE for op in device.graph.ops):
+        raise UserError(
+            f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
+        )
+    positions = min(device.graph.max_positions, model.max_positions)
+    graph = model.graph(FORMATS[config.format], positions)
+    return HostPlan(graph, Placement(data=device.placement.data), compile_graph(graph, Placement()))
+
+
+def _replicas(
+    config: EngineConfig,
+    host: HostPlan,
+    device: DevicePlan,
+    blocks: int,
+    weights: PackedWeights,
+    pool: _native.Pool,
+) -> tuple[Replica, ...]:
+    rows = config.max_num_batched_tokens
+    cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
+    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)
+    return tuple(
+        Replica(
+            executor=NativeExecutor(host.programs, weights, blocks, config.block_size, rows, pool),
+            timeline=device.timeline(number),
+            scheduler=scheduler,
+            policy=batch_policy(config),
+        )
+        for number in range(host.placement.data)
+    )
+
+
+def _warm_up(replicas: Sequence[Replica]) -> None:
+    """A step of one token: the first maps the weights, and would be late by the time of many others."""
+    zero = np.zeros(1, np.int32)
+    step = StepInputs(zero, zero, np.array([0, 1], np.int32), zero.reshape(1, 1), zero)
+    for replica in replicas:
+        replica.executor.wait(replica.executor.submit(step, None))
+
+
+def _faithful(config: EngineConfig) -> bool:
+    """Whether the device's limits matter more than the host's memory."""
+    return config.clock != "host" or config.timing_model is not None
+
+
+def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
+    """KV blocks of a replica: what the device holds, as far as the host spends memory on it."""
+    default = host_memory() // FAITHFUL_SHARE if _faithful(config) else DEFAULT_KV_BYTES
+    most = config.kv_cache_bytes or default
+    budget = most // (host.block_bytes(config.block_size) * host.placement.data)
+    sequence = -(-host.graph.max_positions // config.block_size)
+    wanted = min(config.num_blocks or max(budget, sequence), device.memory.num_blocks)
+    if wanted < sequence:
+        raise UserError(
+            f"--num-blocks {wanted} holds less than one sequence of --max-model-len "
+            f"{host.graph.max_positions}; use at least {sequence}",
+            "num_blocks",
+        )
+    return wanted
+
+
+def host_memory(limit: Path = CONTROL_GROUP) -> int:
+    """Bytes of physical memory, or of the container's limit where that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not limit.is_file():
+        return physical
+    # ast-grep-ignore: bounded-reads -- the kernel's
+    text = limit.read_text().strip()
+    return min(physical, int(text)) if text.isdecimal() else physical
+
+
+def _clock(config: EngineConfig) -> Clock:
+    if config.clock == "virtual":
+        return VirtualClock()
+    return PacedClock(config.time_scale) if config.clock == "device" else HostClock()
+
+
+def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: int) -> dict[str, object]:
+    """What /v1/placement serves and `corepipe serve` prints."""
+    placement = host.placement
+    return {
+        "model": host.graph.name,
+        "timing_model": config.timing_model and device.graph.name,
+        **device.describe(),
+        "kv_blocks_per_replica": blocks,
+        "clock": config.clock,
+        "time_scale": config.time_scale,
+        "host": {
+            "model": host.graph.name,
+            "pipeline": placement.pipeline,
+            "tensor": placement.tensor,
+            "data": placement.data,
+        },
+        "host_limits": _host_limits(host, device, blocks),
+    }
+
+
+def _host_limits(host: HostPlan, device: DevicePlan, blocks: int) -> list[str]:
+    """Where the host cannot follow the device, in words."""
+    limits = []
+    if host.graph.max_positions < device.graph.max_positions:
+        limits.append(
+            f"{device.graph.name} takes {device.graph.max_positions} tokens a request here; "
+            f"{host.graph.name}, which the host computes, takes {host.graph.max_positions}"
+        )
+    if blocks < device.memory.num_blocks:
+        limits.append(
+            f"the device holds {device.memory.num_blocks} KV blocks a replica, the host keeps {blocks}: "
+            "--kv-cache-memory-bytes"
+        )
+    return limits

@@ -1,0 +1,60 @@
+"""What the engine runs on: the parts of a deployment, loaded and ready.
+
+`corepipe.serving.engine.assembly.assemble` makes a Deployment; nothing here or behind it loads a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from corepipe.neuron.clock import Clock
+from corepipe.neuron.program import Executor
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.policy import Policy
+from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import Ready
+from corepipe.serving.pulse import Counter
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One data-parallel copy of the model: what computes it, what times it, and its scheduler's rules.
+
+    The scheduler's `micro_batches` is also how many batches are in flight at most.
+    """
+
+    executor: Executor
+    timeline: Timeline
+    scheduler: SchedulerConfig
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """All replicas, the clock they share, and what the server is told about them.
+
+    paced_by_device: the timeline decides when a result may leave (paced and virtual clocks); otherwise
+    results leave as soon as the executor has them, and device time runs beside.
+    seed makes the draws of requests that bring no seed of their own repeatable.
+    time_scale: host seconds that pass for one second of a clock that waits.
+    """
+
+    replicas: tuple[Replica, ...]
+    clock: Clock
+    paced_by_device: bool
+    vocab_size: int
+    seed: int
+    ready: Ready
+    time_scale: float = 1.0
+
+    def close(self) -> None:
+        """Stops the executors and frees what they hold."""
+        for replica in self.replicas:
+            replica.executor.close()
+
+
+Assemble = Callable[[EngineConfig, Callable[[str, float], None], Counter], Deployment]
+"""Loads what a config names; told a progress callback (what, share done), and what the executors are to count
+in while they compute.  Raises UserError."""

@@ -1,0 +1,133 @@
+"""What a request's owner is told: the Outputs of one replica, and the times that go with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
+from corepipe.serving.engine.engine import Landing
+from corepipe.serving.engine.runner import StepResult
+from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
+
+MILLISECONDS = 1e3
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """When the tokens of a request came, in seconds of one clock; first: None until it happened."""
+
+    first: float | None = None
+    last: float = 0.0
+
+    def add(self, now: float) -> None:
+        self.last = now
+        if self.first is None:
+            self.first = now
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """arrival: on the device; scheduled: on the driver's clock, None until it happened.
+
+    resumed: its first tokens are another engine's, so that this one's times are not the request's.
+    """
+
+    request: Request
+    arrival: float
+    resumed: bool
+    scheduled: float | None = None
+    clock: _Tokens = field(default_factory=_Tokens)
+    device: _Tokens = field(default_factory=_Tokens)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Reporter:
+    """Makes Outputs of events.  It is asked only after the next batch has been submitted."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+        self._unscheduled: set[str] = set()
+
+    def add(self, request: Request, device_now: float) -> None:
+        """Takes on a request that comes to the device at `device_now`."""
+        self._records[request.id] = _Record(request, device_now, request.num_generated > 0)
+        self._unscheduled.add(request.id)
+
+    def schedule(self, batch: Batch, now: float) -> None:
+        """Notes which requests have left the queue."""
+        if self._unscheduled:
+            for chunk in batch.chunks:
+                if chunk.request.id in self._unscheduled:
+                    self._unscheduled.remove(chunk.request.id)
+                    self._records[chunk.request.id].scheduled = now
+
+    def outputs(self, landing: Landing, now: float) -> list[Output]:
+        """The news of a batch that was complete at `now`."""
+        logprobs = self._logprobs(landing.result)
+        return [
+            self._output(event, logprobs.get(event.request.id, []), now, landing.device_now)
+            for event in landing.events
+            if event.token is not None or event.finish_reason is not None
+        ]
+
+    def end(self, request: Request, reason: FinishReason) -> Output:
+        """The last news of a request that ends without a token."""
+        return self._last(request, Output(request.id, finish_reason=reason.value))
+
+    def _output(
+        self, event: TokenEvent, logprobs: list[TokenLogprobs], now: float, device_now: float
+    ) -> Output:
+        request = event.request
+        record = self._records[request.id]
+        output = Output(request.id, [] if event.token is None else [event.token], logprobs)
+        if event.token is not None:
+            if record.clock.first is None and not record.resumed:
+                prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
+                output = replace(output, prompt_logprobs=prompt_logprobs, cached=cached)
+            record.clock.add(now)
+            record.device.add(device_now)
+        if event.finish_reason is not None:
+            output = self._last(request, replace(output, finish_reason=event.finish_reason.value))
+        return output
+
+    def _last(self, request: Request, output: Output) -> Output:
+        """Adds the times of a request that has ended, and forgets it."""
+        self._unscheduled.discard(request.id)
+        record = self._records.pop(request.id)
+        scheduled, first = record.scheduled, record.clock.first
+        return replace(
+            output,
+            device=_device_times(record),
+            queue_seconds=0.0 if scheduled is None else scheduled - request.arrival,
+            prefill_seconds=0.0 if first is None or scheduled is None else first - scheduled,
+            decode_seconds=0.0 if first is None else record.clock.last - first,
+            preemptions=request.num_preemptions,
+        )
+
+    def _logprobs(self, result: StepResult) -> dict[str, list[TokenLogprobs]]:
+        """The drawn tokens' logprobs by request; those of prompts are kept until the first token."""
+        if not result.has_logprobs:
+            return {}
+        drawn: dict[str, list[TokenLogprobs]] = {}
+        for index, chunk in enumerate(result.step.batch.chunks):
+            record = self._records.get(chunk.request.id)
+            if record is not None and record.request is chunk.request:
+                record.prompt_logprobs += result.prompt_logprobs(index)
+                drawn[chunk.request.id] = result.logprobs(index)
+        return drawn
+
+
+def _device_times(record: _Record) -> DeviceTimes | None:
+    """The request's times on the device; None where it has no token, or has lost a device."""
+    times, arrival = record.device, record.arrival
+    if times.first is None or record.resumed:
+        return None
+    gaps = record.request.num_generated - 1
+    return DeviceTimes(
+        arrived_at_s=arrival,
+        time_to_first_token_ms=(times.first - arrival) * MILLISECONDS,
+        time_per_output_token_ms=(times.last - times.first) / gaps * MILLISECONDS if gaps else None,
+        total_ms=(times.last - arrival) * MILLISECONDS,
+    )

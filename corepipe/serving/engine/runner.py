@@ -1,0 +1,219 @@
+"""A batch as the executor takes it, and what the executor made of it: one call a batch, for all cores."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from corepipe.neuron.cost import StepShape
+from corepipe.neuron.program import Executor, StepInputs, StepOutput
+from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
+from corepipe.serving.messages import Sampling, Started, TokenLogprobs
+
+INT32 = 4
+"""Bytes."""
+
+OnStart = Callable[[list[Started]], None]
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """A request's block table as int32 bytes, which a step joins with others without touching each entry."""
+
+    data: bytearray = field(default_factory=bytearray)
+    preemptions: int = 0
+
+    def follow(self, request: Request) -> bytearray:
+        """Brings the table up to date with the request's blocks; they only grow between preemptions."""
+        if self.preemptions != request.num_preemptions:
+            self.preemptions = request.num_preemptions
+            self.data.clear()
+        known = len(self.data) // INT32
+        if known < len(request.block_ids):
+            self.data += array("i", request.block_ids[known:]).tobytes()
+        return self.data
+
+
+@dataclass(slots=True, eq=False)
+class RequestInputs:
+    """What the runner keeps of a request: its packed parameters, its blocks, the lists it asked for.
+
+    `prompt_scalars` is set where the prompt's logprobs are wanted; `prompt_known` is the length of the
+    prompt for whose tokens they have been asked (the first has none).
+    """
+
+    request: Request
+    seed: int
+    scalars: bytes
+    lists: RowLists | None
+    prompt_scalars: bytes | None
+    prompt_known: int = 1
+    blocks: BlockTable = field(default_factory=BlockTable)
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch in the executor's hands.
+
+    drawn_rows: for each chunk the logit row that draws its token, None where it draws none.
+    prompt_rows: logit rows that report on a prompt, by index of the chunk.
+    top_logprobs [R]: alternatives asked for (-1: no logprob at all).
+    """
+
+    ticket: int
+    batch: Batch
+    drawn_rows: list[int | None]
+    prompt_rows: dict[int, range]
+    top_logprobs: Ids
+    shape: StepShape
+
+
+class Runner:
+    """Hands batches to one replica's executor.
+
+    `on_start` is told of requests before anything is computed for them: if that ends this process, it is
+    known what did.
+    """
+
+    def __init__(self, executor: Executor, on_start: OnStart) -> None:
+        self._executor = executor
+        self._on_start = on_start
+        self._requests: dict[str, RequestInputs] = {}
+
+    def add(self, request: Request, params: Sampling, seed: int) -> None:
+        """Takes on a request, whose draws depend on `seed` and the position alone."""
+        top = params.prompt_logprobs
+        self._requests[request.id] = RequestInputs(
+            request,
+            seed,
+            pack_scalars(params, seed),
+            RowLists.of(request, params),
+            None if top is None else pack_prompt_scalars(top),
+        )
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request; batches in flight may still hold it."""
+        del self._requests[request_id]
+
+    def submit(self, batch: Batch) -> Step:
+        """Starts a batch and does not wait."""
+        chunks = batch.chunks
+        states = [self._requests[chunk.request.id] for chunk in chunks]
+        self._tell_started(states)
+        starts = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
+        wanted = LogitRows()
+        drawn_rows, prompt_rows = _want_logits(wanted, states, chunks, starts.tolist())
+        inputs = StepInputs(
+            tokens=_tokens(chunks),
+            positions=_positions(chunks, starts),
+            sequence_starts=starts,
+            block_tables=_block_tables(states),
+            logit_rows=np.array(wanted.rows, np.int32),
+        )
+        sampling = wanted.sampling()
+        ticket = self._executor.submit(inputs, sampling)
+        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
+        return Step(ticket, batch, drawn_rows, prompt_rows, sampling.top_logprobs, shape)
+
+    def _tell_started(self, states: Sequence[RequestInputs]) -> None:
+        fresh = [state for state in states if not state.started]
+        if fresh:
+            self._on_start([Started(state.request.id, state.seed) for state in fresh])
+            for state in fresh:
+                state.started = True
+
+    def wait(self, step: Step) -> StepResult:
+        """Waits for a batch; batches are waited for in the order in which they were submitted."""
+        output = self._executor.wait(step.ticket)
+        drawn = output.tokens.tolist()
+        tokens = [None if row is None else drawn[row] for row in step.drawn_rows]
+        return StepResult(step, output, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """tokens: one for each chunk, None where the chunk draws none."""
+
+    step: Step
+    output: StepOutput
+    tokens: list[int | None]
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether any row was asked for its logprob."""
+        return bool((self.step.top_logprobs >= 0).any())
+
+    def logprobs(self, chunk: int) -> list[TokenLogprobs]:
+        """The drawn token's; empty where none was drawn or asked for."""
+        row = self.step.drawn_rows[chunk]
+        asked = row is not None and self.step.top_logprobs[row] >= 0
+        return [self._report(row)] if row is not None and asked else []
+
+    def prompt_logprobs(self, chunk: int) -> list[TokenLogprobs]:
+        """Those of the prompt tokens that follow this chunk's rows; empty where not asked for."""
+        return [self._report(row) for row in self.step.prompt_rows.get(chunk, ())]
+
+    def _report(self, row: int) -> TokenLogprobs:
+        output, count = self.output, int(self.step.top_logprobs[row])
+        ids, values = output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist()
+        top = [(token, value) for token, value in zip(ids, values, strict=True) if token >= 0]
+        return TokenLogprobs(int(output.tokens[row]), float(output.logprobs[row]), top)
+
+
+def _want_logits(
+    wanted: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
+) -> tuple[list[int | None], dict[int, range]]:
+    """Adds the rows that draw or report to `wanted`; `Step` says what is returned."""
+    drawn_rows: list[int | None] = []
+    prompt_rows: dict[int, range] = {}
+    for index, (state, chunk) in enumerate(zip(states, chunks, strict=True)):
+        if state.prompt_scalars is not None:
+            prompt_rows[index] = _want_prompt(wanted, state, state.prompt_scalars, chunk, starts[index])
+        drawn_rows.append(len(wanted.rows) if chunk.samples else None)
+        if chunk.samples:
+            wanted.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
+    return drawn_rows, prompt_rows
+
+
+def _want_prompt(
+    wanted: LogitRows, state: RequestInputs, scalars: bytes, chunk: Chunk, first_row: int
+) -> range:
+    """Adds the rows whose next token is a prompt token not yet asked for (a preempted prompt runs twice)."""
+    prompt = state.request.prompt
+    first, end = max(chunk.start + 1, state.prompt_known), min(chunk.start + chunk.count + 1, len(prompt))
+    before = len(wanted.rows)
+    for position in range(first, end):
+        wanted.report(first_row + position - 1 - chunk.start, scalars, prompt, position)
+    state.prompt_known = max(state.prompt_known, end)
+    return range(before, len(wanted.rows))
+
+
+def _tokens(chunks: Sequence[Chunk]) -> Ids:
+    """Ids of all rows [M]."""
+    flat: list[int] = []
+    for chunk in chunks:
+        if chunk.count == 1:
+            flat.append(chunk.request.tokens[chunk.start])
+        else:
+            flat += chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+    return np.array(flat, np.int32)
+
+
+def _positions(chunks: Sequence[Chunk], starts: Ids) -> Ids:
+    """Positions of all rows [M], from the first row [S + 1] of each chunk."""
+    offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
+    return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
+
+
+def _block_tables(states: Sequence[RequestInputs]) -> Ids:
+    """[S, B], B the most blocks that one of the requests has."""
+    tables = [state.blocks.follow(state.request) for state in states]
+    width = max(map(len, tables))
+    joined = bytearray().join([table.ljust(width, b"\0") for table in tables])
+    return np.frombuffer(joined, np.int32).reshape(len(tables), -1)

@@ -1,0 +1,70 @@
+"""What a replica has done since it started, and where it stands."""
+
+from __future__ import annotations
+
+from corepipe.neuron.activity import Activity
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.engine.engine import Landing
+from corepipe.serving.engine.lanes import Lane
+from corepipe.serving.messages import StageWork, Stats
+
+
+class Tally:
+    """Counts what the scheduler and the timeline do not count themselves."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._steps = 0
+        self._host_seconds = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._iteration_tokens: list[int] = []
+        self._step_seconds: list[tuple[float, float]] = []
+        self._activity = Activity(timeline.cost)
+
+    def count(self, landing: Landing) -> None:
+        """A batch is complete.  A prompt counts when its first token is there."""
+        timing, result = landing.timing, landing.result
+        self._steps += 1
+        self._host_seconds += result.output.seconds
+        self._iteration_tokens.append(result.step.shape.rows)
+        self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
+        self._activity.add(result.step.shape, sum(end - start for start, end in timing.stages))
+        for event in landing.events:
+            if event.token is not None:
+                self._generation_tokens += 1
+                if event.request.num_generated == 1:
+                    self._prompt_tokens += len(event.request.prompt)
+
+    def stats(self, lane: Lane, scheduler: Scheduler) -> Stats:
+        """All of it; `iteration_tokens` and `step_seconds` start anew."""
+        iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
+        step_seconds, self._step_seconds = self._step_seconds, []
+        busy = self._timeline.busy_seconds
+        return Stats(
+            replica=lane.number,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            blocks_total=scheduler.blocks_total,
+            blocks_held=scheduler.blocks_held,
+            blocks_cached=scheduler.blocks_cached,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+            host_busy_seconds=self._host_seconds,
+            device_busy_seconds=self._timeline.work_seconds,
+            device_now_seconds=lane.engine.device.now,
+            late_steps=lane.late_steps,
+            core_busy_seconds=list(busy),
+            iteration_tokens=iteration_tokens,
+            work=[
+                StageWork(list(work.engines), work.flops, work.memory_bytes)
+                for work in self._activity.look(busy)
+            ],
+            step_seconds=step_seconds,
+        )

@@ -1,0 +1,267 @@
+"""One engine in a child process: from its start to its end, and what it ended of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from corepipe.errors import UserError
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.frames import FrameError, encode_frame, event_decoder
+from corepipe.serving.messages import Event, Outputs, Progress, Ready, Shutdown, Start
+from corepipe.serving.pulse import Pulse, make_pulse
+from corepipe.serving.supervision.watchdog import TICK_SECONDS, Watchdog, at_work
+
+CLOSE_SECONDS = 5.0
+"""How long an engine may take to end when it is told to, before it is killed."""
+
+LAST_SECONDS = 1.0
+"""... and when it has closed its end of the connection."""
+
+REST_BYTES = 1 << 18
+"""Read at a time from a connection that has broken."""
+
+
+class EngineError(RuntimeError):
+    """The engine failed through no fault of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Of an engine.  reason: a label of the metrics; words: for people."""
+
+    reason: str
+    words: str
+
+
+class Child:
+    """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
+
+    `command` starts it; the numbers of two file descriptors are added to it, see `serving.engine.process`.
+    `take` is told its Outputs; nothing is told after `kill` or `close`.
+    """
+
+    def __init__(self, command: Sequence[str], epoch: int, take: Callable[[Outputs], None]) -> None:
+        self._command = command
+        self._epoch = epoch
+        self._take = take
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._connection: _Connection | None = None
+        self._pulse: Pulse | None = None
+        self._loaded = False
+        self._hung = False
+
+    @property
+    def pid(self) -> int | None:
+        """None before the start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of subprocess.Popen; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self, config: EngineConfig, progress: Callable[[Progress], None]) -> Ready:
+        """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
+        if self._process is None:
+            self.spawn()
+        else:
+            self._process.send_signal(signal.SIGCONT)  # what stopped an engine may have stopped its spare too
+        assert self._socket is not None
+        connection = _Connection(asyncio.get_running_loop(), self._socket, self._epoch, self._take, progress)
+        self._connection = connection
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
+        connection.send(Start(config.model_dump(mode="json"), self._epoch))
+        ready = await connection.ready
+        self._loaded = True
+        return ready
+
+    def send(self, message: object) -> None:
+        """Queues a message; after the end there is nobody to send to."""
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def ended(self) -> End:
+        """Waits until the engine has died, or hangs and has been killed; then it is gone."""
+        assert self._connection is not None
+        assert self._pulse is not None
+        assert self._process is not None
+        pid = self._process.pid
+        watchdog = Watchdog(self._pulse.read, lambda: at_work(pid))
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while not await self._connection.lost_within(TICK_SECONDS):
+            now = loop.time()
+            if watchdog.hangs(now - last):
+                self._hung = True
+                break
+            last = now
+        await self.kill()
+        return self._end()
+
+    async def kill(self) -> None:
+        """Ends it at once, unless it is about to end by itself: then its last word is its own."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._socket is not None and (self._connection is None or not self._connection.made):
+            self._socket.close()
+        if self._process is not None:
+            lost = self._connection is not None and self._connection.lost.is_set()
+            await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
+        self._pulse = None
+
+    async def close(self) -> None:
+        """Tells it to end, after the last news of all its requests; kills it if it does not."""
+        if self._connection is not None and self._loaded:  # while it loads it does not listen
+            self._connection.send(Shutdown())
+            await self._connection.lost_within(CLOSE_SECONDS)
+        await self.kill()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is there, and has not been started."""
+        return self._process is not None and self._connection is None and self._process.poll() is None
+
+    def spawn(self) -> None:
+        """Makes the process, which waits for the start.  Raises EngineError where it cannot be made.
+
+        In this thread: on Linux the child ends with the thread that made it.  In a session of its own: a
+        terminal's Ctrl-C is ours to answer, from the child's first import on.
+        """
+        self._socket, theirs = socket.socketpair()
+        fds = [theirs.detach(), make_pulse()]
+        try:
+            self._pulse = Pulse(fds[1])
+            self._process = subprocess.Popen(  # noqa: S603
+                [*self._command, *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._socket.close()
+            raise EngineError(f"the engine cannot be started: {error}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _end(self) -> End:
+        """Raises nothing: whatever it died of has a name."""
+        code = self.returncode or 0
+        if self._hung:
+            return End("hung", "hung, and was killed")
+        if self._connection is not None and self._connection.last_word is not None:
+            return End("failed", f"failed: {self._connection.last_word}")
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            more = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return End("killed" if -code == signal.SIGKILL else "crashed", f"was ended by {name}{more}")
+        return End("failed", f"ended with code {code}")
+
+
+class _Connection(asyncio.Protocol):
+    """Frames from and to the child over `sock`, which is the transport's once there is one.
+
+    `ready` ends the load; `lost` is set when nothing more can come.  last_word: why the child gave up, if it
+    said so.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        epoch: int,
+        take: Callable[[Outputs], None],
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.lost = asyncio.Event()
+        self.last_word: str | None = None
+        self._socket = sock
+        self._epoch = epoch
+        self._take = take
+        self._progress = progress
+        self._frames = event_decoder()
+        self._transport: asyncio.Transport | None = None
+        self._failure: Exception = EngineError("the engine ended while it was loading")
+
+    def send(self, message: object) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    @property
+    def made(self) -> bool:
+        """Whether there is a transport, which then owns the socket."""
+        return self._transport is not None
+
+    def close(self) -> None:
+        """Nothing is heard from now on."""
+        self._take = self._progress = _ignore
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def lost_within(self, seconds: float) -> bool:
+        """Waits for the end of the connection, but not longer."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.lost.wait(), seconds)
+        return self.lost.is_set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self._frames.feed(data)
+        except FrameError as error:
+            self._failure = EngineError(str(error))
+            self.close()
+            return
+        for event in events:
+            self._dispatch(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._read_rest()
+        self.lost.set()
+        if not self.ready.done():
+            self.ready.set_exception(self._failure)
+
+    def _read_rest(self) -> None:
+        """What a child had said before it could not be written to, at which a transport stops reading."""
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(REST_BYTES, socket.MSG_DONTWAIT):
+                self.data_received(data)
+
+    def _dispatch(self, event: Event) -> None:
+        if isinstance(event, Outputs):
+            if event.epoch == self._epoch:
+                self._take(event)
+        elif isinstance(event, Progress):
+            self._progress(event)
+        elif isinstance(event, Ready):
+            if not self.ready.done():
+                self.ready.set_result(event)
+        else:
+            self.last_word = event.message
+            self._failure = UserError(event.message) if event.user_error else EngineError(event.message)
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits so long for a child to end by itself; kills it if it does not."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ignore(_news: object) -> None:
+    """For those who want no news."""

@@ -1,0 +1,1 @@
+"""What is measured, and under which names it is told."""

@@ -1,0 +1,226 @@
+"""The server as a whole: readiness, the engine's life, signals, request ids, errors of every kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.serving.api.app import PATHS, create_app, listen, run_server
+from corepipe.serving.api.limits import PUBLIC_PATHS
+from corepipe.serving.api.routes.reference import reference
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.supervision.streams import failed_output
+from tests.serving.http_support import READY, FakeEngine, running, saying, tokenizer
+
+ROOT = Path(__file__).parents[3]
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
+
+
+def ask(url, **fields):
+    return httpx.post(url + "/v1/completions", json=BODY | fields)
+
+
+def test_requests_wait_for_the_engine():
+    engine = FakeEngine(start_gate=threading.Event())
+    with running(engine, ready=None) as url:
+        assert httpx.get(url + "/health/live").status_code == 200
+        loading = httpx.get(url + "/health/ready")
+        assert loading.status_code == 503
+        assert loading.json() == {"status": "loading", "what": "weights", "done": 0.5}
+        assert loading.headers["retry-after"]
+        early = ask(url)
+        assert early.status_code == 503
+        assert early.headers["retry-after"]
+        assert early.json()["error"]["code"] == "service_unavailable"
+        assert httpx.get(url + "/v1/placement").status_code == 503
+        engine.start_gate.set()
+        while httpx.get(url + "/health").status_code == 503:
+            time.sleep(0.005)
+        assert ask(url).status_code == 200
+        assert httpx.get(url + "/v1/placement").json() == READY.placement
+    assert engine.closed
+
+
+def test_a_caller_that_started_the_engine_closes_it():
+    engine = FakeEngine()
+    with running(engine) as url:
+        assert httpx.get(url + "/health").json() == {"status": "ready"}
+    assert not engine.closed
+
+
+def test_a_dead_engine_is_reported():
+    engine = FakeEngine()
+    with running(engine) as url:
+        engine.script = lambda submit: [failed_output(submit.id, "engine died")]
+        engine.alive = False
+        assert ask(url).status_code == 503
+        assert {httpx.get(url + path).status_code for path in ("/health", "/health/live", "/ping")} == {503}
+
+
+def test_a_request_in_flight_when_the_engine_dies():
+    engine = FakeEngine()
+
+    def script(submit):
+        engine.alive = False
+        return [failed_output(submit.id, "engine died")]
+
+    engine.script = script
+    with running(engine) as url:
+        assert ask(url).status_code == 503
+
+
+def test_models_and_version():
+    with running(FakeEngine(), served_model_names=("a", "org/b")) as url:
+        listed = httpx.get(url + "/v1/models").json()["data"]
+        assert [(card["id"], card["root"], card["max_model_len"]) for card in listed] == [
+            ("a", "tiny", 256),
+            ("org/b", "tiny", 256),
+        ]
+        assert httpx.get(url + "/v1/models/org/b").json() == listed[1]
+        assert httpx.get(url + "/v1/models/tiny").json()["error"]["code"] == "model_not_found"
+        assert ask(url, model="org/b").json()["model"] == "org/b"
+        assert httpx.get(url + "/version").json() == {"version": "1.2.3"}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(FakeEngine()) as url:
+        yield url
+
+
+@pytest.mark.parametrize("sent", ["abc-123", None, "", "x" * 129, "a b", "é"])
+def test_request_ids_are_echoed_if_they_are_plain(url, sent):
+    headers = {} if sent is None else {"x-request-id": sent.encode()}
+    for path in ("/health", "/nope"):
+        got = httpx.get(url + path, headers=headers).headers["x-request-id"]
+        assert (got == sent) == (sent == "abc-123")
+        assert 1 <= len(got) <= 128
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "not_found"),
+        ("GET", "/" + "x" * 5000, 404, "not_found"),
+        ("GET", "/v1/completions/", 404, "not_found"),
+        ("GET", "//v1/models", 404, "not_found"),
+        ("GET", "/docs", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("TRACE", "/health", 405, "method_not_allowed"),
+    ],
+)
+def test_errors_of_the_framework_have_the_same_shape(url, method, path, status, code):
+    answer = httpx.request(method, url + path)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.json()["error"]["code"] == code
+    assert len(answer.content) < 1000
+    assert status != 405 or answer.headers["allow"]
+
+
+def test_our_own_faults_say_nothing_of_what_went_wrong(capfd):
+    engine = FakeEngine(script=lambda submit: 1 / 0)
+    with running(engine) as url:
+        answer = ask(url)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "zero" not in answer.text
+    assert answer.headers["x-request-id"]
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_port_in_use_is_the_users_to_mend():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(UserError, match="--port") as caught:
+            listen("127.0.0.1", taken.getsockname()[1])
+        assert caught.value.param == "port"
+    with pytest.raises(UserError, match="--host"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_a_failed_start_ends_the_server():
+    engine = FakeEngine(start_with=UserError("no such model", "model"))
+    server = ServerConfig(port=0)
+    app = create_app(engine, tokenizer(), EngineConfig(model="tiny"), server, "0")
+    with pytest.raises(UserError, match="no such model"):
+        run_server(app, server)
+    assert engine.closed
+
+
+PROGRAM = """
+import sys
+from tests.serving.http_support import FakeEngine, saying, tokenizer
+from corepipe.serving.api.app import PATHS, create_app, run_server
+from corepipe.serving.config import EngineConfig, ServerConfig
+server = ServerConfig(port=int(sys.argv[1]), shutdown_timeout=1)
+engine = FakeEngine(script=saying("on and on ", pause=0.01))
+run_server(create_app(engine, tokenizer(), EngineConfig(model="tiny"), server, "0"), server)
+print("closed" if engine.closed else "open")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_cleanly(number):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", PROGRAM, str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+    url = f"http://127.0.0.1:{port}"
+    while process.poll() is None:
+        try:
+            if httpx.get(url + "/health").status_code == 200:
+                break
+        except httpx.ConnectError:
+            time.sleep(0.02)
+    with httpx.stream(
+        "POST", url + "/v1/completions", json=BODY | {"max_tokens": 20, "stream": True}
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(number)
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "closed\n")
+
+
+def test_an_answer_that_outlasts_the_shutdown_is_cut():
+    engine = FakeEngine(script=saying("on ", pause=0.05))
+    with (
+        running(engine, shutdown_timeout=0) as url,
+        httpx.stream(
+            "POST", url + "/v1/completions", json=BODY | {"max_tokens": 200, "stream": True}
+        ) as answer,
+    ):
+        next(answer.iter_lines())
+    assert engine.aborted == [engine.submitted[0].id]
+
+
+def test_the_reference_is_up_to_date():
+    assert (ROOT / "docs" / "api.md").read_text() == reference()
+
+
+def paths_of(app):
+    plain = {route.path for route in app.router.routes if hasattr(route, "path")}
+    return plain | {path.replace(":path}", "}") for path in app.openapi()["paths"]}
+
+
+def test_every_route_is_listed_and_in_the_reference():
+    whole, split = (
+        create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), config, "0")
+        for config in (ServerConfig(), ServerConfig(admin_port=0))
+    )
+    assert paths_of(whole) | paths_of(split.state.admin) == PATHS
+    assert paths_of(split) & paths_of(split.state.admin) <= {*PUBLIC_PATHS, "/openapi.json"}
+    assert [path for path in PATHS if f"{path}`" not in reference()] == []

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from corepipe.serving.api import connection
+from tests.serving.http_support import FakeEngine, running, saying
+from tests.wires import HOST, JSON, MALFORMED, POST, connected, everything, exchange, get, post, replies
+
+BODY = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2}).encode()
+SECOND = get("/version", b"X-Request-Id: second\r\n")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with running(engine) as where:
+        yield where
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Limits of time that a test can wait for."""
+    for name in ("HEAD_SECONDS", "IDLE_SECONDS", "BODY_GRACE_SECONDS", "WRITE_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(connection, name, 0.2)
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.5)
+
+
+def refused(url, sent, status):
+    """The one answer is a refusal, after which the server hangs up; it also is on record."""
+    answers = exchange(url, sent)
+    assert [one.status for one in answers] == [status]
+    assert answers[0].headers["connection"] == "close"
+    assert answers[0].error["type"] == "invalid_request_error" if status != 429 else True
+    return answers[0]
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_what_is_no_http_is_answered_once_and_what_follows_is_not_executed(url, engine, name):
+    before = len(engine.submitted)
+    answer = refused(url, MALFORMED[name] + SECOND + post("/v1/completions", BODY), 400)
+    assert answer.error["code"] == "invalid_http"
+    assert len(engine.submitted) == before
+
+
+def test_a_refusal_waits_for_the_answers_before_it(url):
+    first = get("/version", close=False)
+    answers = exchange(url, first + first + MALFORMED["two Hosts"] + first)
+    assert [one.status for one in answers] == [200, 200, 400]
+    slow = post("/v1/completions", BODY).replace(b"Connection: close\r\n", b"")
+    answers = exchange(url, slow + MALFORMED["a folded header"] + SECOND)
+    assert [one.status for one in answers] == [200, 400]
+    assert json.loads(answers[0].body)["usage"]["completion_tokens"] == 2
+
+
+def test_a_fault_in_a_later_piece_of_the_body_ends_the_request(url, engine):
+    before = len(engine.submitted)
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    answers = exchange(url, head + b"1\r\n{\r\n", b"zz\r\n")
+    assert [one.status for one in answers] == [400]
+    assert len(engine.submitted) == before
+
+
+def test_trailers_are_no_headers():
+    with running(FakeEngine(), api_keys=["k"]) as where:
+        head = POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        body = b"%x\r\n%b\r\n0\r\nAuthorization: Bearer k\r\n\r\n" % (len(BODY), BODY)
+        assert [one.status for one in exchange(where, head + body)] == [401]
+
+
+def test_a_trailer_without_end_is_refused(url):
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-A: "
+    assert [one.status for one in exchange(url, head, *[b"a" * 4000] * 200)] == [431]
+
+
+@pytest.mark.parametrize("size", [20_000, 65_536, 2_000_000])
+def test_a_large_header_is_refused_whole_or_in_pieces(url, size):
+    start, end = b"GET /version HTTP/1.1\r\n" + HOST + b"X-A: ", b"\r\n\r\n"
+    for pieces in ([start + b"a" * size + end], [start, *[b"a" * 1000] * (size // 1000), end]):
+        answers = exchange(url, *pieces)
+        assert [one.status for one in answers] == [431]
+        assert answers[0].error["code"] == "headers_too_large"
+
+
+def test_many_headers_are_refused(url):
+    refused(url, b"GET /version HTTP/1.1\r\n" + HOST + b"X: y\r\n" * 10_000 + b"\r\n", 431)
+    fitting = b"GET /version HTTP/1.1\r\n" + HOST + b"Connection: close\r\n" + b"X: y\r\n" * 98 + b"\r\n"
+    assert exchange(url, fitting)[0].status == 200
+    refused(url, fitting.replace(HOST, HOST + b"X: y\r\n"), 431)
+
+
+def test_a_long_target_is_refused(url):
+    refused(url, get("/" + "x" * 9000), 414)
+    assert exchange(url, get("/" + "x" * 7000))[0].status == 404
+
+
+def test_other_expectations_are_not_met(url):
+    refused(url, POST + b"Expect: the-impossible\r\nContent-Length: 2\r\n\r\n{}", 417)
+
+
+def test_continue_is_said_to_those_whose_body_is_wanted(url):
+    with connected(url) as client:
+        head = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        client.sendall(head % len(BODY))
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(BODY)
+        assert replies(everything(client))[0].status == 200
+    with connected(url) as client:
+        client.sendall(head % 10**10)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_proxy_is_not_here(url):
+    answer = refused(url, b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n", 405)
+    assert answer.headers["allow"] == "GET, POST"
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_an_upgrade_is_not_taken(url, protocol):
+    upgrade = b"Connection: upgrade\r\nUpgrade: " + protocol + b"\r\n"
+    answers = exchange(url, get("/version", upgrade, close=False) + SECOND)
+    assert [one.status for one in answers] == [200]
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+"""What Java's HttpClient sends by default."""
+KEPT = post("/v1/completions", BODY, OFFER).replace(b"Connection: close\r\n", b"")
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_body_of_a_request_that_offers_an_upgrade_is_read(url, engine, size):
+    sent = KEPT + KEPT + SECOND
+    before = len(engine.submitted)
+    answers = exchange(url, *[sent[at : at + size] for at in range(0, len(sent), size)])
+    assert [one.status for one in answers] == [200, 200, 200]
+    assert len(engine.submitted) == before + 2
+
+
+def test_an_offer_hides_no_second_request(url, engine):
+    before = len(engine.submitted)
+    both = KEPT.replace(b"Content-Length:", b"Transfer-Encoding: chunked\r\nContent-Length:")
+    refused(url, both + SECOND, 400)
+    refused(url, KEPT.replace(b"Content-Length: ", b"Content-Length: 1, ") + SECOND, 400)
+    chunks = OFFER + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n" % len(BODY)
+    assert [one.status for one in exchange(url, POST + chunks + BODY + b"\r\n0\r\n\r\n" + SECOND)] == [200]
+    assert len(engine.submitted) == before + 1
+
+
+def test_pipelined_requests_are_answered_in_order_and_are_not_endless(url):
+    def tagged(number, close):
+        return get("/version", b"X-Request-Id: %d\r\n" % number, close=close)
+
+    answers = exchange(url, b"".join(tagged(number, number == 9) for number in range(10)))
+    assert [one.headers["x-request-id"] for one in answers] == [str(number) for number in range(10)]
+    answers = exchange(url, b"".join(tagged(number, close=False) for number in range(2000)))
+    assert [one.status for one in answers] == [200] * (len(answers) - 1) + [429]
+    assert len(answers) <= connection.MAX_PIPELINED + 2
+
+
+def test_a_refused_client_that_still_sends_reads_why(url):
+    """A connection that is closed with bytes unread is reset, and its answer lost."""
+    with connected(url) as client:
+        client.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
+        for _ in range(8):
+            client.sendall(b"x" * 50_000)
+            time.sleep(0.005)
+        answers = replies(everything(client))
+    assert [one.status for one in answers] == [413]
+
+
+def test_a_refused_client_that_never_stops_sending_is_cut_off(url, hasty):
+    with connected(url) as client:
+        client.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.sendall(b"x" * 50_000_000)
+
+
+def test_a_body_nobody_waits_for_ends_the_connection(url):
+    answers = exchange(url, b"POST /nowhere HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 100\r\n\r\n{")
+    assert [one.status for one in answers] == [404]
+
+
+def test_an_answer_before_the_end_of_the_body_says_that_it_is_the_last(url):
+    """Clients that write head and body one after the other would else ask again where nobody listens."""
+    head = b"POST /nowhere HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 2\r\n\r\n"
+    with connected(url) as client:
+        client.sendall(head)
+        (early,) = replies(everything(client))
+    assert (early.status, early.headers["connection"]) == (404, "close")
+    first, second = exchange(url, head + b"{}" + SECOND)
+    assert (first.status, "connection" in first.headers) == (404, False)
+    assert second.status == 200
+
+
+def test_late_heads(url, hasty):
+    assert exchange(url) == []  # not a byte: it hangs up without a word
+    late = exchange(url, b"GET /version HTTP/1.1\r\nHost: local")
+    assert [one.status for one in late] == [408]
+    assert late[0].error["code"] == "request_timeout"
+    after_another = exchange(url, get("/version", close=False), b"GET /version HT")
+    assert [one.status for one in after_another] == [200, 408]
+
+
+def test_late_bodies(url, engine, hasty):
+    before = len(engine.submitted)
+    assert [one.status for one in exchange(url, POST + b"Content-Length: 100\r\n\r\n{")] == [408]
+    expecting = exchange(url, POST + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+    assert [one.status for one in expecting] == [100, 408]
+    assert len(engine.submitted) == before
+
+
+def test_bodies_that_drip(url, hasty, monkeypatch):
+    def drip(size):
+        with connected(url) as client:
+            client.sendall(POST + b"Content-Length: 100000\r\n\r\n")
+            try:
+                while True:
+                    client.sendall(b" " * size)
+                    time.sleep(0.02)
+            except OSError:
+                return
+
+    drip(1)
+    drip(100)  # at the rate, but for too long
+    with httpx.Client() as http:
+        text = http.get(url + "/metrics").text
+    assert 'corepipe_connections_refused_total{reason="late"}' in text
+
+
+def test_idle_connections_are_closed(url, hasty):
+    assert [one.status for one in exchange(url, get("/version", close=False))] == [200]
+
+
+def test_a_reader_who_does_not_read_is_dropped_and_its_request_aborted(hasty):
+    engine = FakeEngine(saying("x" * 400, pause=0.004))
+    with running(engine) as where, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects
+        client.connect(address(where))
+        asked = {"model": "tiny", "prompt": "a", "max_tokens": 250, "stream": True, "n": 8}
+        client.sendall(post("/v1/completions", json.dumps(asked | {"logprobs": 5}).encode()))
+        deadline = time.monotonic() + 10
+        while not engine.aborted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(set(engine.aborted)) == 8
+        assert httpx.get(where + "/health").status_code == 200
+
+
+def test_a_full_house_still_answers(url):
+    """Who has yet to ask makes room; who waits for an answer stays."""
+    engine = FakeEngine(saying("a b", pause=0.05))
+    with running(engine, max_connections=8) as where:
+        with connected(where) as working:
+            working.sendall(post("/v1/completions", BODY))
+            time.sleep(0.05)
+            idle = [socket.create_connection(working.getpeername()) for _ in range(40)]
+            try:
+                assert exchange(where, get("/health"))[0].status == 200
+                assert replies(everything(working))[0].status == 200
+            finally:
+                for one in idle:
+                    one.close()
+        busy = [socket.create_connection(address(where)) for _ in range(8)]
+        try:
+            for one in busy:
+                one.sendall(
+                    post("/v1/completions", json.dumps({**json.loads(BODY), "max_tokens": 20}).encode())
+                )
+            time.sleep(0.1)
+            turned_away = exchange(where, get("/health"))
+            assert [one.status for one in turned_away] == [503]
+            assert turned_away[0].headers["retry-after"] == "1"
+        finally:
+            for one in busy:
+                one.close()
+
+
+def address(url):
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)

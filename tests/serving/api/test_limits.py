@@ -1,0 +1,155 @@
+"""Guards: who may ask, from where, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.serving.api import limits
+from corepipe.serving.api.app import PATHS
+from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.limits import PUBLIC_PATHS, check_bind, is_loopback
+from corepipe.serving.config import ServerConfig
+from tests.serving.http_support import FakeEngine, running
+
+KEY = "sk-secret"
+BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])
+def test_loopback_needs_no_key(host):
+    assert is_loopback(host)
+    check_bind(ServerConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", ""])
+def test_other_hosts_need_a_key_or_insistence(host):
+    with pytest.raises(UserError, match=r"--host .* --insecure") as caught:
+        check_bind(ServerConfig(host=host))
+    assert caught.value.param == "host"
+    check_bind(ServerConfig(host=host, api_keys=(KEY,)))
+    check_bind(ServerConfig(host=host, insecure=True))
+
+
+def test_the_admin_port_has_keys_of_its_own():
+    check_bind(ServerConfig(admin_host="0.0.0.0"))  # there is no such port
+    with pytest.raises(UserError, match=r"--admin-host 0\.0\.0\.0 .* --admin-api-key"):
+        check_bind(ServerConfig(api_keys=(KEY,), admin_host="0.0.0.0", admin_port=0))
+    check_bind(ServerConfig(admin_api_keys=(KEY,), admin_host="0.0.0.0", admin_port=0))
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with running(FakeEngine(), api_keys=[KEY], max_body_bytes=2000) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with running(FakeEngine(), max_body_bytes=2000) as url:
+        yield url
+
+
+def test_every_route_but_the_public_ones_needs_a_key(guarded):
+    for path in {
+        *PATHS,
+        "/nowhere",
+        "//v1/models",
+        "/v1/models/",
+        "/docs",
+        "/openapi.json",
+        "/v1/%2e%2e/health",
+    }:
+        expected = {200} if path in PUBLIC_PATHS else {401}
+        assert httpx.get(guarded + path).status_code in expected, path
+
+
+def test_a_refusal_says_what_is_missing(guarded):
+    answer = httpx.post(guarded + "/v1/completions", json=BODY)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"]["type"] == "authentication_error"
+    assert answer.json()["error"]["code"] == "missing_api_key"
+    wrong = httpx.post(guarded + "/v1/completions", json=BODY, headers={"authorization": "Bearer no"})
+    assert wrong.json()["error"]["code"] == "invalid_api_key"
+    twice = [("authorization", f"Bearer {KEY}")] * 2
+    assert httpx.post(guarded + "/v1/completions", json=BODY, headers=twice).status_code == 401
+    right = httpx.post(guarded + "/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
+    assert right.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *["evil.example", "evil.example:8000", "10.0.0.1", "", "[::1]evil.example", "[::1]:80.evil.example"],
+        *["localhost:80@evil.example", "evil.example@localhost", "[::1", "::1]", "localhost:80:80"],
+    ],
+)
+def test_a_loopback_server_answers_to_loopback_names_only(open_server, host):
+    answer = httpx.get(open_server + "/health", headers={"host": host})
+    assert answer.status_code == 421
+    assert answer.json()["error"]["code"] == "misdirected_request"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1", "[::1]:80", "[::1]"])
+def test_loopback_names(open_server, host):
+    assert httpx.get(open_server + "/health", headers={"host": host}).status_code == 200
+
+
+def test_large_bodies_are_refused_unread(open_server):
+    host, port = open_server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 10000000000\r\n\r\n".encode())
+        assert b" 413 " in connection.recv(4096)
+
+
+def test_bodies_that_grow_too_large_are_refused(open_server):
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(open_server + "/v1/completions", content=iter([b" " * 1500] * 2), headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+        [
+            ("content-type", "application/json"),
+            ("content-encoding", "gzip"),
+            ("content-encoding", "identity"),
+        ],
+        [("content-type", "text/plain"), ("content-type", "application/json; charset=utf-8")],
+    ],
+)
+def test_other_kinds_of_body_are_refused(open_server, headers):
+    answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+def test_charset_is_no_other_kind(open_server):
+    headers = {"content-type": "application/JSON; charset=utf-8"}
+    answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
+    assert answer.status_code == 400
+
+
+def test_a_body_is_read_to_its_end():
+    parts = [b"{", b"}", b""]
+    messages = [{"type": "http.request", "body": part, "more_body": bool(part)} for part in parts]
+
+    async def receive():
+        return messages.pop(0)
+
+    assert asyncio.run(limits.read_body(receive)) == b"{}"
+    messages.append({"type": "http.disconnect"})
+    with pytest.raises(ApiError):
+        asyncio.run(limits.read_body(receive))

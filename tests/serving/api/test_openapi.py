@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+
+import httpx
+import jsonschema
+import msgspec
+import pytest
+
+from corepipe.serving.api.app import PATHS, create_app
+from corepipe.serving.api.limits import PUBLIC_PATHS
+from corepipe.serving.api.routes import answers
+from corepipe.serving.api.routes.openapi import OPERATIONS, document
+from corepipe.serving.config import EngineConfig, ServerConfig
+from tests.serving.http_support import MODEL, FakeEngine, running, saying, tokenizer
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+TEXT = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+RICH = {"logprobs": 2, "echo": True, "n": 2, "device_metrics": True}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(FakeEngine(saying("a b", logprobs=True))) as where:
+        yield where
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("keys", [(), ("k",)])
+def test_the_document_has_the_routes_of_the_application_and_no_others(split, keys):
+    config = ServerConfig(admin_port=0 if split else None, api_keys=keys, admin_api_keys=keys)
+    app = create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), config, "0")
+    for one in [app, app.state.admin] if split else [app]:
+        operations = {
+            (path.replace(":path}", "}"), method)
+            for path, item in one.openapi()["paths"].items()
+            for method in item
+        }
+        operations |= {
+            (route.path, method.lower())
+            for route in one.router.routes
+            for method in (getattr(route, "methods", None) or set()) - {"HEAD"}
+            if hasattr(route, "path")
+        }
+        served = served_document(one)
+        described = {(path, method) for path, item in served["paths"].items() for method in item}
+        assert described == operations
+        secured = {
+            path for path, item in served["paths"].items() if "security" not in next(iter(item.values()))
+        }
+        assert secured == served["paths"].keys() - PUBLIC_PATHS
+        assert served["security"] == ([{"key": []}] if keys else [])
+
+
+def served_document(app):
+    route = next(route for route in app.router.routes if getattr(route, "path", "") == "/openapi.json")
+    return json.loads(route.endpoint(None).body)
+
+
+def test_every_operation_is_of_a_path():
+    assert {one.path for one in OPERATIONS} == PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", TEXT, answers.Completion),
+        ("/v1/completions", TEXT | RICH, answers.Completion),
+        ("/v1/completions", TEXT | {"stop": "b"}, answers.Completion),
+        ("/v1/chat/completions", CHAT, answers.ChatCompletion),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, answers.ChatCompletion),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, answers.Tokens),
+        ("/tokenize", {"messages": CHAT["messages"]}, answers.Tokens),
+        ("/detokenize", {"tokens": [5, 6]}, answers.Text),
+        ("/v1/models", None, answers.ModelList),
+        (f"/v1/models/{MODEL}", None, answers.ModelCard),
+        ("/health", None, answers.Health),
+        ("/version", None, answers.Version),
+    ],
+)
+def test_answers_are_of_their_types(url, path, body, kind):
+    answer = httpx.get(url + path) if body is None else httpx.post(url + path, json=body)
+    assert answer.status_code == 200, answer.text
+    msgspec.json.decode(answer.content, type=kind)
+
+
+def test_failures_are_of_theirs(url):
+    for answer in (
+        httpx.get(url + "/nowhere"),
+        httpx.delete(url + "/v1/models"),
+        httpx.post(url + "/v1/completions", json={}),
+        httpx.post(url + "/v1/completions", content=b"{}"),
+        httpx.get(url + "/health", headers={"host": "evil"}),
+    ):
+        assert answer.status_code >= 400
+        msgspec.json.decode(answer.content, type=answers.Failure)
+
+
+def request_schema(name):
+    described = document(PATHS, "0", [MODEL], keys=False)
+    return {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "fits"),
+    [
+        ("CompletionRequest", TEXT, True),
+        ("CompletionRequest", TEXT | {"stream_options": None, "user": "x", "temperature": None}, True),
+        ("CompletionRequest", TEXT | {"temprature": 1}, False),
+        ("CompletionRequest", TEXT | {"suffix": "x"}, False),
+        ("CompletionRequest", TEXT | {"prompt": None}, False),
+        ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"include_usage": True}}, True),
+        ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"other": True}}, False),
+        ("ChatRequest", CHAT, True),
+        (
+            "ChatRequest",
+            CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            True,
+        ),
+        ("ChatRequest", CHAT | {"messages": [{"role": "tool", "content": "a"}]}, False),
+        ("ChatRequest", CHAT | {"messages": []}, False),
+        ("ChatRequest", CHAT | {"messages": [{"role": "user", "content": "a", "tool_calls": None}]}, True),
+        ("TokenizeRequest", {"messages": CHAT["messages"]}, True),
+    ],
+)
+def test_requests_fit_the_document_as_the_server_takes_them(url, name, body, fits):
+    path = {one.request.__name__: one.path for one in OPERATIONS if one.request}[name]
+    assert (httpx.post(url + path, json=body).status_code == 200) is fits
+    schema = jsonschema.Draft202012Validator(request_schema(name))
+    assert schema.is_valid(body) is fits

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import numpy as np
+
+from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
+from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.runner import Runner, Step
+from corepipe.serving.messages import Sampling
+from tests.null_executor import NullExecutor
+
+VOCAB = 1000
+
+
+class Recorder(NullExecutor):
+    """Keeps what it was given; logprobs are the row's number, alternatives count from it."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB)
+        self.inputs: list[StepInputs] = []
+        self.sampling: list[SamplingBatch] = []
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        assert sampling is not None
+        self.inputs.append(inputs)
+        self.sampling.append(sampling)
+        return super().submit(inputs, sampling)
+
+    def wait(self, ticket: int) -> StepOutput:
+        out = super().wait(ticket)
+        rows = np.arange(len(out.tokens), dtype=np.float32)
+        width = out.top_ids.shape[1]
+        ids = np.where(np.arange(width) < 2, np.arange(width), -1) + np.zeros_like(out.top_ids)
+        values = -rows[:, None] - np.arange(width, dtype=np.float32)
+        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds)
+
+
+def runner_with(*requests: tuple[Request, Sampling]) -> tuple[Runner, Recorder]:
+    executor = Recorder()
+    runner = Runner(executor, print)
+    for number, (request, params) in enumerate(requests):
+        runner.add(request, params, seed=number)
+    return runner, executor
+
+
+def batch_of(*chunks: Chunk) -> Batch:
+    return Batch(0, chunks)
+
+
+def request_with(name: str, prompt: list[int], blocks: list[int], **fields: int) -> Request:
+    request = Request(name, prompt, 100, **fields)
+    request.block_ids = blocks
+    return request
+
+
+def test_a_mixed_batch_becomes_flat_arrays() -> None:
+    prefill = request_with("a", [10, 11, 12, 13, 14], [3, 4])
+    decode = request_with("b", [20, 21], [7])
+    decode.append(22)
+    partial = request_with("c", [30, 31, 32, 33], [9])
+    runner, executor = runner_with(*((r, Sampling(temperature=0)) for r in (prefill, decode, partial)))
+    step = runner.submit(
+        batch_of(
+            Chunk(prefill, 2, 3, samples=True),
+            Chunk(decode, 2, 1, samples=True),
+            Chunk(partial, 0, 2, samples=False),
+        )
+    )
+    inputs = executor.inputs[0]
+    assert inputs.tokens.tolist() == [12, 13, 14, 22, 30, 31]
+    assert inputs.positions.tolist() == [2, 3, 4, 2, 0, 1]
+    assert inputs.sequence_starts.tolist() == [0, 3, 4, 6]
+    assert inputs.block_tables.tolist() == [[3, 4], [7, 0], [9, 0]]
+    assert inputs.logit_rows.tolist() == [2, 3]
+    assert {getattr(inputs, name).dtype for name in inputs.__slots__} == {np.dtype(np.int32)}
+    assert executor.sampling[0].position.tolist() == [5, 3]
+    assert step.shape.rows == 6
+    assert step.shape.kv_tokens == 5 + 3 + 2
+    assert step.shape.attended == (3 + 4 + 5) + 3 + (1 + 2)
+    tokens = runner.wait(step).tokens
+    assert tokens[2] is None
+    assert [type(token) for token in tokens[:2]] == [int, int]
+
+
+def test_block_tables_follow_growth_and_preemption() -> None:
+    request = request_with("a", [1, 2, 3], [5])
+    runner, executor = runner_with((request, Sampling()))
+    batch = batch_of(Chunk(request, 0, 3, samples=True))
+    runner.submit(batch)
+    request.block_ids = [5, 6, 2]
+    runner.submit(batch)
+    request.num_preemptions += 1
+    request.block_ids = [8, 1, 0]
+    runner.submit(batch)
+    tables = [inputs.block_tables.tolist() for inputs in executor.inputs]
+    assert tables == [[[5]], [[5, 6, 2]], [[8, 1, 0]]]
+
+
+def test_logprobs_go_to_the_chunks_that_asked() -> None:
+    asks = request_with("a", [1], [0])
+    not_asks = request_with("b", [2], [1])
+    alone = request_with("c", [3], [2])
+    runner, _ = runner_with(
+        (not_asks, Sampling()), (asks, Sampling(logprobs=3)), (alone, Sampling(logprobs=0))
+    )
+    result = runner.wait(
+        runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
+    )
+    assert result.has_logprobs
+    assert result.logprobs(0) == []
+    (report,) = result.logprobs(1)
+    assert (report.token, report.logprob) == (result.tokens[1], -1.0)
+    assert report.top == [(0, -1.0), (1, -2.0)]
+    assert result.logprobs(2)[0].top == []
+
+
+def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[Step]:
+    start, steps = 0, []
+    for size in sizes:
+        samples = start + size == len(request.tokens)
+        steps.append(runner.submit(batch_of(Chunk(request, start, size, samples=samples))))
+        start += size
+    return steps
+
+
+def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
+    prompt = [10, 11, 12, 13, 14]
+    request = request_with("a", prompt, [0], prompt_logits=True)
+    runner, executor = runner_with((request, Sampling(prompt_logprobs=1)))
+    steps = prompt_chunks(request, runner, [2, 1, 2])
+    assert [inputs.logit_rows.tolist() for inputs in executor.inputs] == [[0, 1], [0], [0, 1]]
+    assert [s.chosen.tolist() for s in executor.sampling] == [[11, 12], [13], [14, -1]]
+    assert [s.top_logprobs.tolist() for s in executor.sampling] == [[1, 1], [1], [1, -1]]
+    results = [runner.wait(step) for step in steps]
+    reports = [report.token for result in results for report in result.prompt_logprobs(0)]
+    assert reports == prompt[1:]
+    assert [result.tokens[0] is None for result in results] == [True, True, False]
+    assert results[2].logprobs(0) == []
+
+
+def test_a_preempted_prompt_is_not_reported_twice() -> None:
+    request = request_with("a", [10, 11, 12, 13], [0], prompt_logits=True)
+    runner, executor = runner_with((request, Sampling(prompt_logprobs=0)))
+    prompt_chunks(request, runner, [3])
+    request.num_preemptions += 1
+    prompt_chunks(request, runner, [4])
+    assert executor.sampling[0].chosen.tolist() == [11, 12, 13]
+    assert executor.sampling[1].chosen.tolist() == [-1]
+
+
+def test_a_batch_that_draws_nothing_has_no_logit_rows() -> None:
+    request = request_with("a", [1, 2, 3], [0])
+    runner, executor = runner_with((request, Sampling()))
+    step = runner.submit(batch_of(Chunk(request, 0, 2, samples=False)))
+    assert executor.inputs[0].logit_rows.shape == (0,)
+    assert runner.wait(step).tokens == [None]
+    assert not runner.wait(runner.submit(batch_of(Chunk(request, 2, 1, samples=True)))).has_logprobs

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.neuron.program import StepOutput
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import Output, Progress, Stats
+from corepipe.serving.supervision.child import EngineError
+from corepipe.serving.supervision.client import InProcessClient
+from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.null_executor import NullExecutor
+from tests.serving.engine_support import VOCAB, deployment, submit
+
+CONFIG = EngineConfig(model="none", seed=3)
+ROOT = Path(__file__).parents[3]
+Client = ProcessClient | InProcessClient
+
+
+def child(assemble: str) -> tuple[str, ...]:
+    """A command that runs the engine's process with `assemble` of the tests in place of the real one."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from corepipe.serving.engine.process import main\n"
+        f"from tests.serving.engine_support import {assemble} as assemble\n"
+        "sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))"
+    )
+    return sys.executable, "-c", code
+
+
+def process_client(assemble: str = "assemble_null") -> ProcessClient:
+    return ProcessClient(CONFIG, child(assemble))
+
+
+def thread_client() -> InProcessClient:
+    return InProcessClient(deployment(seed=3, max_num_seqs=32))
+
+
+MAKERS: dict[str, Callable[[], Client]] = {"process": process_client, "thread": thread_client}
+both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+
+
+async def collect(stream: OutputStream) -> list[Output]:
+    return [output async for output in stream]
+
+
+def with_client(client: Client, body: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await client.start()
+        try:
+            await body(client)
+        finally:
+            await client.close()
+        assert not client.alive
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@both
+def test_answers_come_as_streams(make: Callable[[], Client]) -> None:
+    async def body(client: Client) -> None:
+        assert client.alive
+        streams = [client.submit(submit(f"r{i}", prompt=i + 1, max_tokens=20)) for i in range(12)]
+        for outputs in await asyncio.gather(*map(collect, streams)):
+            assert sum(len(output.tokens) for output in outputs) == 20
+            assert outputs[-1].finish_reason == "length"
+            assert outputs[-1].device is not None
+
+    with_client(make(), body)
+
+
+def test_both_clients_give_the_same_tokens() -> None:
+    answers: list[list[int]] = []
+
+    async def body(client: Client) -> None:
+        outputs = await collect(client.submit(submit("a", prompt=50, max_tokens=30)))
+        answers.append([token for output in outputs for token in output.tokens])
+
+    for make in MAKERS.values():
+        with_client(make(), body)
+    assert answers[0] == answers[1]
+
+
+@both
+def test_refusals_come_as_the_only_news(make: Callable[[], Client]) -> None:
+    async def body(client: Client) -> None:
+        (output,) = await collect(client.submit(submit("a", prompt=[VOCAB])))
+        assert (output.finish_reason, output.error_kind) == ("error", "invalid")
+
+    with_client(make(), body)
+
+
+@both
+def test_an_abort_ends_the_stream(make: Callable[[], Client]) -> None:
+    async def body(client: Client) -> None:
+        stream = client.submit(submit("a", max_tokens=250))
+        client.abort(["a", "unknown"])
+        outputs = await collect(stream)
+        assert outputs[-1].finish_reason in {"abort", "length"}
+
+    with_client(make(), body)
+
+
+@both
+def test_closing_a_stream_frees_its_request(make: Callable[[], Client]) -> None:
+    async def body(client: Client) -> None:
+        stream = client.submit(submit("a", max_tokens=250))
+        await anext(stream)
+        await stream.aclose()
+        await collect(client.submit(submit("b")))
+        while not client.stats or client.stats[0].running:
+            await asyncio.sleep(0.001)
+        assert client.stats[0].blocks_held == 0
+
+    with_client(make(), body)
+
+
+@both
+def test_stats_are_told_once_and_the_latest_kept(make: Callable[[], Client]) -> None:
+    async def body(client: Client) -> None:
+        told: list[Stats] = []
+        client.on_stats = told.append
+        await collect(client.submit(submit("a", prompt=5, max_tokens=8)))
+        while not told or told[-1].running:
+            await asyncio.sleep(0.001)
+        assert sum(sum(stats.iteration_tokens) for stats in told) == 5 + 7
+        assert client.stats == [told[-1]]
+        assert (told[-1].steps, told[-1].generation_tokens, told[-1].prompt_tokens) == (8, 8, 5)
+
+    with_client(make(), body)
+
+
+@both
+def test_closing_the_client_ends_open_streams(make: Callable[[], Client]) -> None:
+    async def main() -> None:
+        client = make()
+        await client.start()
+        stream = client.submit(submit("a", max_tokens=250))
+        await client.close()
+        assert (await collect(stream))[-1].finish_reason in {"abort", "length", "error"}
+        (output,) = await collect(client.submit(submit("b")))
+        assert (output.finish_reason, output.error) == ("error", "engine died")
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_progress_is_told_while_loading() -> None:
+    async def main() -> None:
+        told: list[Progress] = []
+        client = process_client()
+        ready = await client.start(told.append)
+        await client.close()
+        assert [progress.done for progress in told] == [0.5, 1.0]
+        assert ready.max_model_len == 256
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize(
+    ("assemble", "error", "message", "code"),
+    [
+        ("assemble_refused", UserError, "no such model", 2),
+        ("assemble_broken", EngineError, "ZeroDivisionError", 1),
+        ("assemble_gone", EngineError, "while it was loading", 9),
+    ],
+)
+def test_a_failed_start_says_why(
+    assemble: str, error: type[Exception], message: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        client = process_client(assemble)
+        with pytest.raises(error, match=message):
+            await client.start()
+        await client.close()
+        assert client._child.returncode == code
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Breaks(NullExecutor):
+    """Fails at the third batch."""
+
+    def wait(self, ticket: int) -> StepOutput:
+        if ticket == 2:
+            raise RuntimeError("the device is on fire")
+        return super().wait(ticket)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_thread_fails_every_stream_ends() -> None:
+    async def main() -> None:
+        client = InProcessClient(deployment(executor=lambda: Breaks(VOCAB)))
+        await client.start()
+        outputs = await collect(client.submit(submit("a", max_tokens=100)))
+        assert (outputs[-1].finish_reason, outputs[-1].error) == ("error", "engine died")
+        assert not client.alive
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -1,0 +1,369 @@
+"""Engines in real processes that die, hang and fail; a token is a function of the last one and its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import Output, Outputs, Ready
+from corepipe.serving.supervision import supervisor, watchdog
+from corepipe.serving.supervision.child import Child, EngineError
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, submit
+from tests.serving.supervision.test_client import child, collect
+
+CONFIG = EngineConfig(model="none", max_num_seqs=4)
+LIMIT_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang is seen after two beats."""
+    monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.5)
+
+
+Body = Callable[[ProcessClient], Awaitable[None]]
+
+
+def supervised(
+    body: Body, assemble: str = "assemble_fragile", config: EngineConfig = CONFIG, **more: object
+) -> None:
+    """Runs `body` with a client whose engine is up; afterwards nothing is left of it."""
+
+    async def main() -> None:
+        client = ProcessClient(config, child(assemble), **more)  # type: ignore[arg-type]
+        await client.start()
+        try:
+            await body(client)
+        finally:
+            await client.close()
+        assert not client.alive
+        assert not client.restarting
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+
+
+async def restarted(client: ProcessClient, times: int = 1) -> None:
+    while sum(client.restarts.values()) < times or not client.alive:
+        await asyncio.sleep(0.005)
+
+
+def signalled(client: ProcessClient, number: signal.Signals = signal.SIGKILL) -> None:
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, number)
+
+
+async def next_is(client: ProcessClient, assemble: str) -> None:
+    """The next engine loads otherwise."""
+    assert client._spare is not None
+    await client._spare.kill()
+    client._program = child(assemble)
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def ends_of(outputs: list[Output]) -> list[str | None]:
+    return [output.finish_reason for output in outputs if output.finish_reason is not None]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "killed"),
+        (signal.SIGSTOP, "hung"),
+        pytest.param(signal.SIGSEGV, "crashed", marks=pytest.mark.slow),
+    ],
+)
+def test_answers_go_on_where_they_were(number: signal.Signals, reason: str) -> None:
+    """More of them than there are seats: some have not started."""
+    submits = [submit(f"r{i}", prompt=i + 1, max_tokens=80) for i in range(8)]
+
+    async def body(client: ProcessClient) -> None:
+        calm = await asyncio.gather(*[collect(client.submit(s)) for s in submits])
+        streams = [client.submit(s) for s in submits]
+        first = [await anext(streams[0])]
+        signalled(client, number)
+        rest = await asyncio.gather(*[collect(stream) for stream in streams])
+        rest[0] = first + rest[0]
+        assert list(map(tokens_of, rest)) == list(map(tokens_of, calm))
+        assert list(map(ends_of, rest)) == [["length"]] * 8
+        assert client.restarts == {reason: 1}
+        assert max(output.cached for outputs in rest for output in outputs) == 0
+        assert rest[0][-1].device is None, "the time of another engine is not this request's"
+
+    supervised(body)
+
+
+def test_counters_go_on_and_nothing_is_held() -> None:
+    async def body(client: ProcessClient) -> None:
+        await collect(client.submit(submit("a", max_tokens=30)))
+        before = client.stats[0]
+        loaded: list[Ready] = []
+        client.on_ready = loaded.append
+        signalled(client)
+        await restarted(client)
+        assert len(loaded) == 1
+        await collect(client.submit(submit("b", max_tokens=20)))
+        after = client.stats[0]
+        assert after.generation_tokens == before.generation_tokens + 20 == 50
+        assert after.steps > before.steps
+        assert (after.running, after.blocks_held) == (0, 0)
+
+    supervised(body)
+
+
+def test_what_has_started_does_not_survive_a_second_loss() -> None:
+    async def body(client: ProcessClient) -> None:
+        stream = client.submit(submit("a", max_tokens=250))
+        news = [await anext(stream)]
+        signalled(client)
+        await restarted(client)
+        news.append(await anext(stream))
+        signalled(client)
+        news += await collect(stream)
+        assert ends_of(news) == ["error"]
+        assert news[-1].error_kind == "unavailable"
+        await restarted(client, 2)
+        assert ends_of(await collect(client.submit(submit("b")))) == ["length"]
+
+    supervised(body)
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        (DEADLY, "crashed"),
+        (FAULTY, "failed"),
+        pytest.param(ENDLESS, "hung", marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_that_breaks_each_engine_ends_alone(
+    token: int, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that wait behind it are answered; those that come later, too."""
+
+    async def body(client: ProcessClient) -> None:
+        bad = client.submit(submit("bad", prompt=[token], max_tokens=5))
+        behind = [client.submit(submit(f"r{i}", priority=1)) for i in range(12)]
+        (end,) = await collect(bad)
+        assert (end.finish_reason, end.error_kind) == ("error", "unavailable")
+        outcomes = [ends_of(await collect(stream)) for stream in behind]
+        assert {outcome[0] for outcome in outcomes if len(outcome) == 1} <= {"length", "error"}
+        assert outcomes[-1] == ["length"], "it had only waited"
+        assert ends_of(await collect(client.submit(submit("later")))) == ["length"]
+        assert client.restarts == {reason: 2}
+
+    supervised(body, config=CONFIG.model_copy(update={"max_num_seqs": 1}))
+
+
+def test_a_request_that_comes_while_there_is_no_engine_waits_for_one() -> None:
+    async def body(client: ProcessClient) -> None:
+        signalled(client)
+        while client.alive:
+            await asyncio.sleep(0.001)
+        assert client.restarting
+        answer, unwanted = client.submit(submit("a")), client.submit(submit("b"))
+        await unwanted.aclose()
+        client.abort(["c"])
+        assert ends_of(await collect(answer)) == ["length"]
+        assert not client._streams.ids
+
+    supervised(body)
+
+
+def test_what_nobody_awaits_is_not_tried_again() -> None:
+    async def body(client: ProcessClient) -> None:
+        stream = client.submit(submit("a", max_tokens=250))
+        await anext(stream)
+        signalled(client, signal.SIGSTOP)
+        await stream.aclose()
+        await restarted(client)
+        assert not client._streams.ids
+        await collect(client.submit(submit("b")))
+        assert client.stats[0].generation_tokens < 250
+
+    supervised(body)
+
+
+def test_engines_that_do_nothing_but_die_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "MOST_DEATHS", 3)
+
+    async def body(client: ProcessClient) -> None:
+        failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        client.on_failure = failure.set_result
+        stream = client.submit(submit("a", max_tokens=250))
+        await anext(stream)
+        signalled(client)
+        assert ends_of(await collect(stream)) == ["error"]
+        error = await failure
+        assert isinstance(error, EngineError)
+        assert "engines in a row" in str(error)
+        assert not client.alive
+        assert not client.restarting
+        (end,) = await collect(client.submit(submit("b")))
+        assert end.error_kind == "unavailable"
+        assert client.restarts == {"killed": 1, "load": 2}
+
+    supervised(body, "assemble_once", CONFIG.model_copy(update={"cache_dir": tmp_path}))
+
+
+def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LEAST_LOAD_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "LOAD_RATIO", 0.0)
+    monkeypatch.setattr(supervisor, "MOST_DEATHS", 2)
+
+    async def body(client: ProcessClient) -> None:
+        failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        client.on_failure = failure.set_result
+        await next_is(client, "assemble_forever")
+        signalled(client)
+        await failure
+        assert client.restarts == {"killed": 1, "load": 1}
+
+    supervised(body)
+
+
+def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
+    async def body(client: ProcessClient) -> None:
+        for spare_is_gone in (False, True):
+            assert client._spare is not None
+            spare = client._spare.pid or 0
+            if spare_is_gone:
+                await client._spare.kill()
+            else:
+                os.kill(spare, signal.SIGSTOP)
+            signalled(client)
+            await restarted(client, 1 + spare_is_gone)
+            assert (client.engine_pid == spare) is not spare_is_gone
+            assert ends_of(await collect(client.submit(submit("a")))) == ["length"]
+
+    supervised(body)
+
+
+def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
+    pids: list[int] = []
+
+    async def body(client: ProcessClient) -> None:
+        await next_is(client, "assemble_forever")
+        first = client.engine_pid
+        signalled(client)
+        while client.engine_pid in (first, None):
+            await asyncio.sleep(0.005)
+        pids.append(client.engine_pid or 0)
+
+    supervised(body)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_a_full_queue_is_told_at_once() -> None:
+    """Here, not by the engine, which is stopped."""
+
+    async def body(client: ProcessClient) -> None:
+        signalled(client, signal.SIGSTOP)
+        waiting = [client.submit(submit(f"r{i}", max_tokens=2)) for i in range(3)]
+        began = time.perf_counter()
+        (output,) = await collect(client.submit(submit("more")))
+        assert time.perf_counter() - began < 0.5
+        assert (output.finish_reason, output.error_kind) == ("error", "overloaded")
+        assert output.retry_seconds is not None
+        assert 1 <= output.retry_seconds <= 30
+        for stream in waiting:
+            assert ends_of(await collect(stream)) == ["length"]
+        assert ends_of(await collect(client.submit(submit("more")))) == ["length"]
+
+    supervised(body, config=CONFIG.model_copy(update={"max_queued_requests": 3}))
+
+
+def test_who_has_waited_too_long_is_told_so() -> None:
+    async def body(client: ProcessClient) -> None:
+        running = client.submit(submit("a", max_tokens=250))
+        await anext(running)
+        late = client.submit(submit("b"))
+        (output,) = await collect(late)
+        assert (output.finish_reason, output.error_kind) == ("error", "expired")
+        assert ends_of(await collect(running)) == ["length"]
+
+    config = CONFIG.model_copy(update={"max_num_seqs": 1})
+    supervised(body, config=config, queue_seconds=0.05)
+
+
+FORGER = """
+import socket, sys
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Output, Outputs, Ready
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    connection.recv(1 << 16)
+    connection.sendall(encode_frame(Ready({}, 1, 16, 64, "none", 0.0)))
+    for epoch in (6, 8, 7):
+        connection.sendall(encode_frame(Outputs([Output("a", [1])], epoch=epoch)))
+    connection.recv(1)
+"""
+
+
+def test_news_of_another_engine_are_not_heard() -> None:
+    async def main() -> None:
+        told: list[Outputs] = []
+        one = Child((sys.executable, "-c", FORGER), 7, told.append)
+        await one.start(CONFIG, print)
+        while not told:
+            await asyncio.sleep(0.005)
+        await one.close()
+        assert [news.epoch for news in told] == [7]
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+
+
+LAST_WORDS = """
+import socket, sys
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Failed, Outputs, Ready, Started
+with socket.socket(fileno=int(sys.argv[1])) as connection:
+    connection.recv(1 << 16)
+    connection.sendall(encode_frame(Ready({}, 1, 16, 64, "none", 0.0)))
+    connection.recv(1 << 16)
+    connection.sendall(encode_frame(Outputs(started=[Started("a", 5)])))
+    connection.sendall(encode_frame(Failed("on fire", user_error=False)))
+"""
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable[..., None]) -> None:
+    """A write to an engine that has ended comes before what it had said is read."""
+
+    async def main() -> None:
+        told: list[Outputs] = []
+        one = Child((sys.executable, "-c", LAST_WORDS), 0, told.append)
+        await one.start(CONFIG, print)
+        one.send(submit("a"))
+        assert one._process is not None
+        os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the loop stands still meanwhile
+        one.send(submit("b"))
+        end = await one.ended()
+        assert (end.reason, end.words) == ("failed", "failed: on fire")
+        assert [started.id for news in told for started in news.started] == ["a"]
+
+    runner(asyncio.wait_for(main(), LIMIT_SECONDS))
+
+
+def test_a_command_that_is_no_program_is_a_failed_start() -> None:
+    async def main() -> None:
+        client = ProcessClient(CONFIG, ("/no/such/program",))
+        with pytest.raises(EngineError, match="cannot be started"):
+            await client.start()
+        await client.close()
+
+    asyncio.run(main())
