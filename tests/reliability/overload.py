@@ -50,10 +50,12 @@ class Load:
 
 
 def body(model: str, rng: random.Random, tokens: int) -> Body:
+    """An answer of `tokens` on average: of equal lengths a whole batch would end at once, and counts of
+    answers come in its size."""
     prompt = [rng.randrange(3, 200) for _ in range(128)]
     return {
-        "model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
-        "stream": rng.random() < 0.5,
+        "model": model, "prompt": prompt, "max_tokens": rng.randint(tokens // 2, tokens + tokens // 2),
+        "ignore_eos": True, "temperature": 0, "stream": rng.random() < 0.5,
     }  # fmt: skip
 
 
