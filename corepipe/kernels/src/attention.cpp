@@ -154,10 +154,13 @@ const AttentionPlan::Part* AttentionPlan::take() {
 
 // Takes each part one ahead, so that its first keys can be fetched while the last are multiplied.
 void AttentionPlan::attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch) {
+  const AttentionTable& table = kernels.attention;
+  const bool bf16 = !call.cache.fp32;
+  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
   const Part* part = take();
   while (part != nullptr) {
     const Part* following = take();
-    kernels.attention.attend(call, part->item, following != nullptr ? &following->item : nullptr, scratch);
+    table.attend(call, part->item, following != nullptr ? &following->item : nullptr, scratch);
     if (part->item.partial != nullptr) finish_part(kernels, call, *part);
     part = following;
   }

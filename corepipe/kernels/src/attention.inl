@@ -13,6 +13,13 @@ constexpr AttentionTable kAttention = {
     write_rows,
     attend,
     combine,
+#if defined(__AMX_BF16__)
+    claim_attention_tiles,
+    release_tiles,
+#else
+    nullptr,
+    nullptr,
+#endif
     {rope_row, add_row, glu_row, round_row, widen_row},
     {argmax, max_of, group_maxima, divide_row, weigh_row, at_least},
 };

@@ -6,39 +6,56 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-// A pair of values of which one may not be seen: it is replaced by 0 in a copy, for as long as this lives.
-struct MaskedPair {
-  const char** place;
-  const char* original;
-  alignas(64) uint32_t copy[kMaxHeadDim];
-
-  CP_INLINE void hide(const char** values, int step, uint32_t keep, int width, MaskedPair* self) {
-    self->place = values + step;
-    self->original = *self->place;
-    const uint32_t* pairs = (const uint32_t*)self->original;
-    for (int d = 0; d < width; ++d) self->copy[d] = pairs[d] & keep;
-    *self->place = (const char*)self->copy;
+// The run of kGrain keys around a bound of what is seen.  Those beyond the bound are replaced by 0 in a copy, for as
+// long as this lives.
+template <class Cache>
+class MaskedKeys {
+ public:
+  // Keys outside `seen` are hidden in the run that `bound` lies in, unless it begins there.
+  void hide(KeyBlock& block, int bound, Span seen, int width) {
+    if (bound % Cache::kGrain == 0) return;
+    const int run = bound / Cache::kGrain * Cache::kGrain;
+    place_ = block.values + run / Cache::kDepth;
+    for (int s = 0; s < kSteps; ++s) {
+      original_[s] = place_[s];
+      const int key = run + s * Cache::kDepth;
+      const uint32_t keep = (sees(seen, key) ? 0x0000ffffu : 0) | (sees(seen, key + 1) ? 0xffff0000u : 0);
+      const uint32_t* pairs = (const uint32_t*)original_[s];
+      uint32_t* copy = copy_ + s * width;
+      for (int d = 0; d < width; ++d) copy[d] = pairs[d] & keep;
+      place_[s] = (const char*)copy;
+    }
   }
-  void restore() { *place = original; }
+
+  void restore() {
+    if (place_ == nullptr) return;
+    for (int s = 0; s < kSteps; ++s) place_[s] = original_[s];
+  }
+
+ private:
+  static bool sees(Span seen, int key) { return key >= seen.begin && key < seen.end; }
+
+  static constexpr int kSteps = Cache::kGrain / Cache::kDepth;
+  const char** place_ = nullptr;
+  const char* original_[kSteps];
+  alignas(64) uint32_t copy_[kSteps * kMaxHeadDim];
 };
 
 // The rows of one token at a block of which it sees a part.
 template <class Cache>
 static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
                       Span span, Ahead& ahead) {
-  MaskedPair first, last;
-  const bool odd_begin = Cache::kDepth == 2 && span.begin % 2 != 0;
-  const bool odd_end = Cache::kDepth == 2 && span.end % 2 != 0;
-  if (odd_begin) MaskedPair::hide(block.values, span.begin / 2, 0xffff0000u, shape.width, &first);
-  if (odd_end) MaskedPair::hide(block.values, span.end / 2, 0x0000ffffu, shape.width, &last);
-  Sight sight;
+  MaskedKeys<Cache> first, last;
+  first.hide(block, span.begin, span, shape.width);
+  last.hide(block, span.end, span, shape.width);
+  Sight<Cache> sight;
   sight.all = span;
-  for (int r = 0; r < kTileRows; ++r) sight.rows[r] = span;
-  for_tiles(rows, [&](int from, int n) {
+  for (int r = 0; r < Cache::kRows; ++r) sight.rows[r] = span;
+  for_tiles<Cache>(rows, [&](int from, int n) {
     meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);
   });
-  if (odd_begin) first.restore();
-  if (odd_end) last.restore();
+  last.restore();
+  first.restore();
 }
 
 // Sets lanes that hold an infinity or a NaN.
@@ -77,24 +94,26 @@ struct Edge {
   CP_INLINE Span sight(const Edge& e, int token) { return visible(e.position + token, e.window, e.start); }
 };
 
-// May the tokens meet the block together?  Then a value that one of them does not see is multiplied by its
+// May the tokens meet the block as it is?  Then a value that one of them does not see is multiplied by its
 // probability of 0, which changes no bit of a sum if the value is a number: a sum is never -0.
 template <class Cache>
 static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
   const Span first = Edge::sight(edge, 0), last = Edge::sight(edge, edge.tokens - 1);
-  const auto step_after = [](int key) { return (key + Cache::kDepth - 1) / Cache::kDepth; };
-  const int begin = first.begin / Cache::kDepth, end = step_after(last.end);
+  constexpr int kSteps = Cache::kGrain / Cache::kDepth;
+  const auto step_before = [](int key) { return key / Cache::kGrain * kSteps; };
+  const auto step_after = [](int key) { return (key + Cache::kGrain - 1) / Cache::kGrain * kSteps; };
+  const int begin = step_before(first.begin), end = step_after(last.end);
   if (last.begin >= first.end) return finite_values<Cache>(block, begin, end, width);
   return finite_values<Cache>(block, begin, step_after(last.begin), width) &&
-         finite_values<Cache>(block, first.end / Cache::kDepth, end, width);
+         finite_values<Cache>(block, step_before(first.end), end, width);
 }
 
 template <class Cache>
 static void meet_edges(const Shape& shape, const typename Cache::Element* q, float* state, const Edge& edge,
                        KeyBlock& block, Ahead& ahead) {
-  if (edge.tokens > 1 && can_share<Cache>(edge, block, shape.width)) {
-    for_tiles(edge.tokens * edge.group, [&](int from, int n) {
-      Sight sight;
+  if ((edge.tokens > 1 || Cache::kTiled) && can_share<Cache>(edge, block, shape.width)) {
+    for_tiles<Cache>(edge.tokens * edge.group, [&](int from, int n) {
+      Sight<Cache> sight;
       for (int r = 0; r < n; ++r) sight.rows[r] = Edge::sight(edge, (from + r) / edge.group);
       sight.all = {sight.rows[0].begin, sight.rows[n - 1].end};
       meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);

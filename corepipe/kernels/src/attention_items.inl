@@ -221,8 +221,8 @@ struct Item {
 
   void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead& ahead) {
     const size_t row = (size_t)begin * call.group;
-    for_tiles((end - begin) * call.group, [&](int first, int n) {
-      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block, Sight{},
+    for_tiles<Cache>((end - begin) * call.group, [&](int first, int n) {
+      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block, Sight<Cache>{},
                         ahead);
     });
   }
@@ -270,9 +270,14 @@ struct Item {
 
 CP_INLINE size_t aligned(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
+// Queries have room for a whole tile of rows more than there are.
+CP_INLINE size_t query_bytes(const AttentionCall& call, size_t n) {
+  return aligned((n + kKeyGroup) * call.cache.width * sizeof(float));
+}
+
 static size_t scratch_bytes(const AttentionCall& call, int rows) {
   const size_t n = (size_t)rows * call.group, width = call.cache.width;
-  return aligned(n * width * sizeof(float)) + 2 * aligned(n * state_floats(width) * sizeof(float));
+  return query_bytes(call, n) + 2 * aligned(n * state_floats(width) * sizeof(float));
 }
 
 // The keys of a position lie in as many lines as a head has pairs of elements: storing them cold takes long.
@@ -287,7 +292,7 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
   if (item.writes) write_as<Cache>(call, item.sequence, item.row, item.rows, item.head);
   Item<Cache> work(call, item, (typename Cache::Element*)scratch);
   const Item<Cache> following(call, next != nullptr ? *next : item, nullptr);
-  char* rest = (char*)scratch + aligned((size_t)work.rows() * work.shape.width * sizeof(float));
+  char* rest = (char*)scratch + query_bytes(call, work.rows());
   const size_t floats = work.rows() * work.shape.stride;
   float* state = (float*)rest;
   float* total = (float*)(rest + aligned(floats * sizeof(float)));

@@ -105,6 +105,9 @@ struct AttentionTable {
   // Adds up the partial results of all segments, in order: `item` covers them all, its `partial` points to
   // [segments][rows * group][state_floats], which is overwritten.
   void (*combine)(const AttentionCall&, const AttentionItem& item);
+  // A thread calls these, where there are any, before and after `attend` with a bf16 cache.
+  void (*begin_bf16)();
+  void (*end_bf16)();
   RowTable rows;
   SamplerTable sampler;
 };

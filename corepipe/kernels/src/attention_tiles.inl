@@ -13,6 +13,9 @@
 
 #include "attention_table.h"
 #include "simd.h"
+#if defined(__AMX_BF16__)
+#include "tiles.inl"
+#endif
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -25,11 +28,19 @@ constexpr int kTileRows = 6, kTileVecs = 4;
 constexpr int kTileRows = 2, kTileVecs = 2;
 #endif
 
-// ---- the two types of cache: one step multiplies kDepth elements of a row with 16 lanes of kDepth
+// ---- the two types of cache: one step multiplies kDepth elements of a row with 16 lanes of kDepth.  Up to kRows
+// rows meet a block together, and its values in whole runs of kGrain keys.
 
 struct Bf16Cache {
   typedef uint16_t Element;
   static constexpr int kDepth = 2;
+#if defined(__AMX_BF16__)
+  static constexpr bool kTiled = true;
+  static constexpr int kRows = kTile, kGrain = kKeyGroup;
+#else
+  static constexpr bool kTiled = false;
+  static constexpr int kRows = kTileRows, kGrain = kDepth;
+#endif
 #if defined(__AVX512BF16__)
   struct Lanes {
     __m512i pairs;
@@ -79,7 +90,8 @@ struct Bf16Cache {
 
 struct Fp32Cache {
   typedef float Element;
-  static constexpr int kDepth = 1;
+  static constexpr bool kTiled = false;
+  static constexpr int kDepth = 1, kRows = kTileRows, kGrain = kDepth;
   typedef f32x16 Lanes;
   CP_INLINE Lanes load_lanes(const char* x) { return load((const float*)x); }
   CP_INLINE Lanes spread(const float* x) { return broadcast(*x); }
@@ -266,6 +278,39 @@ CP_INLINE void weigh_values(int rows, int vecs, Args&&... args) {
   value_tile<Cache, kRows, kVecs>(args...);
 }
 
+// scores [rows][64] of the key groups [begin, end).
+template <class Cache>
+CP_INLINE void score_block(const typename Cache::Element* q, int rows, int width, const KeyBlock& block, int begin,
+                           int end, float* scores, Ahead& ahead) {
+  for (int g = begin; g < end; g += kTileVecs) {
+    const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
+    score<Cache>(rows, vecs, q, width, block.keys + g, scores + g * kLanes, ahead);
+  }
+}
+
+// sums [rows][width] = sums * decay + p . values, over the keys of `seen`.
+template <class Cache>
+CP_INLINE void weigh_block(const typename Cache::Element* p, int rows, int width, const KeyBlock& block, Span seen,
+                           const float* decay, float* sums, size_t stride, Ahead& ahead) {
+  const int first = seen.begin / Cache::kDepth, last = (seen.end + Cache::kDepth - 1) / Cache::kDepth;
+  const int columns = width / kLanes;
+  for (int v = 0; v < columns; v += kTileVecs) {
+    const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
+    weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay, sums + v * kLanes, stride,
+                        ahead);
+  }
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe
+
+#if defined(__AMX_BF16__)
+#include "attention_amx.inl"
+#endif
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
 // ---- online softmax
 
 CP_INLINE float finite_or_zero(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
@@ -277,8 +322,9 @@ CP_INLINE f32x16 masked(f32x16 x, int group, Span span) {
 }
 
 // What each row of a tile sees of a block, and all of them together.
+template <class Cache>
 struct Sight {
-  Span rows[kTileRows];
+  Span rows[Cache::kRows];
   Span all;
 
   CP_INLINE int first_group(const Sight& s) { return s.all.begin / kLanes; }
@@ -288,11 +334,11 @@ struct Sight {
 // Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
 // shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.
 template <class Cache, bool kWhole>
-CP_INLINE void softmax(const float* scores, int rows, const Sight& sight, float scale, float* state, size_t stride,
+CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, float scale, float* state, size_t stride,
                        typename Cache::Element* p, float* decay) {
-  const int begin = kWhole ? 0 : Sight::first_group(sight);
-  const int end = kWhole ? kKeyBlock / kLanes : Sight::end_group(sight);
-  float bases[kTileRows];
+  const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
+  const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);
+  float bases[Cache::kRows];
   for (int r = 0; r < rows; ++r) {
     f32x16 top = broadcast(kMinusInfinity);
     for (int g = begin; g < end; ++g) {
@@ -327,35 +373,34 @@ struct Shape {
   float scale;    // includes log2(e)
 };
 
-// One block of keys for up to kTileRows rows.  Values that some of them do not see meet a probability of 0.
+// One block of keys for up to Cache::kRows rows.  Values that some of them do not see meet a probability of 0.
 // `sight` is not looked at where they see all of it.
 template <class Cache, bool kWhole>
 CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
-                    const KeyBlock& block, const Sight& sight, Ahead& ahead) {
-  alignas(64) float scores[kTileRows * kKeyBlock];
-  alignas(64) typename Cache::Element p[kTileRows * kKeyBlock];
+                    const KeyBlock& block, const Sight<Cache>& sight, Ahead& ahead) {
+  alignas(64) float scores[Cache::kRows * kKeyBlock];
+  alignas(64) typename Cache::Element p[Cache::kRows * kKeyBlock];
   alignas(64) float decay[kLanes] = {};
-  const int begin = kWhole ? 0 : Sight::first_group(sight);
-  const int end = kWhole ? kKeyBlock / kLanes : Sight::end_group(sight);
-  for (int g = begin; g < end; g += kTileVecs) {
-    const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
-    score<Cache>(rows, vecs, q, shape.width, block.keys + g, scores + g * kLanes, ahead);
+  const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
+  const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);
+  if constexpr (Cache::kTiled) {
+    score_block_tiled(q, shape.width, block, begin, end, scores, ahead);
+  } else {
+    score_block<Cache>(q, rows, shape.width, block, begin, end, scores, ahead);
   }
   softmax<Cache, kWhole>(scores, rows, sight, shape.scale, state, shape.stride, p, decay);
-  const int first = kWhole ? 0 : sight.all.begin / Cache::kDepth;
-  const int last = (kWhole ? kKeyBlock : sight.all.end + Cache::kDepth - 1) / Cache::kDepth;
-  const int columns = shape.width / kLanes;
-  for (int v = 0; v < columns; v += kTileVecs) {
-    const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
-    weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay,
-                        state + 2 * kLanes + v * kLanes, shape.stride, ahead);
+  const Span seen = kWhole ? Span{0, kKeyBlock} : sight.all;
+  if constexpr (Cache::kTiled) {
+    weigh_block_tiled(p, rows, shape.width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
+  } else {
+    weigh_block<Cache>(p, rows, shape.width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
   }
 }
 
 // Splits n rows into tiles of nearly equal height and calls body(first, rows).
-template <class Body>
+template <class Cache, class Body>
 CP_INLINE void for_tiles(int n, Body&& body) {
-  const int tiles = (n + kTileRows - 1) / kTileRows;
+  const int tiles = (n + Cache::kRows - 1) / Cache::kRows;
   for (int t = 0; t < tiles; ++t) {
     const int first = n * t / tiles;
     body(first, n * (t + 1) / tiles - first);

@@ -48,18 +48,13 @@ void reduce_row(const Run& run, const Stop& stop, const std::vector<bool>& round
   }
 }
 
-// Measured on Zen 4.
-constexpr int kRowsOfChain = 56;   // for each thread; below that, reading the weights once counts for more
-constexpr int kMostRows = 56;      // what they make of a layer of a small model stays in the second-level cache
-constexpr int kFewestRows = 14;    // these keep the products busy while the weights come from the third level
-
 // First row of each item, and the end: as many items of a size as there are threads, then of a smaller one.
-std::vector<int> split_rows(int rows, int threads) {
+std::vector<int> split_rows(int rows, int threads, const ChainRows& chain) {
   std::vector<int> starts(1, 0);
   for (int start = 0; start < rows;) {
     const int left = (rows - start + threads - 1) / threads;  // for each thread
-    const int half = (left / 2 + 6) / 7 * 7;
-    const int size = left <= kFewestRows + 7 ? left : std::min(half, kMostRows);
+    const int half = (left / 2 + chain.unit - 1) / chain.unit * chain.unit;
+    const int size = left <= chain.fewest + chain.unit ? left : std::min(half, chain.most);
     for (int t = 0; t < threads && start < rows; ++t) {
       start = std::min(rows, start + size);
       starts.push_back(start);
@@ -194,7 +189,7 @@ void Executor::go(const Run& run, Job& job) {
 
 // How many stops from `at` on can be passed in rows; 0 where the batch has too few of them.
 int Executor::chain_length(const Run& run, size_t at) const {
-  if (run.batch.rows() < kRowsOfChain * run.pool.size()) return 0;
+  if (run.batch.rows() < run.kernels.linear.chain.from * run.pool.size()) return 0;
   size_t end = at;
   while (end < course_.stops.size() && course_.stops[end].program == course_.stops[at].program &&
          course_.stops[end].step->run_rows) {
@@ -206,7 +201,7 @@ int Executor::chain_length(const Run& run, size_t at) const {
 // Each thread takes some rows through all the steps: what a step writes is still in the thread's cache when the
 // next one reads it, and no thread waits for another in between.
 void Executor::pass_chain(const Run& run, const Stop* stops, int count) const {
-  const std::vector<int> starts = split_rows(run.batch.rows(), run.pool.size());
+  const std::vector<int> starts = split_rows(run.batch.rows(), run.pool.size(), run.kernels.linear.chain);
   run.pool.parallel(static_cast<int>(starts.size()) - 1, [&](int item, int thread) {
     const RowRange range{starts[item], starts[item + 1] - starts[item], thread};
     for (int i = 0; i < count; ++i) stops[i].step->run_rows(run, range);

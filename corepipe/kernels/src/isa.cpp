@@ -7,25 +7,29 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace corepipe {
 
 extern const KernelTable kPortableKernels;
 
 #if defined(__x86_64__)
-extern const KernelTable kAvx512Kernels, kAvx2Kernels;
+extern const KernelTable kAmxKernels, kAvx512Kernels, kAvx2Kernels;
 
 namespace {
 
 // cpuid leaf 7 (or 1) and the registers that the operating system saves (XCR0); __builtin_cpu_supports does
 // the same, but not with every compiler's run-time library.
 struct Cpu {
-  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_1_eax = 0, saved = 0;
+  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_edx = 0, leaf7_1_eax = 0, saved = 0;
 
   Cpu() {
     uint32_t a, b, c, d;
     if (__get_cpuid(1, &a, &b, &c, &d)) leaf1_ecx = c;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) leaf7_ebx = b, leaf7_ecx = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) leaf7_ebx = b, leaf7_ecx = c, leaf7_edx = d;
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf7_1_eax = a;
     constexpr uint32_t kOsXsave = 1u << 27;
     if (leaf1_ecx & kOsXsave) asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
@@ -50,6 +54,21 @@ bool has_avx512(const Cpu& cpu) {
          all(cpu.leaf7_ecx, {kVbmi, kVnni}) && all(cpu.leaf7_1_eax, {kBf16});
 }
 
+// Linux gives a process its tiles when it asks (Documentation/arch/x86/xstate.rst); elsewhere nobody does.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx(const Cpu& cpu) {
+  constexpr int kBf16 = 22, kTile = 24, kInt8 = 25;
+  return has_avx512(cpu) && all(cpu.saved, {17, 18}) && all(cpu.leaf7_edx, {kBf16, kTile, kInt8}) && tiles_granted();
+}
+
 }  // namespace
 #endif
 
@@ -57,6 +76,7 @@ std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
   const Cpu cpu;
+  if (has_amx(cpu)) tables.push_back(&kAmxKernels);
   if (has_avx512(cpu)) tables.push_back(&kAvx512Kernels);
   if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
 #endif

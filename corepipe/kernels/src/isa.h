@@ -16,6 +16,22 @@ struct KernelTable {
   AttentionTable attention;
 };
 
+// Calls `begin` and, at its end, `end`; either may be null.
+class Turn {
+ public:
+  Turn(void (*begin)(), void (*end)()) : end_(end) {
+    if (begin != nullptr) begin();
+  }
+  ~Turn() {
+    if (end_ != nullptr) end_();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  void (*const end_)();
+};
+
 // The tables that this build has and this CPU can run, best first.
 std::vector<const KernelTable*> available_kernels();
 

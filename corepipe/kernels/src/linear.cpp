@@ -59,7 +59,7 @@ class LinearRun {
         first_(first),
         rows_(rows),
         kind_(op.segments[0].matrix->kind),
-        kernel_(table.kinds[static_cast<int>(kind_)]),
+        kernel_(table.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
         panel_bytes_(groups_ * kGroup * bytes_per_k(kind_)),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
@@ -69,34 +69,45 @@ class LinearRun {
   void execute(Pool& pool) {
     const int parts = pool.size(), panels = panel_count();
     for (int t = 0; t < parts; ++t) scratch_.parts[t].set(panels * t / parts, panels * (t + 1) / parts);
-    prepared_ = scratch_.activations.reserve(row_bytes() * rows_);
-    for (Buffer& row : scratch_.rows) row.reserve(sizeof(float) * op_.k);
+    prepared_ = scratch_.activations.reserve(prepared_bytes());
+    for (int t = 0; t < parts; ++t) reserve_for(t);
     pool.parallel(blocks_ + parts, [this, parts](int item, int thread) {
       if (item < blocks_) {
         prepare_block(item, scratch_.rows[thread]);
         ready_.fetch_add(1, std::memory_order_release);
       } else {
         spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
-        multiply_part(item - blocks_, parts);
+        const Turn turn(kernel_.begin, kernel_.end);
+        multiply_part(item - blocks_, parts, thread);
       }
     });
   }
 
   // On the calling thread alone.
   void execute_on(int thread) {
-    prepared_ = scratch_.blocks[thread].reserve(row_bytes() * rows_);
-    scratch_.rows[thread].reserve(sizeof(float) * op_.k);
+    prepared_ = scratch_.blocks[thread].reserve(prepared_bytes());
+    reserve_for(thread);
     for (int block = 0; block < blocks_; ++block) prepare_block(block, scratch_.rows[thread]);
-    multiply_panels(0, panel_count());
+    const Turn turn(kernel_.begin, kernel_.end);
+    multiply_panels(0, panel_count(), thread);
   }
 
  private:
-  // Blocks of nearly equal size: the first `rows % blocks` have one row more.
+  // Blocks of nearly equal size: the first `units % blocks` have one unit more.
   int block_start(int block) const {
-    return block * (rows_ / blocks_) + std::min(block, rows_ % blocks_);
+    const int units = row_units();
+    return std::min(rows_, kernel_.row_unit * (block * (units / blocks_) + std::min(block, units % blocks_)));
   }
 
+  int row_units() const { return (rows_ + kernel_.row_unit - 1) / kernel_.row_unit; }
   size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
+  size_t prepared_bytes() const { return row_bytes() * row_units() * kernel_.row_unit; }
+  size_t unpacked_bytes() const { return static_cast<size_t>(groups_) * kernel_.panel_group_bytes; }
+
+  void reserve_for(int thread) {
+    scratch_.rows[thread].reserve(sizeof(float) * op_.k);
+    scratch_.panels[thread].reserve(2 * unpacked_bytes());  // under glu there are two at a time
+  }
 
   int panel_count() const {
     int panels = 0;
@@ -122,47 +133,56 @@ class LinearRun {
 
   // A part from its first panel on, for a long run through memory; then the others' from their last one back,
   // so that threads end together.
-  void multiply_part(int part, int parts) {
-    for (int p; (p = scratch_.parts[part].take_first()) >= 0;) multiply_panels(p, p + 1);
+  void multiply_part(int part, int parts, int thread) {
+    for (int p; (p = scratch_.parts[part].take_first()) >= 0;) multiply_panels(p, p + 1, thread);
     for (int i = 1; i < parts; ++i) {
-      for (int p; (p = scratch_.parts[(part + i) % parts].take_last()) >= 0;) multiply_panels(p, p + 1);
+      for (int p; (p = scratch_.parts[(part + i) % parts].take_last()) >= 0;) multiply_panels(p, p + 1, thread);
     }
   }
 
   // Panels [begin, end), counted over all segments.
-  void multiply_panels(int begin, int end) {
+  void multiply_panels(int begin, int end, int thread) {
     int first = 0;  // number of the segment's first panel
     for (int s = 0; s < walked(); ++s) {
       const int panels = op_.segments[s].matrix->panels();
       const int stop = std::min(end - first, panels);
       for (int p = std::max(begin - first, 0); p < stop; ++p) {
-        multiply_panel(op_.segments[s], p, p + 1 == panels ? p : p + 1);
+        multiply_panel(op_.segments[s], p, p + 1 == panels ? p : p + 1, thread);
       }
       first += panels;
     }
   }
 
   // One panel, and with glu the same of the other matrix, times all rows; `next` comes after it.
-  void multiply_panel(const Segment& segment, int panel, int next) {
+  void multiply_panel(const Segment& segment, int panel, int next, int thread) {
     alignas(64) float sums[2][kMaxBlockRows * kPanel];
     const Segment* up = op_.glu ? &op_.segments[1] : nullptr;
+    uint8_t* unpacked = scratch_.panels[thread].data();
+    const uint8_t* weights = ready_panel(segment, panel, unpacked);
+    const uint8_t* up_weights = up == nullptr ? nullptr : ready_panel(*up, panel, unpacked + unpacked_bytes());
     for (int b = 0; b < blocks_; ++b) {
       const int start = block_start(b), count = block_start(b + 1) - start;
       const uint8_t* x = prepared_ + start * row_bytes();
       Finish f = finish_of(segment, panel, start, count);
       fetch_output(f);
       f.sums = sums[0];
-      kernel_.multiply(count, segment.matrix->panel(panel), x, groups_, sums[0],
-                       ahead(*segment.matrix, panel, next, b));
+      kernel_.multiply(count, weights, x, groups_, sums[0], ahead(*segment.matrix, panel, next, b));
       if (up != nullptr) {
         const Finish g = finish_of(*up, panel, start, count);
         f.up_sums = sums[1];
         f.up_scale = g.scale;
         f.up_bias = g.bias;
-        kernel_.multiply(count, up->matrix->panel(panel), x, groups_, sums[1], ahead(*up->matrix, panel, next, b));
+        kernel_.multiply(count, up_weights, x, groups_, sums[1], ahead(*up->matrix, panel, next, b));
       }
       table_.finish(f);
     }
+  }
+
+  const uint8_t* ready_panel(const Segment& segment, int panel, uint8_t* unpacked) const {
+    const uint8_t* packed = segment.matrix->panel(panel);
+    if (kernel_.unpack == nullptr) return packed;
+    kernel_.unpack(packed, groups_, unpacked);
+    return unpacked;
   }
 
   // Memory should never be idle.  One block of few rows is through before a prefetch would help, and the
@@ -228,21 +248,34 @@ void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op,
 
 void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, const Matrix& matrix, int32_t* out) {
   if (matrix.kind != Kind::int8) throw std::invalid_argument("int8_accumulators: the matrix is not int8");
-  const LinearTable& table = kernels.linear;
-  const LinearKernel& kernel = table.kinds[static_cast<int>(Kind::int8)];
-  std::vector<uint8_t> block(kernel.row_group_bytes);
+  const LinearKernels& of_int8 = kernels.linear.kinds[static_cast<int>(Kind::int8)];
+  const LinearKernel& kernel = of_int8.of(rows);
+  const int stored = (kernel.max_rows + kernel.row_unit - 1) / kernel.row_unit * kernel.row_unit;
+  Buffer block, unpacked;
+  block.reserve(static_cast<size_t>(stored) * kernel.row_group_bytes);
+  unpacked.reserve(kernel.panel_group_bytes);
+  const Turn turn(kernel.begin, kernel.end);
   for (int g = 0; g < matrix.groups(); ++g) {
     const Matrix group = matrix.view(0, matrix.n, g * kGroup, std::min(kGroup, matrix.k - g * kGroup));
-    for (int r = 0; r < rows; ++r) {
-      int8_t q[kGroup] = {};
-      std::copy_n(x + static_cast<int64_t>(r) * matrix.k + g * kGroup, group.k, q);
-      table.prepare_int8_values(q, block.data());
+    for (int start = 0; start < rows; start += kernel.max_rows) {
+      const int count = std::min(kernel.max_rows, rows - start);
+      for (int r = 0; r < count; ++r) {
+        int8_t q[kGroup] = {};
+        std::copy_n(x + static_cast<int64_t>(start + r) * matrix.k + g * kGroup, group.k, q);
+        kernel.prepare_values(q, r, count, block.data());
+      }
       for (int p = 0; p < group.panels(); ++p) {
-        float sums[kPanel];
-        kernel.multiply(1, group.panel(p), block.data(), 1, sums, {group.panel(p), 0});
+        alignas(64) float sums[kMaxBlockRows * kPanel];
+        const uint8_t* panel = group.panel(p);
+        if (kernel.unpack != nullptr) kernel.unpack(panel, 1, unpacked.data());
+        kernel.multiply(count, kernel.unpack != nullptr ? unpacked.data() : panel, block.data(), 1, sums, {panel, 0});
         const int columns = std::min(kPanel, matrix.n - p * kPanel);
-        // Exact: with scale 1 they are whole numbers below 2^24.
-        out = std::transform(sums, sums + columns, out, [](float sum) { return static_cast<int32_t>(sum); });
+        for (int r = 0; r < count; ++r) {
+          // Exact: with scale 1 they are whole numbers below 2^24.
+          std::transform(sums + r * kPanel, sums + r * kPanel + columns,
+                         out + (static_cast<int64_t>(g) * rows + start + r) * matrix.n + p * kPanel,
+                         [](float sum) { return static_cast<int32_t>(sum); });
+        }
       }
     }
   }

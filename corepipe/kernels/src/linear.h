@@ -61,11 +61,12 @@ class alignas(64) PanelRange {
 
 // Working memory of the Linears of one pool, used by one of them at a time.
 struct Scratch {
-  explicit Scratch(int threads) : rows(threads), blocks(threads), parts(threads) {}
+  explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads) {}
 
   Buffer activations;             // all rows, prepared
   std::vector<Buffer> rows;       // one normalised row for each thread
   std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
+  std::vector<Buffer> panels;     // the panels that a thread has unpacked
   std::vector<PanelRange> parts;  // the panels of each thread
 };
 

@@ -5,7 +5,7 @@
 #include "linear.inl"
 
 namespace corepipe {
-namespace avx512 {
+namespace COREPIPE_SIMD {
 
 constexpr int kFloatRows = 14;  // 28 accumulators, two registers of weights, one or two of activations
 constexpr int kInt8Rows = 7;    // as many, half of them the fp32 sums of the groups before
@@ -85,12 +85,32 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
   unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
 }
 
+// Where a row of a block has its int8 values, scale and correction of group g.
+struct InterleavedRow {
+  static constexpr bool kCorrected = true;
+  uint8_t* block;
+  int row, rows;
+
+  CP_INLINE uint8_t* group(const InterleavedRow& to, int g) { return to.block + g * to.rows * kInt8RowGroup; }
+  CP_INLINE int8_t* q(const InterleavedRow& to, int g) {
+    return (int8_t*)group(to, g) + 8 * to.rows + kGroup * to.row;
+  }
+  CP_INLINE void* scale(const InterleavedRow& to, int g) { return group(to, g) + 4 * (to.rows + to.row); }
+  CP_INLINE void* correction(const InterleavedRow& to, int g) { return group(to, g) + 4 * to.row; }
+};
+
+template <class Row>
+CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
+  for (int i = 0; i < 4; ++i) store_low_bytes(Row::q(to, g) + kLanes * i, from.q[i]);
+  memcpy(Row::scale(to, g), &from.scale, 4);
+  if constexpr (Row::kCorrected) {
+    const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
+    memcpy(Row::correction(to, g), &correction, 4);
+  }
+}
+
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
-  memcpy(group + 4 * row, &correction, 4);
-  memcpy(group + 4 * (rows + row), &from.scale, 4);
-  int8_t* q = (int8_t*)group + 8 * rows + kGroup * row;
-  for (int i = 0; i < 4; ++i) store_low_bytes(q + kLanes * i, from.q[i]);
+  put_group(from, InterleavedRow{group, row, rows}, 0);
 }
 
 // Folds each of four vectors to one lane, by `op`.
@@ -119,9 +139,10 @@ struct Sum {
   CP_INLINE __m512i of(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
 };
 
-// quantize_group and store_int8_group for four groups at once: what is one number for each group takes as many
+// quantize_group and put_group for four groups at once: what is one number for each group takes as many
 // instructions for four.
-CP_INLINE void prepare_four_groups(const float* x, int row, int rows, uint8_t* group) {
+template <class Row>
+CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
   const auto largest = [](auto a, auto b) CP_LAMBDA { return Largest::of(a, b); };
   const auto sum = [](auto a, auto b) CP_LAMBDA { return Sum::of(a, b); };
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -141,29 +162,32 @@ CP_INLINE void prepare_four_groups(const float* x, int row, int rows, uint8_t* g
   _mm_store_ps(scales, scale);
   _mm_store_ps(inverses, _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
   unrolled<4>([&](auto g) CP_LAMBDA {
-    int8_t* to = (int8_t*)group + g.value * rows * kInt8RowGroup + 8 * rows + kGroup * row;
+    int8_t* q_out = Row::q(to, first + g.value);
     unrolled<4>([&](auto i) CP_LAMBDA {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], _mm512_set1_ps(inverses[g.value])));
-      _mm_storeu_si128((__m128i*)(to + kLanes * i.value), _mm512_cvtepi32_epi8(q));
+      _mm_storeu_si128((__m128i*)(q_out + kLanes * i.value), _mm512_cvtepi32_epi8(q));
       folded[g.value] = i.value == 0 ? q : Sum::of(folded[g.value], q);
     });
+    memcpy(Row::scale(to, first + g.value), scales + g.value, 4);
   });
-  alignas(16) int32_t corrections[4];
-  const __m128i sums = fold_four(folded, sum);
-  _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
-  for (int g = 0; g < 4; ++g) {
-    memcpy(group + g * rows * kInt8RowGroup + 4 * row, corrections + g, 4);
-    memcpy(group + g * rows * kInt8RowGroup + 4 * (rows + row), scales + g, 4);
+  if constexpr (Row::kCorrected) {
+    alignas(16) int32_t corrections[4];
+    const __m128i sums = fold_four(folded, sum);
+    _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
+    for (int g = 0; g < 4; ++g) memcpy(Row::correction(to, first + g), corrections + g, 4);
   }
 }
 
+template <class Row>
+CP_INLINE void prepare_row(const float* x, int k, const Row& to) {
+  float padded[kGroup];
+  int g = 0;
+  for (; (g + 4) * kGroup <= k; g += 4) prepare_four_groups(x + g * kGroup, to, g);
+  for (; g * kGroup < k; ++g) put_group(quantize_group(group_of(x, k, g, padded)), to, g);
+}
+
 static void prepare_int8_rows(const float* x, int k, int row, int rows, void* block) {
-  uint8_t* group = (uint8_t*)block;
-  int done = 0;
-  for (; done + 4 * kGroup <= k; done += 4 * kGroup, group += 4 * rows * kInt8RowGroup) {
-    prepare_four_groups(x + done, row, rows, group);
-  }
-  prepare_int8<kInt8RowGroup>(x + done, k - done, row, rows, group);
+  prepare_row(x, k, InterleavedRow{(uint8_t*)block, row, rows});
 }
 
 // ---- bf16, and int8 weights widened on the fly.  A block has for each group: [R][64] bf16.
@@ -355,15 +379,15 @@ struct Fp32Product {
 
 constexpr LinearTable kLinear = {
     {
-        {kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>},
-        {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>},
-        {kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>},
-        {kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>},
+        {{kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>, prepare_int8_values}},
+        {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>}},
+        {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
+        {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
     },
-    prepare_int8_values,
+    {56, 56, 14, 7},  // measured on Zen 4
     finish,
     rms_norm_row,
 };
 
-}  // namespace avx512
+}  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -221,12 +221,12 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
 
 constexpr LinearTable kLinear = {
     {
-        {kBlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product>},
-        {kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of>},
-        {kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of>},
-        {kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of>},
+        {{kBlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product>, prepare_int8_values}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of>}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of>}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of>}},
     },
-    prepare_int8_values,
+    {56, 56, 14, 7},  // measured on Zen 4
     finish,
     rms_norm_row,
 };

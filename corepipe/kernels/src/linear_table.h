@@ -7,7 +7,7 @@ namespace corepipe {
 
 constexpr int kPanel = 32;  // columns (of n) in a panel
 constexpr int kGroup = 64;  // elements of k that share one int8 activation scale; k is padded to this
-constexpr int kMaxBlockRows = 14;
+constexpr int kMaxBlockRows = 32;
 
 enum class Kind { int8, int8w, bf16, fp32 };
 constexpr int kKinds = 4;
@@ -28,8 +28,39 @@ struct LinearKernel {
   // Converts x [k] into row `row` of a block of `rows`.
   void (*prepare)(const float* x, int k, int row, int rows, void* block);
 
-  // sums [rows][32] = block . panel.
+  // sums [rows][32] = block . panel.  Rows of `sums` up to the next multiple of row_unit are overwritten too.
   void (*multiply)(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead);
+
+  // int8 only: puts q [64] as it is, with scale 1, into row `row` of a block of `rows` and one group (tests).
+  void (*prepare_values)(const int8_t* q, int row, int rows, void* block) = nullptr;
+
+  // Blocks are cut, and their memory is rounded up, to a multiple of this.
+  int row_unit = 1;
+
+  // Where products don't take panels as they are packed: what `unpack` makes of one, in this many bytes a group.
+  int panel_group_bytes = 0;
+  void (*unpack)(const void* panel, int groups, void* out) = nullptr;
+
+  // A thread calls these, where there are any, before and after a run of products: they claim units of its core.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
+};
+
+// The kernels of one kind: `many` from so many rows on.
+struct LinearKernels {
+  LinearKernel few;
+  int many_from = 1 << 30;
+  LinearKernel many = {};
+
+  const LinearKernel& of(int rows) const { return rows < many_from ? few : many; }
+};
+
+// How rows are cut where each thread takes some of them through several Ops; see executor.cpp.
+struct ChainRows {
+  int from;    // for each thread; below that, reading the weights once counts for more
+  int most;    // what they make of a layer of a small model stays in the second-level cache
+  int fewest;  // these keep the products busy while the weights come from the third level
+  int unit;
 };
 
 // What becomes of the sums [rows][32] of one panel; n of the 32 columns are stored.
@@ -51,10 +82,8 @@ struct Finish {
 };
 
 struct LinearTable {
-  LinearKernel kinds[kKinds];  // by Kind
-
-  // Makes a block of one row and group of int8 values q [64] as they are, with scale 1 (tests).
-  void (*prepare_int8_values)(const int8_t* q, void* block);
+  LinearKernels kinds[kKinds];  // by Kind
+  ChainRows chain;
 
   void (*finish)(const Finish&);
 

@@ -1,0 +1,11 @@
+#define COREPIPE_SIMD amx
+#include "attention.inl"
+#include "isa.h"
+#include "linear_amx.inl"
+
+namespace corepipe {
+
+extern const KernelTable kAmxKernels;
+const KernelTable kAmxKernels = {"amx", amx::kTiledLinear, amx::kAttention};
+
+}  // namespace corepipe
