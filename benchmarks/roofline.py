@@ -62,8 +62,7 @@ class Limits:
 
 
 def measure_limits(kind: str, threads: int) -> Limits:
-    probe = {"int8": native().probe_vnni, "int8w": native().probe_bf16, "bf16": native().probe_bf16}.get(kind)
-    product = probe(threads, 0.1) if probe and native().isa() == "avx512" else 0.0
+    product = native().probe_products(native().isa(), "bf16" if kind == "int8w" else kind, threads, 0.1)
     return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
 
 
@@ -153,9 +152,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     print(f"{native().isa()}, {args.threads} threads")
-    print(f"memory   {native().probe_read(512 * MIB, args.threads, 1.0):7.1f} GB/s read")
-    print(f"vpdpbusd {native().probe_vnni(args.threads, 0.3):7.0f} GOP/s (int8)")
-    print(f"vdpbf16ps{native().probe_bf16(args.threads, 0.3):7.0f} GFLOP/s (bf16)")
+    print(f"memory         {native().probe_read(512 * MIB, args.threads, 1.0):7.1f} GB/s read")
+    for isa in native().isas():
+        for kind in ("int8", "bf16"):
+            if rate := native().probe_products(isa, kind, args.threads, 0.3):
+                print(f"{kind} on {isa:<6} {rate:7.0f} GOP/s")
     for kind in args.kinds:
         report(kind, args.rows, args.threads, args.repeats)
 

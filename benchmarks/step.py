@@ -3,8 +3,8 @@
     python benchmarks/step.py [MODEL] [--format int8] [--context 128] [--rounds 5]
 
 For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), and the share of
-the roofline max(weight bytes / raw memory reading, operations of the linears / peak).  The limits are probed
-in turn with the steps, because a shared machine drifts.
+the roofline max(weight bytes / raw memory reading, operations of the linears / peak of the ISA's products).  The
+limits are probed in turn with the steps, because a shared machine drifts.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--isa", default=native().isa(), choices=("amx", "avx512"), help="whose peak to take; default its own"
+    )
     args = parser.parse_args()
 
     model = registry.load(hub.resolve(args.model))
@@ -74,16 +77,16 @@ def main() -> None:
     layers = sum(2 * op.x.width * op.out.width for op in linears[:-1])
     head = 2 * linears[-1].x.width * linears[-1].out.width
     nbytes = (layers + head) / 2 * FORMATS[args.format].weights.bytes
-    peak_of = {"int8": native().probe_vnni, "bf16": native().probe_bf16, "int8-weights": native().probe_bf16}
-    probe = peak_of.get(args.format, native().probe_bf16)
+    product = "int8" if args.format == "int8" else "bf16"
     results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
             batch, rows, context = case
             read = native().probe_read(256 << 20, args.threads, 0.15) * 1e9
-            peak = probe(args.threads, 0.1) * 1e9
+            peak = native().probe_products(args.isa, product, args.threads, 0.1) * 1e9
             took = seconds(executor, inputs(batch, rows, context, graph.vocab_size), 10 if rows == 1 else 3)
-            floor = max(nbytes / read, (layers * batch * rows + head * batch) / peak)
+            operations = layers * batch * rows + head * batch
+            floor = max(nbytes / read, operations / peak if peak else 0.0)
             results[case].append((batch * rows / took, floor / took))
     print(f"{'batch':>8} {'rows':>5} {'tokens/s':>10} {'share of roofline':>18} {'best round':>11}")
     for (batch, rows, _), runs in results.items():

@@ -58,7 +58,7 @@ def test_a_row_is_independent_of_other_rows_and_threads(call: Call, kind: packin
 def test_many_rows_have_the_bits_of_few(call: Call, kind: packing.Kind) -> None:
     """Each thread takes some of many rows through the op; of few rows, some of the columns."""
     rng = np.random.default_rng(11)
-    x, base = (rng.standard_normal((233, w)).astype(np.float32) for w in (330, 70))
+    x, base = (rng.standard_normal((283, w)).astype(np.float32) for w in (330, 70))
     gain = rng.standard_normal(330).astype(np.float32)
     weights = tuple(random_weights(rng, kind, 70, 330) for _ in range(2))
     plain = Case(x, weights, norm=(gain, 1e-5), round_bf16=True)
@@ -129,10 +129,11 @@ def test_norm_bias_and_rounding_match_numpy(call: Call) -> None:
     np.testing.assert_allclose(rounded, want, rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("k", [64, 130])
-def test_int8_accumulators_are_exact(call: Call, k: int) -> None:
+def test_int8_accumulators_are_exact(call: Call, k: int, rows: int) -> None:
     rng = np.random.default_rng(6)
-    x = rng.integers(-128, 128, (3, k), dtype=np.int8)
+    x = rng.integers(-128, 128, (rows, k), dtype=np.int8)
     values = rng.integers(-128, 128, (50, k), dtype=np.int8)
     x[0], values[0] = -128, -128  # the largest sums there are
     got = call(linears.accumulators, x, Weights("int8", values, np.ones(50, np.float32)))
@@ -140,6 +141,26 @@ def test_int8_accumulators_are_exact(call: Call, k: int) -> None:
         part = slice(64 * g, 64 * g + 64)
         want = x[:, part].astype(np.int32) @ values[:, part].astype(np.int32).T
         np.testing.assert_array_equal(got[g], want)
+
+
+@pytest.mark.parametrize(("sign", "weight"), [(1, 127), (1, -128), (-1, 127), (-1, -128)])
+def test_the_largest_int8_sums_of_many_groups(call: Call, sign: int, weight: int) -> None:
+    weights = Weights("int8", np.full((40, 576), weight, np.int8), np.ones(40, np.float32))
+    x = np.full((40, 576), 127 * sign, np.float32)  # a scale of 1
+    (got,) = call(linears.run, Case(x, (weights,)))
+    np.testing.assert_array_equal(got, 576 * 127 * sign * weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_rows_have_the_bits_of_several(call: Call, kind: packing.Kind) -> None:
+    """Numbers of rows on both sides of where an ISA changes its instructions, and of its blocks."""
+    rng = np.random.default_rng(12)
+    x = rng.standard_normal((70, 200)).astype(np.float32)
+    weights = random_weights(rng, kind, 70, 200)
+    (whole,) = call(linears.run, Case(x, (weights,)))
+    for rows in (*range(1, 18), 31, 32, 33, 48, 49, 64, 65):
+        (part,) = call(linears.run, Case(x[:rows], (weights,)), 2)
+        np.testing.assert_array_equal(part, whole[:rows])
 
 
 def test_int8_of_zeros_tiny_values_and_nan(call: Call) -> None:

@@ -116,13 +116,18 @@ static void prepare_int8(const float* x, int k, int row, int rows, void* block) 
   }
 }
 
-static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
+// Values as they are.
+CP_INLINE QuantizedGroup group_of_values(const int8_t* q) {
   int32_t values[kGroup];
   for (int i = 0; i < kGroup; ++i) values[i] = q[i];
   QuantizedGroup group;
   group.scale = 1.0f;
   for (int i = 0; i < 4; ++i) group.q[i] = load(values + kLanes * i);
-  store_int8_group(group, row, rows, (uint8_t*)block);
+  return group;
+}
+
+static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
+  store_int8_group(group_of_values(q), row, rows, (uint8_t*)block);
 }
 
 CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }

@@ -87,7 +87,6 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
 
 // Where a row of a block has its int8 values, scale and correction of group g.
 struct InterleavedRow {
-  static constexpr bool kCorrected = true;
   uint8_t* block;
   int row, rows;
 
@@ -95,18 +94,19 @@ struct InterleavedRow {
   CP_INLINE int8_t* q(const InterleavedRow& to, int g) {
     return (int8_t*)group(to, g) + 8 * to.rows + kGroup * to.row;
   }
-  CP_INLINE void* scale(const InterleavedRow& to, int g) { return group(to, g) + 4 * (to.rows + to.row); }
-  CP_INLINE void* correction(const InterleavedRow& to, int g) { return group(to, g) + 4 * to.row; }
+  CP_INLINE void put_scale(const InterleavedRow& to, int g, float scale) {
+    memcpy(group(to, g) + 4 * (to.rows + to.row), &scale, 4);
+  }
+  CP_INLINE void put_correction(const InterleavedRow& to, int g, int32_t correction) {
+    memcpy(group(to, g) + 4 * to.row, &correction, 4);
+  }
 };
 
 template <class Row>
 CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
   for (int i = 0; i < 4; ++i) store_low_bytes(Row::q(to, g) + kLanes * i, from.q[i]);
-  memcpy(Row::scale(to, g), &from.scale, 4);
-  if constexpr (Row::kCorrected) {
-    const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
-    memcpy(Row::correction(to, g), &correction, 4);
-  }
+  Row::put_scale(to, g, from.scale);
+  Row::put_correction(to, g, -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3])));
 }
 
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
@@ -168,14 +168,12 @@ CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
       _mm_storeu_si128((__m128i*)(q_out + kLanes * i.value), _mm512_cvtepi32_epi8(q));
       folded[g.value] = i.value == 0 ? q : Sum::of(folded[g.value], q);
     });
-    memcpy(Row::scale(to, first + g.value), scales + g.value, 4);
+    Row::put_scale(to, first + g.value, scales[g.value]);
   });
-  if constexpr (Row::kCorrected) {
-    alignas(16) int32_t corrections[4];
-    const __m128i sums = fold_four(folded, sum);
-    _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
-    for (int g = 0; g < 4; ++g) memcpy(Row::correction(to, first + g), corrections + g, 4);
-  }
+  alignas(16) int32_t corrections[4];
+  const __m128i sums = fold_four(folded, sum);
+  _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
+  for (int g = 0; g < 4; ++g) Row::put_correction(to, first + g, corrections[g]);
 }
 
 template <class Row>
@@ -384,7 +382,8 @@ constexpr LinearTable kLinear = {
         {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
         {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
     },
-    {56, 56, 14, 7},  // measured on Zen 4
+    {56, 56, 14, 7},  // measured on Zen 4, as the next
+    4,
     finish,
     rms_norm_row,
 };

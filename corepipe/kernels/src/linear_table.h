@@ -84,6 +84,7 @@ struct Finish {
 struct LinearTable {
   LinearKernels kinds[kKinds];  // by Kind
   ChainRows chain;
+  int unaided_rows;  // up to so many rows the hardware fetches weights soon enough by itself
 
   void (*finish)(const Finish&);
 

@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #endif
 
+#include <nanobind/stl/string.h>
+
 #include "linear.h"
 #include "pool.h"
 
@@ -80,28 +82,69 @@ __attribute__((target("avx512f"))) void bf16_rounds() {
 }
 #undef CP_CHAINS
 
+// Four sums, as many instructions in flight as one takes; kChains of them in a round.
+#define CP_TILES(instruction)                                  \
+  for (int i = 0; i < kRounds * kChains / 4; ++i) {            \
+    asm volatile(instruction " %%tmm6, %%tmm4, %%tmm0\n"       \
+                 instruction " %%tmm7, %%tmm4, %%tmm1\n"       \
+                 instruction " %%tmm6, %%tmm5, %%tmm2\n"       \
+                 instruction " %%tmm7, %%tmm5, %%tmm3" ::);    \
+  }
+
+void tile_int8_rounds() { CP_TILES("tdpbsud") }
+void tile_bf16_rounds() { CP_TILES("tdpbf16ps") }
+#undef CP_TILES
+
 #else
 
 void vnni_rounds() {}
 void bf16_rounds() {}
+void tile_int8_rounds() {}
+void tile_bf16_rounds() {}
 #endif
 
-// The AVX-512 kernels are there only where the CPU has both instructions.
-bool has_instructions() { return std::string(available_kernels().front()->name) == "avx512"; }
+// Null where the CPU lacks the ISA's instructions.
+const KernelTable* table_named(const std::string& name) {
+  for (const KernelTable* table : available_kernels()) {
+    if (name == table->name) return table;
+  }
+  return nullptr;
+}
 
-double probe_rate(void (*rounds)(), int products, int threads, double seconds) {
+struct Instruction {
+  const char* isa;
+  const char* kind;
+  void (*rounds)();
+  int products;
+};
+
+constexpr Instruction kInstructions[] = {
+    {"amx", "int8", tile_int8_rounds, 16 * 16 * 64},
+    {"amx", "bf16", tile_bf16_rounds, 16 * 16 * 32},
+    {"avx512", "int8", vnni_rounds, 64},
+    {"avx512", "bf16", bf16_rounds, 32},
+};
+
+double rate_of(const Instruction& instruction, const KernelTable& table, int threads, double seconds) {
+  const LinearKernel& user = table.linear.kinds[static_cast<int>(Kind::bf16)].few;
   Pool pool(threads);
   const int items = 8 * threads;
-  const double best = shortest(seconds, [&] { pool.parallel(items, [&](int, int) { rounds(); }); });
-  return 2.0 * products * kChains * kRounds * items / best / 1e9;
+  const double best = shortest(seconds, [&] {
+    pool.parallel(items, [&](int, int) {
+      const Turn turn(user.begin, user.end);
+      instruction.rounds();
+    });
+  });
+  return 2.0 * instruction.products * kChains * kRounds * items / best / 1e9;
 }
 
-double probe_vnni(int threads, double seconds) {
-  return has_instructions() ? probe_rate(vnni_rounds, 64, threads, seconds) : 0.0;
-}
-
-double probe_bf16(int threads, double seconds) {
-  return has_instructions() ? probe_rate(bf16_rounds, 32, threads, seconds) : 0.0;
+double probe_products(const std::string& isa, const std::string& kind, int threads, double seconds) {
+  const KernelTable* table = table_named(isa);
+  for (const Instruction& instruction : kInstructions) {
+    if (table == nullptr || isa != instruction.isa || kind != instruction.kind) continue;
+    return rate_of(instruction, *table, threads, seconds);
+  }
+  return 0.0;
 }
 
 }  // namespace
@@ -111,10 +154,9 @@ void bind_probe(nanobind::module_& m) {
   const auto released = nb::call_guard<nb::gil_scoped_release>();
   m.def("probe_read", &probe_read, nb::arg("bytes"), nb::arg("threads"), nb::arg("seconds"), released,
         "GB/s that `threads` read from `bytes` of memory in huge pages; the best pass.");
-  m.def("probe_vnni", &probe_vnni, nb::arg("threads"), nb::arg("seconds"), released,
-        "GOP/s of vpdpbusd on registers; 0 where the CPU lacks it.");
-  m.def("probe_bf16", &probe_bf16, nb::arg("threads"), nb::arg("seconds"), released,
-        "GFLOP/s of vdpbf16ps on registers; 0 where the CPU lacks it.");
+  m.def("probe_products", &probe_products, nb::arg("isa"), nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"),
+        released,
+        "GOP/s of an ISA's instruction for products of int8 or bf16, on registers; 0 where the CPU or the ISA lacks it.");
 }
 
 }  // namespace corepipe

@@ -5,7 +5,7 @@
 
 namespace corepipe {
 
-// Adds probe_read, probe_vnni and probe_bf16 to the module.
+// Adds probe_read and probe_products to the module.
 void bind_probe(nanobind::module_& m);
 
 }  // namespace corepipe

@@ -37,10 +37,10 @@ CP_INLINE void tile_store(void* to, size_t row_bytes) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kFrom), "r"(to), "r"(row_bytes) : "memory");
 }
 
-// sums += rows . columns, of s8 x s8 or bf16.
+// sums += rows . columns, of s8 x u8 or bf16.
 template <int kSums, int kRows, int kColumns>
-CP_INLINE void tile_dot_s8() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
+CP_INLINE void tile_dot_s8u8() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
 }
 
 template <int kSums, int kRows, int kColumns>
