@@ -3,8 +3,8 @@
     python benchmarks/step.py [MODEL] [--format int8] [--context 128] [--rounds 5]
 
 For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), and the share of
-the roofline max(weight bytes / raw memory reading, operations of the linears / peak of the ISA's products).  The
-limits are probed in turn with the steps, because a shared machine drifts.
+the roofline max(weight bytes / raw memory reading, operations of the linears / peak of the ISA's products).
+The limits are probed in turn with the steps, because a shared machine drifts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(__linux__)
+#if defined(COREPIPE_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -54,20 +54,18 @@ bool has_avx512(const Cpu& cpu) {
          all(cpu.leaf7_ecx, {kVbmi, kVnni}) && all(cpu.leaf7_1_eax, {kBf16});
 }
 
-// Linux gives a process its tiles when it asks (Documentation/arch/x86/xstate.rst); elsewhere nobody does.
+#if defined(COREPIPE_AMX)
+// Linux gives a process its tiles when it asks (Documentation/arch/x86/xstate.rst).
 bool tiles_granted() {
-#if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
 }
 
 bool has_amx(const Cpu& cpu) {
   constexpr int kBf16 = 22, kTile = 24, kInt8 = 25;
   return has_avx512(cpu) && all(cpu.saved, {17, 18}) && all(cpu.leaf7_edx, {kBf16, kTile, kInt8}) && tiles_granted();
 }
+#endif
 
 }  // namespace
 #endif
@@ -76,7 +74,9 @@ std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
   const Cpu cpu;
+#if defined(COREPIPE_AMX)
   if (has_amx(cpu)) tables.push_back(&kAmxKernels);
+#endif
   if (has_avx512(cpu)) tables.push_back(&kAvx512Kernels);
   if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
 #endif
