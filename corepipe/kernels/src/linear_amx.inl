@@ -28,10 +28,8 @@ CP_INLINE void fetch_lines(Fetch& ahead, int lines) {
   for (int i = 0; i < lines; ++i, ahead.from += 64) __builtin_prefetch(ahead.from, 0, kIntoL2);
 }
 
-// How many after each of the `products` that take `bytes` of a panel.
-CP_INLINE int lines_of(const Fetch& ahead, int bytes, int products) {
-  return ahead.parts == 0 ? 0 : (bytes / 64 / ahead.parts + products - 1) / products;
-}
+// How many for each `bytes` of a panel.
+CP_INLINE int lines_of(const Fetch& ahead, int bytes) { return ahead.parts == 0 ? 0 : bytes / 64 / ahead.parts; }
 
 // ---- int8.  A block has q [groups][tiles][16][64] s8, then scale and -128 * sum(q) [groups][tiles][16] f32.
 //
@@ -80,20 +78,17 @@ CP_INLINE void run_up(const uint8_t* w, const uint8_t* q, float* sums, Fetch& ah
     tile_load<4>(q, 64);
     if (kStores) tile_store<0>(before, 64);
     tile_dot_s8u8<0, 4, 6>();
-    fetch_lines(ahead, lines);
     tile_load<7>(w + 64, 128);
     if (kStores) tile_store<1>(before + kTileSums, 64);
     tile_dot_s8u8<1, 4, 7>();
-    fetch_lines(ahead, lines);
     if (kTiles == 2) {
       tile_load<5>(q + kTileBytes, 64);
       if (kStores) tile_store<2>(before + 2 * kTileSums, 64);
       tile_dot_s8u8<2, 5, 6>();
-      fetch_lines(ahead, lines);
       if (kStores) tile_store<3>(before + 3 * kTileSums, 64);
       tile_dot_s8u8<3, 5, 7>();
-      fetch_lines(ahead, lines);
     }
+    fetch_lines(ahead, lines);
     w += kInt8PanelGroup;
     q += kTiles * kTileBytes;
   });
@@ -128,7 +123,7 @@ static void multiply_int8_tiles(int rows, const uint8_t* w, const uint8_t* q, in
   alignas(64) float sums[2 * 2 * kTiles * kTileSums];
   const float* scales = (const float*)(q + groups * kTiles * kTileBytes);
   const float* corrections = scales + groups * kTiles * kTile;
-  const int lines = lines_of(ahead, kInt8PanelGroup, 2 * kTiles);
+  const int lines = lines_of(ahead, kInt8PanelGroup);
   int g = 0;
   for (; g + 2 <= groups; g += 2) {
     run_up<kTiles, 2>(w + g * kInt8PanelGroup, q + g * kTiles * kTileBytes, sums, ahead, lines);
@@ -188,7 +183,7 @@ static void unpack_int8w(const void* panel, int groups, void* out) {
 template <int kTiles>
 static void multiply_bf16_tiles(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kStepBytes = 128 * kTile;  // 32 columns of 32 k
-  const int lines = lines_of(ahead, kStepBytes, 1);
+  const int lines = lines_of(ahead, kStepBytes);
   clear_sums<kTiles>();
   for (int s = 0; s < 2 * groups; ++s) {
     tile_load<6>(w, 128);
