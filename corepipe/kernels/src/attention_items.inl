@@ -222,8 +222,8 @@ struct Item {
   void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead& ahead) {
     const size_t row = (size_t)begin * call.group;
     for_tiles<Cache>((end - begin) * call.group, [&](int first, int n) {
-      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block, Sight<Cache>{},
-                        ahead);
+      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block,
+                        Sight<Cache>{}, ahead);
     });
   }
 

@@ -335,8 +335,8 @@ struct Sight {
 // Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
 // shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.
 template <class Cache, bool kWhole>
-CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, float scale, float* state, size_t stride,
-                       typename Cache::Element* p, float* decay) {
+CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, float scale, float* state,
+                       size_t stride, typename Cache::Element* p, float* decay) {
   const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
   const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);
   float bases[Cache::kRows];
