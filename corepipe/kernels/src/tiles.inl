@@ -8,7 +8,7 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-constexpr int kTile = 16;          // rows of a tile, and 32-bit columns
+constexpr int kTile = 16;  // rows of a tile, and 32-bit columns
 constexpr int kTileBytes = 1024;
 
 // The operand of ldtilecfg, palette 1.
