@@ -26,6 +26,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.timeline import Timeline
 
+ASYNC = PROFILES["async"]
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "placement-physics.md"
 CONTEXT = 256
@@ -41,8 +42,8 @@ class Setting:
     instance: str
 
     def cost(self, pipeline: int = 1, tensor: int = 1, data: int = 1) -> CostModel:
-        programs = compiler(self.graph, self.hardware)(Placement(pipeline, tensor))
-        return CostModel(programs, self.hardware, data)
+        programs = compiler(self.graph, self.hardware, ASYNC)(Placement(pipeline, tensor))
+        return CostModel(programs, self.hardware, ASYNC, data)
 
     @property
     def hardware(self) -> Instance:
@@ -60,6 +61,8 @@ EVEN = Setting("tinyllama-1.1b", "bf16", "inf2.48xlarge")
 """With a small head, so that its stages take nearly the same time."""
 ALONE = StepShape.decode(1, CONTEXT)
 BATCH = 8
+USERS = 72
+"""That many numbers of batches share out evenly."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,14 @@ def pipeline_depth(setting: Setting = SMALL) -> Curve:
 
 
 def pipeline_bubble(setting: Setting = EVEN, stages: int = 8) -> Curve:
-    """Tokens a second and core over the batches in flight, each of `BATCH` sequences."""
+    """Tokens a second over the batches that `USERS` sequences are shared out to."""
     rows = []
-    for flying in (1, 2, 3, 4, 6, 8, 12, 16):
-        speed, fill = closed_loop(setting.cost(pipeline=stages), StepShape.decode(BATCH, CONTEXT), flying)
-        rows.append((flying, speed / stages, 100 * fill))
-    head = ("batches in flight", "tokens/s a core", "pipe full, % of the time")
-    return Curve("pipeline-bubble", head, tuple(rows), "tokens/s a core", (1,))
+    for flying in (1, 2, 3, 4, 6, 8, 9, 12, 18, 24):
+        shape = StepShape.decode(USERS // flying, CONTEXT)
+        speed, fill = closed_loop(setting.cost(pipeline=stages), shape, flying)
+        rows.append((flying, shape.sequences, speed, 100 * fill))
+    head = ("batches in flight", "sequences each", "tokens/s", "pipe full, % of the time")
+    return Curve("pipeline-bubble", head, tuple(rows), "tokens/s", (2,))
 
 
 def closed_loop(cost: CostModel, shape: StepShape, flying: int, batches: int = 400) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
+from corepipe.neuron.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,12 @@ class Timeline:
     def __init__(self, cost: CostModel, profile: RuntimeProfile | None = None) -> None:
         self._cost = cost
         self._profile = profile or cost.profile
+        self._rounds = Rounds(cost, self._profile)
         self._host_free = 0.0
         self._free = [0.0] * cost.stages
         self._busy = [0.0] * cost.stages
         self._overlap = _Overlap(cost.stages)
+        self._hand_over_seconds = 0.0
         self._work_until = 0.0
         self._work_seconds = 0.0
 
@@ -58,7 +61,9 @@ class Timeline:
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         stages: list[tuple[float, float]] = []
         for stage, seconds in enumerate(cost.stage_seconds(shape)):
-            arrives += cost.transfer_seconds(stage, shape)
+            moved = cost.transfer_seconds(stage, shape)
+            self._hand_over_seconds += moved
+            arrives += moved
             start = max(arrives, self._free[stage])
             arrives = start + seconds
             self._run(stage, start, arrives)
@@ -75,9 +80,19 @@ class Timeline:
         return self._cost
 
     @property
+    def rounds(self) -> Rounds:
+        """How long it takes to give every sequence a token."""
+        return self._rounds
+
+    @property
     def busy_seconds(self) -> tuple[float, ...]:
         """Busy time of each core of the replica."""
         return tuple(busy for busy in self._busy for _ in range(self._cost.tensor))
+
+    @property
+    def hand_over_seconds(self) -> float:
+        """Time in which batches were between stages, all told."""
+        return self._hand_over_seconds
 
     @property
     def work_seconds(self) -> float:

@@ -10,8 +10,7 @@ class SchedulerConfig:
     """Limits of one replica.
 
     A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
-    `micro_batches`: batches that a pipeline wants in flight; the running requests are shared out to them,
-    and take turns where it is full with fewer.
+    `stages`: of the pipeline that computes the batches; so many prompts may be on their way through it.
     `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
     Raises ValueError for a limit below 1.
     """
@@ -24,8 +23,13 @@ class SchedulerConfig:
     prefix_cache: bool
     max_queued_requests: int
     max_queued_tokens: int
-    micro_batches: int = 1
+    stages: int = 1
     max_cached_blocks: int | None = None
+
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be under way at once: one more than the stages can cover what is between them."""
+        return self.stages + 1 if self.stages > 1 else 1
 
     def __post_init__(self) -> None:
         for limit in fields(self):

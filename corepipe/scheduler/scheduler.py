@@ -7,28 +7,34 @@ ones.  That gives chunked prompts, prefix-cache hits and recompute after preempt
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
 from corepipe.scheduler import rotation as rotations
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.rotation import Rotation
 
-__all__ = ["QueueFull", "Scheduler", "SchedulerConfig"]
+__all__ = ["Pipeline", "QueueFull", "Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
     """Decides which tokens of which requests the next batch computes.
 
-    Batches may overlap: `schedule` can be called again before `update`, and `update` takes the batches in
-    the order in which they were scheduled.
+    Batches overlap in a pipeline: `schedule` can be called again before `update`, and `update` takes the
+    batches in the order in which they were scheduled.  `pipeline` says how many are best (None: one for each
+    stage): those who generate go round in so many, of about the same size, and prompts fill what that leaves
+    free of the stages.
     """
 
-    def __init__(self, config: SchedulerConfig, policy: Policy = mixed) -> None:
+    def __init__(
+        self, config: SchedulerConfig, policy: Policy = mixed, pipeline: Pipeline | None = None
+    ) -> None:
         self._config = config
         self._policy = policy
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
@@ -41,10 +47,14 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._ranks: dict[Request, Rank] = {}
         self._running: list[Request] = []  # by priority, then by who was scheduled longest ago
+        self._sharing = Sharing(
+            config, self._running, self._queue, self._kv, pipeline or OneForEachStage(config.stages)
+        )
         self._leaving: set[Request] = set()  # aborted, with a batch still in flight
         self._num_added = 0
         self._num_scheduled = 0
         self._num_updated = 0
+        self._generating: deque[bool] = deque()  # whether anybody generates in it, of each batch in flight
         self.preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -71,12 +81,15 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next batch; None where nothing can run now."""
-        seats, kept = self._batch_seats()
-        step = _Step(self, self._config.max_num_batched_tokens, seats, kept)
+        share = self._sharing.share(len(self._generating), sum(self._generating))
+        if share is None:
+            return None
+        step = _Step(self, self._config.max_num_batched_tokens, share)
         self._policy(step)
         if not step.chunks:
             return None
         self._num_scheduled += 1
+        self._generating.append(step.generates)
         if len(step.chunks) < len(self._running):
             self._queue_up([chunk.request for chunk in step.chunks])
         return Batch(self._num_scheduled, tuple(step.chunks))
@@ -89,6 +102,7 @@ class Scheduler:
         """
         self._check_result(batch, tokens)
         self._num_updated += 1
+        self._generating.popleft()
         events = []
         for chunk, token in zip(batch.chunks, tokens, strict=True):
             event = self._land(chunk, token)
@@ -101,9 +115,9 @@ class Scheduler:
 
         None where they do not, or where that cannot be told.
         """
-        if self._leaving:
+        if self._leaving or not all(self._generating) or len(batches) != self._sharing.settled():
             return None
-        seats, _ = self._batch_seats()
+        seats = self._sharing.most_seats(len(self._running))
         return rotations.find(batches, self._running, self._queue, self._kv, self._config, seats)
 
     def advance(self, rotation: Rotation, moves: int) -> tuple[Batch, ...]:
@@ -217,28 +231,7 @@ class Scheduler:
             return
         scheduled = set(requests)
         others = [request for request in self._running if request not in scheduled]
-        self._running = sorted([*others, *requests], key=attrgetter("priority"))
-
-    def _batch_seats(self) -> tuple[int, int]:
-        """Sequences that a batch may have, so that all micro-batches get their share; how many of these
-        seats are kept for waiting requests, which else might wait for as long as others run."""
-        config = self._config
-        if config.micro_batches == 1:
-            return config.max_num_seqs, 0
-        coming = self._admissible()
-        active = len(self._running) + coming
-        return -(-active // config.micro_batches), -(-coming // config.micro_batches)
-
-    def _admissible(self) -> int:
-        """Waiting requests that seats and blocks would let in now, if none found a cached prefix."""
-        seats = self._config.max_num_seqs - len(self._running)
-        blocks, count = self._kv.pool.available, 0
-        for request in self._queue:
-            blocks -= self._kv.blocks_for(request.num_tokens)
-            if count == seats or blocks < 0:
-                break
-            count += 1
-        return count
+        self._running[:] = sorted([*others, *requests], key=attrgetter("priority"))
 
     def _admit(self, short: Rank | None) -> Request | None:
         """Moves the head of the queue to the running requests, if there is a seat and room for all of its
@@ -261,6 +254,7 @@ class Scheduler:
 
     def _start(self, request: Request, hits: int) -> None:
         """Starts a request after `hits` tokens that it found in the prefix cache."""
+        self._sharing.changed()
         self._queue.start(request, self._ranks[request])
         insort(self._running, request, key=attrgetter("priority"))
         if request.num_preemptions == 0:
@@ -290,6 +284,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue; all known tokens, generated ones too, will be computed anew."""
+        self._sharing.changed()
         self._running.remove(request)
         self._kv.release(request)
         request.num_computed = request.num_done = 0
@@ -324,6 +319,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:
+            self._sharing.changed()
             self._running.remove(request)
         else:
             self._queue.remove(request, self._ranks[request])
@@ -343,32 +339,37 @@ class Scheduler:
 class _Step:
     """The batch that is being put together, as its policy sees it.
 
-    kept: how many of its seats are only for prompts and for who has a higher priority than the head of the
-    queue, as long as the queue has somebody who may start.
+    The seats that its share keeps are only for prompts and for who has a higher priority than the head of
+    the queue, as long as the queue has somebody who may start.
     """
 
-    def __init__(self, scheduler: Scheduler, tokens: int, seats: int, kept: int) -> None:
+    def __init__(self, scheduler: Scheduler, tokens: int, share: Share) -> None:
         self._scheduler = scheduler
         self._tokens = tokens
-        self._seats = seats
+        self._seats = share.seats
+        self._prompts_only = share.prompts_only
         head = scheduler._queue.peek()
-        self._kept, self._kept_for = (0, 0) if head is None else (kept, head.priority)
+        self._kept, self._kept_for = (0, 0) if head is None else (share.kept, head.priority)
         self._block_size = scheduler._config.block_size
         self._short: Rank | None = None
         self._admitted: set[Request] = set()
         self.chunks: list[Chunk] = []
+        self.generates = False
 
     def ready(self) -> Sequence[Request]:
         return [r for r in self._scheduler._running if r.num_computed < r.num_tokens]
 
     def run(self, request: Request) -> bool:
-        if self._tokens == 0 or self._seats == 0:
+        if self._tokens == 0 or self._seats == 0 or (self._prompts_only and request.generates):
             return False
         if self._seats <= self._kept and request.generates and request.priority >= self._kept_for:
             return False
         if request in self._admitted:  # preempted for another chunk of this batch, and back in it already
             return False
-        return self._run(request)
+        generates = request.generates
+        ran = self._run(request)
+        self.generates |= ran and generates
+        return ran
 
     def admit(self) -> bool:
         if self._tokens > 0 and self._seats > 0:

@@ -17,7 +17,9 @@ from corepipe.neuron.cost import Bottleneck, CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.modes import compiler
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
 
+ASYNC = PROFILES["async"]
 ROOT = Path(__file__).parent.parent.parent
 ALONE = StepShape.decode(1, 256)
 BATCH = StepShape.decode(8, 256)
@@ -39,7 +41,12 @@ def curves() -> ModuleType:
 def cost(model: str, fmt: str, where: str, pipeline: int = 1, tensor: int = 1, data: int = 1) -> CostModel:
     hardware = instance(where)
     graph = architecture(model).graph(FORMATS[fmt], 1024)
-    return CostModel(compiler(graph, hardware)(Placement(pipeline, tensor)), hardware, data)
+    return CostModel(
+        compiler(graph, hardware, ASYNC)(Placement(pipeline, tensor)),
+        hardware,
+        ASYNC,
+        data,
+    )
 
 
 def hand_over(model: CostModel, shape: StepShape) -> float:
@@ -81,6 +88,21 @@ def test_throughput_of_a_core_falls_with_the_bubble(where, stages):
         full = min(1.0, flying * slowest / model.latency(BATCH))
         assert speed == pytest.approx(full * BATCH.sequences / slowest, rel=0.05)
     assert speeds[0] < 0.75 * speeds[-1]
+
+
+@pytest.mark.parametrize("where", ["inf2.48xlarge", "trn1.32xlarge"])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_more_batches_than_stages_read_weights_in_vain(where, stages):
+    """The same sequences in more and more batches: up to about one a stage they gain, then each further one
+    costs another reading of the weights."""
+    model = cost("tinyllama-1.1b", "bf16", where, stages)
+    speeds = [
+        curves().closed_loop(model, StepShape.decode(64 // flying, 256), flying)[0]
+        for flying in (1, stages, 2 * stages, 4 * stages)
+    ]
+    assert speeds[1] >= 0.98 * max(speeds)
+    assert speeds[2] < 0.7 * speeds[1]
+    assert speeds[3] < 0.6 * speeds[2]
 
 
 @pytest.mark.parametrize("stages", [1, 4])

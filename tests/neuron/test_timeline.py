@@ -16,6 +16,7 @@ from corepipe.neuron.timeline import Timeline
 from tests.spans import Span, pipe_fill
 
 INF2 = instance("inf2.48xlarge")
+ASYNC = PROFILES["async"]
 IDEAL = PROFILES["ideal"]
 EVEN = llama(replace(TINY, layers=16, hidden=512, ffn=2048, vocab=8))
 """So wide that a layer outweighs the embedding and the head, and the stages take nearly the same time."""
@@ -24,7 +25,7 @@ STEP = StepShape.decode(8, 100)
 
 def _run(stages: int, in_flight: int, batches: int = 400) -> tuple[Timeline, list[Span]]:
     """A closed loop that keeps `in_flight` batches in the pipe, as the driver does."""
-    timeline = Timeline(CostModel(pipeline(EVEN, stages), INF2), IDEAL)
+    timeline = Timeline(CostModel(pipeline(EVEN, stages), INF2, ASYNC), IDEAL)
     spans, ready, now = [], [], 0.0
     for number in range(batches):
         if len(ready) == in_flight:
@@ -45,7 +46,7 @@ def _run(stages: int, in_flight: int, batches: int = 400) -> tuple[Timeline, lis
     st.sampled_from(sorted(PROFILES)),
 )
 def test_time_never_runs_backwards(stages, steps, profile):
-    cost = CostModel(pipeline(EVEN, stages), INF2)
+    cost = CostModel(pipeline(EVEN, stages), INF2, ASYNC)
     timeline = Timeline(cost, PROFILES[profile])
     free, now, last_ready = [0.0] * stages, 0.0, 0.0
     for wait, rows, start in steps:
@@ -66,14 +67,14 @@ def test_time_never_runs_backwards(stages, steps, profile):
 
 
 def test_an_idle_replica_takes_the_latency_and_the_host():
-    cost = CostModel(pipeline(EVEN, 4), INF2)
+    cost = CostModel(pipeline(EVEN, 4), INF2, ASYNC)
     timing = Timeline(cost, PROFILES["sync"]).submit(STEP, 5.0)
     assert timing.starts_at == 5.0 + 437e-6
     assert timing.ready_at == pytest.approx(timing.starts_at + cost.latency(STEP))
 
 
 def test_a_batch_submitted_when_accepted_starts_without_a_gap():
-    cost = CostModel(pipeline(EVEN, 4), INF2)
+    cost = CostModel(pipeline(EVEN, 4), INF2, ASYNC)
     timeline = Timeline(cost, replace(IDEAL, host_seconds=min(cost.stage_seconds(STEP)) / 2))
     first = timeline.submit(STEP, 0.0)
     second = timeline.submit(STEP, first.accepts_at)
@@ -81,7 +82,7 @@ def test_a_batch_submitted_when_accepted_starts_without_a_gap():
 
 
 def test_the_host_submits_one_batch_after_the_other():
-    timeline = Timeline(CostModel(pipeline(EVEN, 2), INF2), replace(IDEAL, host_seconds=1.0))
+    timeline = Timeline(CostModel(pipeline(EVEN, 2), INF2, ASYNC), replace(IDEAL, host_seconds=1.0))
     starts = [timeline.submit(STEP, 0.0).starts_at for _ in range(3)]
     assert starts == pytest.approx([1.0, 2.0, 3.0])
 
@@ -107,7 +108,7 @@ def test_a_pipe_of_one_stage_is_always_full():
 
 
 def test_idle_time_does_not_count():
-    timeline = Timeline(CostModel(whole(EVEN), INF2), IDEAL)
+    timeline = Timeline(CostModel(whole(EVEN), INF2, ASYNC), IDEAL)
     for now in (0.0, 10.0, 20.0):
         timeline.submit(STEP, now)
     assert timeline.fill == pytest.approx(1.0)
@@ -115,12 +116,12 @@ def test_idle_time_does_not_count():
 
 
 def test_nothing_submitted():
-    timeline = Timeline(CostModel(pipeline(EVEN, 2), INF2))
+    timeline = Timeline(CostModel(pipeline(EVEN, 2), INF2, ASYNC))
     assert (timeline.fill, timeline.occupancy, timeline.busy_seconds) == (0.0, 0.0, (0.0, 0.0))
 
 
 def test_tensor_ranks_run_together():
-    cost = CostModel(with_all_reduce(whole(llama(TINY)), 64, 4), INF2)
+    cost = CostModel(with_all_reduce(whole(llama(TINY)), 64, 4), INF2, ASYNC)
     timeline = Timeline(cost, IDEAL)
     timing = timeline.submit(STEP, 0.0)
     assert [core for core, _, _ in timing.spans] == [0, 1, 2, 3]

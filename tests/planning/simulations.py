@@ -82,10 +82,10 @@ def play(
     step_by_step: bool = False,
     **changes: Any,
 ) -> Record:
-    """Runs a workload over a replica for each cost; two batches a stage are in flight."""
+    """Runs a workload over a replica for each cost."""
     costs = [cost] if isinstance(cost, Cost) else cost
     stages = costs[0].stages
-    config = limits(**{"micro_batches": 1 if stages == 1 else 2 * stages, **changes})
+    config = limits(**{"stages": stages, **changes})
     timelines = [Timeline(each, PROFILES[profile]) for each in costs]  # type: ignore[arg-type]
     return Simulation(config, policy(batches), timelines, load, step_by_step=step_by_step).run()
 

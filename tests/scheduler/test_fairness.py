@@ -43,22 +43,22 @@ class Pipe:
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.integers(1, 13),
-    micro_batches=st.integers(1, 8),
+    stages=st.integers(1, 8),
     most=st.integers(1, 8),
     budget=st.integers(4, 64),
     seed=st.integers(0, 2**32),
 )
 def test_the_busy_get_equal_shares(
-    policy_name: str, requests: int, micro_batches: int, most: int, budget: int, seed: int
+    policy_name: str, requests: int, stages: int, most: int, budget: int, seed: int
 ) -> None:
     """Fewer batches may be in flight than the requests are shared out to, or fewer tokens fit a batch than
     there are requests; in any window two requests get as many tokens as each other, give or take two."""
     rng = random.Random(seed)
     pipe = Pipe(
         policy_name,
-        min(most, micro_batches),
-        micro_batches=micro_batches,
-        max_num_batched_tokens=max(budget, -(-requests // micro_batches) + 1),
+        min(most, stages),
+        stages=stages,
+        max_num_batched_tokens=max(budget, -(-requests // stages) + 1),
     )
     busy = [pipe.add(f"r{number}", rng.randint(1, 12)) for number in range(requests)]
     while any(request.num_generated == 0 for request in busy):
@@ -78,7 +78,7 @@ def test_the_busy_get_equal_shares(
 @pytest.mark.parametrize("busy", [1, 5, 8, 12])
 def test_a_newcomer_is_not_kept_out_by_a_full_pipe(policy_name: str, busy: int) -> None:
     """There are six micro-batches, and no more than four are ever in flight."""
-    pipe = Pipe(policy_name, most=4, micro_batches=6)
+    pipe = Pipe(policy_name, most=4, stages=6)
     for number in range(busy):
         pipe.add(f"r{number}")
     for _ in range(10 * busy):
@@ -91,7 +91,7 @@ def test_a_newcomer_is_not_kept_out_by_a_full_pipe(policy_name: str, busy: int) 
 
 @pytest.mark.parametrize("policy_name", POLICIES)
 def test_a_prompt_is_done_before_the_next_one_starts(policy_name: str) -> None:
-    pipe = Pipe(policy_name, most=1, micro_batches=6, max_num_batched_tokens=8)
+    pipe = Pipe(policy_name, most=1, stages=6, max_num_batched_tokens=8)
     for name in "ab":
         pipe.add(name, prompt=20)
     batches = [pipe.scheduler.schedule() for _ in range(6)]
@@ -103,7 +103,7 @@ def test_a_prompt_is_done_before_the_next_one_starts(policy_name: str) -> None:
 
 def test_the_running_take_the_seats_that_the_queue_cannot() -> None:
     """Of two seats one is kept for c, but a takes the block that c would need."""
-    limits = config(micro_batches=2, num_blocks=3, block_size=4, prefix_cache=False)
+    limits = config(stages=2, num_blocks=3, block_size=4, prefix_cache=False)
     scheduler = Scheduler(limits, policy("mixed"))
     for name, prompt in [("a", 4), ("b", 2)]:
         scheduler.add(Request(name, [1] * prompt, 8))
@@ -118,7 +118,7 @@ def test_the_running_take_the_seats_that_the_queue_cannot() -> None:
 
 def test_priority_goes_before_waiting_time() -> None:
     """Two batches of two are in flight, of three that would take all six."""
-    pipe = Pipe("mixed", most=2, micro_batches=3)
+    pipe = Pipe("mixed", most=2, stages=3)
     low = [pipe.add(f"low{number}", priority=1) for number in range(2)]
     high = [pipe.add(f"high{number}") for number in range(4)]
     for _ in range(50):
@@ -128,7 +128,7 @@ def test_priority_goes_before_waiting_time() -> None:
 
 
 def test_no_seat_is_kept_from_a_higher_priority() -> None:
-    pipe = Pipe("mixed", most=1, micro_batches=3)
+    pipe = Pipe("mixed", most=1, stages=3)
     high = [pipe.add(f"high{number}") for number in range(3)]
     while min(request.num_generated for request in high) == 0:
         pipe.turn()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
-from tests.scheduler.world import VOCAB, World
+from tests.scheduler.world import VOCAB, World, any_pipeline
 
 LONGEST = 40
 
@@ -29,7 +29,7 @@ def limits(rng: random.Random) -> SchedulerConfig:
         prefix_cache=rng.random() < 0.8,
         max_queued_requests=rng.randint(3, 12),
         max_queued_tokens=rng.randint(LONGEST, 4 * LONGEST),
-        micro_batches=rng.randint(1, 4),
+        stages=rng.randint(1, 4),
     )
 
 
@@ -68,7 +68,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32), policy=st.sampled_from(["mixed", "segregated"]))
     def start(self, seed, policy):
         self.rng = random.Random(seed)
-        self.world = World(limits(self.rng), policy)
+        within = limits(self.rng)
+        self.world = World(within, policy, any_pipeline(self.rng, within.stages))
 
     @rule()
     def add(self):
@@ -79,7 +80,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, index):
         self.world.abort(list(self.world.ends)[index % len(self.world.ends)])
 
-    @precondition(lambda self: len(self.world.flights) < 4)
     @rule()
     def schedule(self):
         self.world.schedule()
@@ -107,7 +107,9 @@ class TestStateMachine(SchedulerMachine.TestCase):
 def drive(seed: int, steps: int) -> World:
     """A seeded random walk over all moves, then everything to its end."""
     rng = random.Random(seed)
-    world = World(limits(rng), rng.choice(["mixed", "segregated"]))
+    within = limits(rng)
+    split = any_pipeline(rng, within.stages)
+    world = World(within, rng.choice(["mixed", "segregated"]), split)
     load = rng.uniform(0.02, 0.5)
     for _ in range(steps):
         move = rng.random()
@@ -115,10 +117,8 @@ def drive(seed: int, steps: int) -> World:
             add(world, rng)
         elif move < load + 0.01 and world.ends:
             world.abort(rng.choice(list(world.ends)[-20:]))
-        elif world.flights and (len(world.flights) >= world.limits.micro_batches or rng.random() < 0.3):
+        elif (world.flights and rng.random() < 0.3) or (world.schedule() is None and world.flights):
             world.land()
-        else:
-            world.schedule()
     world.finish()
     return world
 

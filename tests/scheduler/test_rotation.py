@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.request import Batch, Request
 from corepipe.scheduler.rotation import Rotation
-from corepipe.scheduler.scheduler import QueueFull, Scheduler, SchedulerConfig
-from tests.scheduler.world import config, run
+from corepipe.scheduler.scheduler import Pipeline, QueueFull, Scheduler, SchedulerConfig
+from tests.scheduler.world import any_pipeline, config, run
 
 
 class Side:
     """A scheduler and its batches in flight.  Every token is 0."""
 
-    def __init__(self, limits: SchedulerConfig, policy_name: str) -> None:
-        self.limits = limits
-        self.scheduler = Scheduler(limits, policy(policy_name))
+    def __init__(self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline) -> None:
+        self.scheduler = Scheduler(limits, policy(policy_name), pipeline)
         self.flights: deque[Batch] = deque()
 
     def add(self, **fields: Any) -> bool:
@@ -32,7 +31,7 @@ class Side:
         return True
 
     def launch(self) -> None:
-        while len(self.flights) < self.limits.micro_batches and (batch := self.scheduler.schedule()):
+        while batch := self.scheduler.schedule():
             self.flights.append(batch)
 
     def land(self) -> None:
@@ -92,7 +91,7 @@ def limits(rng: random.Random) -> SchedulerConfig:
         max_num_batched_tokens=rng.randint(4, 40),
         max_model_len=longest,
         prefix_cache=rng.random() < 0.7,
-        micro_batches=rng.choice([1, 1, 2, 3, 4]),
+        stages=rng.choice([1, 1, 2, 3, 4]),
     )
 
 
@@ -113,7 +112,8 @@ def fields(rng: random.Random, number: int) -> dict[str, Any]:
 def lockstep(seed: int, steps: int) -> tuple[int, int]:
     """How many moves were made at once, and how many requests came while it went."""
     rng = random.Random(seed)
-    of = limits(rng), rng.choice(["mixed", "segregated"])
+    within = limits(rng)
+    of = within, rng.choice(["mixed", "segregated"]), any_pipeline(rng, within.stages)
     fast, slow = Side(*of), Side(*of)
     load, moves, number = rng.uniform(0.05, 0.6), 0, 0
     for _ in range(steps):

@@ -63,7 +63,7 @@ class TestLimits:
         assert (scheduler.waiting, scheduler.waiting_tokens) == (1, 4)
         assert scheduler.abort("b") is None
 
-    @pytest.mark.parametrize("limit", ["num_blocks", "max_num_seqs", "micro_batches"])
+    @pytest.mark.parametrize("limit", ["num_blocks", "max_num_seqs", "stages"])
     def test_limits_are_positive(self, limit):
         with pytest.raises(ValueError, match=f"{limit} must be at least 1"):
             config(**{limit: 0})
@@ -89,7 +89,7 @@ class TestBatches:
         ]
 
     def test_chunks_of_a_prompt_overlap_but_unknown_tokens_are_not_scheduled(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler = Scheduler(config(max_num_batched_tokens=5, stages=3))
         scheduler.add(request("a", 8))
         first, second = scheduler.schedule(), scheduler.schedule()
         assert (spans(first), spans(second)) == ([("a", 0, 5)], [("a", 5, 3)])
@@ -106,16 +106,20 @@ class TestBatches:
         assert [name for name, *_ in spans(scheduler.schedule())] == ["a", "b"]
         assert (scheduler.running, scheduler.waiting) == (2, 1)
 
-    def test_micro_batches_share_out_the_requests(self):
-        scheduler = Scheduler(config(micro_batches=3))
+    def test_stages_share_out_the_requests_evenly(self):
+        scheduler = Scheduler(config(stages=3))
         for name in "abcdefg":
             scheduler.add(request(name, 2))
         batches = [scheduler.schedule() for _ in range(3)]
-        assert [[name for name, *_ in spans(batch)] for batch in batches] == [list("abc"), list("def"), ["g"]]
+        assert [[name for name, *_ in spans(batch)] for batch in batches] == [
+            list("abc"),
+            list("de"),
+            list("fg"),
+        ]
         assert scheduler.schedule() is None
 
     def test_requests_that_blocks_keep_out_have_no_share(self):
-        scheduler = Scheduler(config(micro_batches=2, num_blocks=10, prefix_cache=False))
+        scheduler = Scheduler(config(stages=2, num_blocks=10, prefix_cache=False))
         scheduler.add(request("a", 8))
         scheduler.add(request("b", 8))
         for batch in [scheduler.schedule(), scheduler.schedule()]:
@@ -136,7 +140,7 @@ class TestBatches:
         assert order == ["c", "d", "b", "a"]
 
     def test_batches_come_back_in_order_with_a_token_for_each_chunk_that_samples(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler = Scheduler(config(max_num_batched_tokens=5, stages=2))
         scheduler.add(request("a", 8))
         first, second = scheduler.schedule(), scheduler.schedule()
         with pytest.raises(ValueError, match="1 is the oldest"):
@@ -194,7 +198,7 @@ class TestAbort:
         assert (scheduler.blocks_held, scheduler.has_unfinished()) == (0, False)
 
     def test_in_flight_it_keeps_its_blocks_until_its_last_batch_is_back(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5, prefix_cache=False))
+        scheduler = Scheduler(config(max_num_batched_tokens=5, prefix_cache=False, stages=2))
         a = request("a", 8)
         scheduler.add(a)
         first, second = scheduler.schedule(), scheduler.schedule()
@@ -255,7 +259,7 @@ class TestPreemption:
         assert [name for name, *_ in spans(scheduler.schedule())] == ["b", "early"]
 
     def test_nobody_in_flight_is_preempted(self):
-        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False, micro_batches=2))
+        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False, stages=2))
         a, b = request("a", 8, 8), request("b", 8, 8)
         scheduler.add(a)
         scheduler.add(b)

@@ -3,13 +3,14 @@ whose next token depends on every token before it.  Every move is checked agains
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass
 from zlib import crc32
 
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status
-from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
+from corepipe.scheduler.scheduler import Pipeline, Scheduler, SchedulerConfig
 
 VOCAB = 5
 
@@ -27,6 +28,37 @@ def config(**limits) -> SchedulerConfig:
         "max_queued_tokens": 100_000,
     }
     return SchedulerConfig(**{**roomy, **limits})
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A pipeline that is best with so many batches."""
+
+    generating: int
+    in_flight: int
+
+    def generating_batches(self, sequences: int, _tokens: int) -> int:
+        return min(self.generating, sequences)
+
+    def batches_with_prompts(self, sequences: int, tokens: int, _prompt: int) -> int:
+        generating = self.generating_batches(sequences, tokens) if sequences else 0
+        return max(generating, self.in_flight)
+
+
+@dataclass(frozen=True)
+class Fickle(Fixed):
+    """A pipeline that likes others to go in other numbers of batches."""
+
+    table: tuple[int, ...]
+
+    def generating_batches(self, sequences: int, tokens: int) -> int:
+        return min(sequences, self.table[(3 * sequences + tokens // 16) % len(self.table)])
+
+
+def any_pipeline(rng: random.Random, stages: int) -> Pipeline:
+    """As wild as the cost model could be."""
+    table = tuple(rng.randint(1, stages + 1) for _ in range(16))
+    return Fickle(0, rng.randint(1, stages + 1), table)
 
 
 def run(scheduler: Scheduler, batch: Batch, token: int = 1):
@@ -74,10 +106,10 @@ class Written:
 
 
 class World:
-    def __init__(self, limits: SchedulerConfig, policy_name: str) -> None:
+    def __init__(self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline) -> None:
         self.limits = limits
         self.segregated = policy_name == "segregated"
-        self.scheduler = Scheduler(limits, policy(policy_name))
+        self.scheduler = Scheduler(limits, policy(policy_name), pipeline)
         self.memory: dict[tuple[int, int], int] = {}
         self.flights: deque[tuple[Batch, list[Written]]] = deque()
         self.ends: dict[Request, int] = {}
@@ -105,6 +137,7 @@ class World:
         else:
             self.batches += 1
             assert batch.number == self.batches
+            assert len(self.flights) < self.limits.most_in_flight
             self._check_batch(batch)
             self.flights.append((batch, [self._write(chunk) for chunk in batch.chunks]))
         self.check()
@@ -130,7 +163,7 @@ class World:
         known = sum(len(r.prompt) + r.max_tokens for r in self.ends)
         deadline = self.batches + 200 + 20 * known
         while self.scheduler.has_unfinished() or self.flights:
-            while len(self.flights) < self.limits.micro_batches and self.schedule() is not None:
+            while self.schedule() is not None:
                 assert self.batches < deadline, "requests starve"
             self.land()
         assert all(count == 1 for count in self.ends.values())
@@ -153,7 +186,6 @@ class World:
     def _check_batch(self, batch: Batch) -> None:
         chunks, limits = batch.chunks, self.limits
         assert 0 < batch.num_tokens <= limits.max_num_batched_tokens
-        assert len(chunks) <= -(-limits.max_num_seqs // limits.micro_batches)
         assert len({chunk.request for chunk in chunks}) == len(chunks)
         assert all(chunk.request.status is Status.RUNNING for chunk in chunks)
         if self.segregated and len(chunks) > 1:

@@ -82,7 +82,7 @@ def deployment(
     seed: int = 0,
     **limits: int,
 ) -> Deployment:
-    config = scheduler_config(micro_batches=stages, **limits)
+    config = scheduler_config(stages=stages, **limits)
     cost = cost or FlatCost(stages)
     parts = tuple(
         Replica(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed)  # type: ignore[arg-type]

@@ -176,7 +176,11 @@ def _device(report: Report) -> Iterator[tuple[str, str]]:
     )
     stages = report.deployment["pipeline"]
     if stages != 1:
-        yield "pipeline", f"{usage.fill:.0%} of the time all stages busy, {usage.occupancy:.0%} on average"
+        handed = f"{usage.hand_over * 1e3:.3g} ms of a step are hand-over"
+        yield (
+            "pipeline",
+            f"{usage.fill:.0%} of the time all stages busy, {usage.occupancy:.0%} on average; {handed}",
+        )
     engines = ", ".join(f"{name} {share:.0%}" for name, share in usage.engines.items() if share >= 0.005)
     yield "cores", f"{usage.busy:.0%} busy; of that {engines}"
     bound = ", ".join(f"{name} {share:.0%}" for name, share in usage.bound.items() if share >= 0.005)

@@ -152,7 +152,11 @@ class Report:
             "batches": {
                 "steps": usage.steps, "mean_sequences": usage.batch_mean, "padding_waste": usage.padding,
             },
-            "pipeline": {"fill": usage.fill, "occupancy": usage.occupancy},
+            "pipeline": {
+                "fill": usage.fill,
+                "occupancy": usage.occupancy,
+                "hand_over_ms": usage.hand_over * MILLISECONDS,
+            },
             "device": {
                 "busy": usage.busy,
                 "engines": usage.engines,
@@ -174,7 +178,6 @@ def _deployment(device: DevicePlan, record: Record) -> dict[str, object]:
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "block_size": limits.block_size,
         "kv_blocks_per_replica": limits.num_blocks,
-        "micro_batches": limits.micro_batches,
     }
 
 

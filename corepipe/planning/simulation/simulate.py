@@ -18,7 +18,7 @@ from corepipe.planning.simulation.simulated import NullRunner, SimulatedRequest
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Session, Workload
 from corepipe.scheduler.policy import Policy
-from corepipe.scheduler.scheduler import QueueFull, Scheduler, SchedulerConfig
+from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.serving.engine.driver import router_margin
@@ -89,8 +89,8 @@ class Simulation:
         step_by_step: bool = False,
     ) -> None:
         self._clock = VirtualClock()
-        engines = [Engine(Scheduler(limits, policy), NullRunner(), timeline) for timeline in timelines]
-        lanes = [Lane(number, engine, limits.micro_batches) for number, engine in enumerate(engines)]
+        engines = [Engine(limits, policy, NullRunner(), timeline) for timeline in timelines]
+        lanes = [Lane(number, engine, limits.most_in_flight) for number, engine in enumerate(engines)]
         self._lanes = Lanes(lanes, self._clock, paced=True, margin=router_margin(limits))
         self._max_model_len = limits.max_model_len
         self._source = _Source(workload)

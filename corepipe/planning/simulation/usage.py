@@ -22,14 +22,15 @@ class Usage:
     """Shares are 0 to 1; means of things held are over the time in which a step runs.
 
     fill: share of the time in which all pipeline stages are busy; occupancy: busy share of the stages, both
-    while there is work; busy: of all cores, from the first arrival to the last token.  padding: of the rows
-    that the device computes.  engines: how long each works, bound: what the cores wait for, as shares of
-    their busy time, from steps at MOMENTS moments.
+    while there is work; hand_over: seconds of a step between its stages, mean; busy: of all cores, from the
+    first arrival to the last token.  padding: of the rows that the device computes.  engines: how long each
+    works, bound: what the cores wait for, as shares of their busy time, from steps at MOMENTS moments.
     """
 
     steps: int
     fill: float
     occupancy: float
+    hand_over: float
     busy: float
     core_seconds: float
     padding: float
@@ -58,6 +59,7 @@ class Usage:
             steps=sum(map(len, steps)),
             fill=_mean([timeline.fill for timeline in timelines]),
             occupancy=_mean([timeline.occupancy for timeline in timelines]),
+            hand_over=fsum(t.hand_over_seconds for t in timelines) / max(1, sum(map(len, steps))),
             busy=_mean(busy) / seconds if seconds else 0.0,
             core_seconds=fsum(busy),
             padding=taken.padding,

@@ -20,10 +20,7 @@ from corepipe.serving.pulse import Counter
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One data-parallel copy of the model: what computes it, what times it, and its scheduler's rules.
-
-    The scheduler's `micro_batches` is also how many batches are in flight at most.
-    """
+    """One data-parallel copy of the model: what computes it, what times it, and its scheduler's rules."""
 
     executor: Executor
     timeline: Timeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from corepipe.scheduler.request import FinishReason, Request
-from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.engine.deployment import Replica
 from corepipe.serving.engine.engine import Engine, Flight, Landing
 from corepipe.serving.engine.lanes import Lane
@@ -18,8 +17,8 @@ class Desk:
 
     def __init__(self, replica: Replica, number: int, on_start: OnStart) -> None:
         self._runner = Runner(replica.executor, on_start)
-        engine = Engine(Scheduler(replica.scheduler, replica.policy), self._runner, replica.timeline)
-        self.lane = Lane(number, engine, replica.scheduler.micro_batches)
+        engine = Engine(replica.scheduler, replica.policy, self._runner, replica.timeline)
+        self.lane = Lane(number, engine, replica.scheduler.most_in_flight)
         self._scheduler = engine.scheduler
         self._reporter = Reporter()
         self._tally = Tally(replica.timeline)

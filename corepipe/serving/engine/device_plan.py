@@ -46,7 +46,7 @@ class DevicePlan:
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
         data = self.placement.data
-        return Timeline(CostModel(self.programs, self.instance, data, replica, self.profile, self.batch))
+        return Timeline(CostModel(self.programs, self.instance, self.profile, data, replica, self.batch))
 
     def describe(self) -> dict[str, object]:
         """What /v1/placement serves of it."""
@@ -87,8 +87,8 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     limits = _limits(config, graph)
     runtime = runtime_profile(config)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
-    placement, reason = modes.resolve(config.mode, graph, instance, limits, degrees, runtime)
-    cut = modes.compiler(graph, instance)
+    placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
+    cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, config.max_num_seqs)
@@ -126,14 +126,6 @@ def scheduler_config(
         prefix_cache=config.prefix_cache,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
-        micro_batches=_micro_batches(config, device.placement),
+        stages=device.placement.pipeline,
         max_cached_blocks=max_cached_blocks,
     )
-
-
-def _micro_batches(config: EngineConfig, placement: Placement) -> int:
-    """Batches in flight: two a stage keep emulated cores full while one is handed over; the host, which
-    computes the stages one after the other, does better with fewer and larger batches."""
-    if placement.pipeline == 1 or config.clock == "host":
-        return placement.pipeline
-    return 2 * placement.pipeline

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from corepipe.neuron.timeline import Timeline, Timing
+from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.request import Batch, Request, TokenEvent
-from corepipe.scheduler.scheduler import Scheduler
+from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
 from corepipe.serving.engine.device_time import DeviceTime
 from corepipe.serving.engine.router import ReplicaView
 from corepipe.serving.engine.runner import Step, StepResult
@@ -44,8 +45,10 @@ class Landing:
 class Engine:
     """The scheduler, the runner and the device timeline of one replica."""
 
-    def __init__(self, scheduler: Scheduler, runner: BatchRunner, timeline: Timeline) -> None:
-        self.scheduler = scheduler
+    def __init__(
+        self, limits: SchedulerConfig, policy: Policy, runner: BatchRunner, timeline: Timeline
+    ) -> None:
+        self.scheduler = Scheduler(limits, policy, timeline.rounds)
         self.device = DeviceTime(timeline)
         self._runner = runner
 

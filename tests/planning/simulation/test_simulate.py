@@ -96,14 +96,14 @@ def test_a_closed_loop_goes_at_the_servers_pace_and_an_open_one_at_its_own() -> 
 @pytest.mark.parametrize("batches", ["mixed", "segregated"])
 @pytest.mark.parametrize(("stages", "users"), [(2, 3), (3, 6), (3, 8), (3, 12), (4, 16)])
 def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: str) -> None:
-    """The pipe is full before two batches a stage are in flight."""
+    """Where a smaller batch is quicker, one a stage fills the pipe."""
     load = workload(3 * users, None, input_len=20, output_len=200, users=users)
-    record = play(load, cost=Cost(stages), batches=batches, max_num_seqs=users)
+    record = play(load, cost=Cost(stages, row=1e-3), batches=batches, max_num_seqs=users)
     times = latencies(record)
-    assert times.ttft.max() < 3 * users * 0.01
+    assert times.ttft.max() < 3 * users * 0.02
     assert times.tpot.max() < 1.05 * times.tpot.min()
     if users >= 2 * stages:
-        assert record.lanes[0].engine.device.timeline.fill > 0.9
+        assert record.lanes[0].engine.device.timeline.fill > 0.85
 
 
 def test_users_think() -> None:

@@ -75,7 +75,7 @@ def test_replicas_of_the_device_are_replicas_of_the_host(tmp_path: Path) -> None
         assert len(deployment.replicas) == 2
         assert deployment.ready.placement["host"]["data"] == 2
         assert deployment.ready.placement["host"]["pipeline"] == 1
-        assert deployment.replicas[0].scheduler.micro_batches == 4, "two for each stage of the device"
+        assert deployment.replicas[0].scheduler.stages == 2, "the device's, not the host's"
 
 
 def test_tokens_are_the_served_models(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_the_earliest_event_over_all_replicas_comes_first() -> None:
 
 
 def test_a_pipeline_stays_full() -> None:
-    parts = deployment(stages=4)
+    parts = deployment(stages=4, cost=FlatCost(4, row=1e-3))
     driver = Driver(parts)
     for i in range(8):
         driver.handle(submit(f"r{i}", max_tokens=100))

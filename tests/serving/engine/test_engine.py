@@ -110,7 +110,7 @@ def test_times_on_the_drivers_clock() -> None:
 
 
 def test_stats_count_what_was_done() -> None:
-    driver = Driver(deployment(stages=2, cost=FlatCost(stages=2)))
+    driver = Driver(deployment(stages=2, cost=FlatCost(stages=2, row=1e-4)))
     driver.handle(submit("a", prompt=5, max_tokens=3))
     driver.handle(submit("b", prompt=6, max_tokens=3))
     (waiting,) = driver.stats()
@@ -119,8 +119,8 @@ def test_stats_count_what_was_done() -> None:
     (stats,) = driver.stats()
     assert (stats.steps, stats.prompt_tokens, stats.generation_tokens) == (6, 11, 6)
     assert sorted(stats.iteration_tokens) == [1, 1, 1, 1, 5, 6]
-    assert stats.core_busy_seconds == pytest.approx([0.06, 0.06])
-    assert stats.device_busy_seconds == pytest.approx(stats.device_now_seconds) == pytest.approx(0.07)
+    assert stats.core_busy_seconds == pytest.approx([0.0615, 0.0615])
+    assert stats.device_busy_seconds == pytest.approx(stats.device_now_seconds) == pytest.approx(0.0721)
     assert driver.stats()[0].iteration_tokens == []
 
 

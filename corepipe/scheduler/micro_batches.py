@@ -1,0 +1,142 @@
+"""How a pipeline's requests are shared out to batches, so that its stages work at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.queue import WaitingQueue
+from corepipe.scheduler.request import Request
+
+
+class Pipeline(Protocol):
+    """Knows in how many batches work goes through a pipeline the quickest."""
+
+    def generating_batches(self, sequences: int, tokens: int) -> int:
+        """In how many `sequences` go round that generate, with `tokens` tokens in all of them."""
+
+    def batches_with_prompts(self, sequences: int, tokens: int, prompt: int) -> int:
+        """How many to have under way where such sequences generate, or none, and a batch could take `prompt`
+        tokens of prompts; no fewer than without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneForEachStage:
+    """A pipeline of which nothing is known but its depth."""
+
+    stages: int
+
+    def generating_batches(self, sequences: int, _tokens: int) -> int:
+        return min(sequences, self.stages)
+
+    def batches_with_prompts(self, _sequences: int, _tokens: int, _prompt: int) -> int:
+        return self.stages
+
+
+class Share(NamedTuple):
+    """What one batch may hold.
+
+    seats: sequences, so that all batches are of about the same size.  kept: how many of them are kept for
+    waiting requests, which else might wait for as long as others run.  prompts_only: those who generate
+    have their batches under way, and the stages have room for prompts.
+    """
+
+    seats: int
+    kept: int
+    prompts_only: bool
+
+
+class Sharing:
+    """Shares out the requests of one replica: those that run, as `running` holds them, and those that may
+    join them."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        running: Sequence[Request],
+        queue: WaitingQueue,
+        kv: KVCache,
+        pipeline: Pipeline,
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._queue = queue
+        self._kv = kv
+        self._pipeline = pipeline
+        self._changes = 0
+        self._situation = (-1, 0)
+        self._batches = 1
+
+    def changed(self) -> None:
+        """Others run than before."""
+        self._changes += 1
+
+    def share(self, in_flight: int, generating: int) -> Share | None:
+        """What the next batch may hold, where `in_flight` others are under way, `generating` of them with
+        requests that generate; None where these are enough."""
+        if self._config.stages == 1:
+            return None if in_flight else Share(self._config.max_num_seqs, 0, prompts_only=False)
+        coming, tokens = self._admissible()
+        self._think(coming, tokens)
+        if in_flight >= self._batches and in_flight >= self._most_with_prompts(tokens):
+            return None
+        seats = self.most_seats(len(self._running) + coming)
+        missing = self._batches - in_flight
+        if missing > 0:
+            idle = sum(r.num_computed < r.num_tokens for r in self._running) + coming
+            seats = min(seats, -(-idle // missing))
+        return Share(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
+
+    def settled(self) -> int | None:
+        """The batches that the next one will be shared out by; None where that is not known yet."""
+        if self._config.stages == 1:
+            return 1
+        coming, _ = self._admissible()
+        return self._batches if self._situation == (self._changes, coming) else None
+
+    def most_seats(self, sequences: int) -> int:
+        """Of a batch, where so many sequences are shared out."""
+        return -(-sequences // self._batches)
+
+    def _think(self, coming: int, tokens: int) -> None:
+        """Chooses the number of batches for those who run and for `coming` others, who have `tokens` tokens.
+
+        Only when others run than before, not at each token: what is best changes slowly with the context,
+        and each change costs a round in which the batches are of unequal size.
+        """
+        situation = (self._changes, coming)
+        sequences = len(self._running) + coming
+        if self._situation != situation and sequences:
+            known = sum(request.num_tokens for request in self._running) + tokens
+            self._batches = self._pipeline.generating_batches(sequences, known)
+            self._situation = situation
+
+    def _most_with_prompts(self, coming: int) -> int:
+        """Batches under way with the prompts of those who run and `coming` tokens of those who may join."""
+        waiting, tokens, generating = coming, 0, 0
+        for request in self._running:
+            if request.num_generated:
+                tokens += request.num_tokens
+                generating += 1
+            else:
+                waiting += request.num_tokens - request.num_computed
+        if waiting == 0:
+            return 0
+        most = min(waiting, self._config.max_num_batched_tokens)
+        return self._pipeline.batches_with_prompts(generating, tokens, most)
+
+    def _admissible(self) -> tuple[int, int]:
+        """Waiting requests that seats and blocks would let in now, if none found a cached prefix, and the
+        tokens that they have."""
+        seats = self._config.max_num_seqs - len(self._running)
+        blocks, count, tokens = self._kv.pool.available, 0, 0
+        for request in self._queue:
+            blocks -= self._kv.blocks_for(request.num_tokens)
+            if count == seats or blocks < 0:
+                break
+            count += 1
+            tokens += request.num_tokens
+        return count, tokens
