@@ -61,9 +61,9 @@ class _Transfer:
 class CostModel:
     """Times the Programs of one replica on an instance.
 
-    programs: the compiler's, index stage * tensor + rank.  data: replicas in the deployment, placed on
-    consecutive cores; replica: which of them this is.  profile: the software; its constants, or
-    `constants` instead of them.  batch: the sequences that decode graphs are compiled for, where the profile
+    programs: the compiler's, index stage * tensor + rank.  profile: the software; its constants, or
+    `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica:
+    which of them this is.  batch: the sequences that decode graphs are compiled for, where the profile
     pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled
     for (None: the Programs' own).  `lone` times the same replica where one batch alone is in its pipe.
     Raises ValueError where the instance has too few cores.
@@ -73,9 +73,9 @@ class CostModel:
         self,
         programs: Sequence[Program],
         instance: Instance,
+        profile: RuntimeProfile,
         data: int = 1,
         replica: int = 0,
-        profile: RuntimeProfile = PROFILES["async"],
         batch: int | None = None,
         longest: int | None = None,
         constants: Constants | None = None,
@@ -325,7 +325,7 @@ DECODE = StepShape.decode(sequences=1, context=256)
 
 
 def stage_weights(
-    graph: Graph, instance: Instance, stages: int = 1, shape: StepShape = DECODE
+    graph: Graph, instance: Instance, profile: RuntimeProfile, stages: int = 1, shape: StepShape = DECODE
 ) -> tuple[float, ...]:
     """Predicted seconds of a step on one core for each part of the graph, to balance a pipeline by.
 
@@ -335,10 +335,13 @@ def stage_weights(
     parts: dict[int, list[Op]] = {layer: [] for layer in range(-1, graph.num_layers + 1)}
     for op in graph.ops:
         parts[op.layer].append(op)
+    constants = profile.constants_of(instance.chip.core.version)
     known: dict[frozenset[tuple[Cost, int]], float] = {}
     sharing = -(-graph.num_layers // stages)
     return tuple(
-        _part_seconds(ops, graph, instance, shape, known, sharing if 0 <= layer < graph.num_layers else 1)
+        _part_seconds(
+            ops, graph, instance, constants, shape, known, sharing if 0 <= layer < graph.num_layers else 1
+        )
         for layer, ops in parts.items()
     )
 
@@ -347,6 +350,7 @@ def _part_seconds(
     ops: Sequence[Op],
     graph: Graph,
     instance: Instance,
+    constants: Constants,
     shape: StepShape,
     known: dict[frozenset[tuple[Cost, int]], float],
     sharing: int,
@@ -354,7 +358,6 @@ def _part_seconds(
     """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
     matrices = [spec for op in ops for spec in op.weights if spec.role is WeightRole.MATRIX]
     held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
-    constants = PROFILES["async"].constants_of(instance.chip.core.version)
     share = read_share(instance, sharing * held)
     rates = core_rates(instance, graph.format, (0,), sharing=1, read_share=share, constants=constants)
     costs = Counter(op_cost(op, graph.format, rates) for op in ops)

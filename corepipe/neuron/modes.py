@@ -19,13 +19,14 @@ from itertools import islice
 from typing import Literal
 
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.cost import PROFILES, CostModel, RuntimeProfile, StepShape, stage_weights
+from corepipe.neuron.cost import CostModel, RuntimeProfile, stage_weights
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import weight_bytes
+from corepipe.neuron.rounds import Rounds
 
 Mode = Literal["latency", "throughput", "auto"]
 
@@ -65,8 +66,8 @@ def resolve(
     graph: Graph,
     instance: Instance,
     limits: Limits,
+    profile: RuntimeProfile,
     given: Degrees = Degrees(),
-    profile: RuntimeProfile = PROFILES["async"],
 ) -> tuple[Placement, str]:
     """The placement, and a line that says why and what the other mode would have given.
 
@@ -105,11 +106,13 @@ def _fewest_cores_near(fastest: Estimate, replicas: list[Estimate]) -> Estimate:
     return min(near, key=lambda e: (e.placement.cores, e.seconds_per_token))
 
 
-def compiler(graph: Graph, instance: Instance) -> Callable[[Placement], tuple[Program, ...]]:
+def compiler(
+    graph: Graph, instance: Instance, profile: RuntimeProfile
+) -> Callable[[Placement], tuple[Program, ...]]:
     """Compiles the graph for a placement, with stages balanced by predicted time on the instance."""
 
     def compile_for(placement: Placement) -> tuple[Program, ...]:
-        return compile_graph(graph, placement, stage_weights(graph, instance, placement.pipeline))
+        return compile_graph(graph, placement, stage_weights(graph, instance, profile, placement.pipeline))
 
     return compile_for
 
@@ -126,7 +129,7 @@ class _Chooser:
         self._profile = profile
         self._given = given
         self._weights = sum(weight_bytes(w.shape, w.role, graph.format) for w in graph.weights())
-        self._compile = cache(compiler(graph, instance))
+        self._compile = cache(compiler(graph, instance, profile))
 
     def plain(self) -> Placement:
         """The given degrees, and 1 for the others."""
@@ -192,11 +195,10 @@ class _Chooser:
         return self._compile(Placement(shape.pipeline, shape.tensor))
 
     def _estimate(self, shape: Placement) -> Estimate:
-        """Full batches, and one in each stage, for the tokens a second."""
-        cost = CostModel(self._programs(shape), self._instance, shape.data)
+        """All seats taken, in the micro-batches that suit the pipeline, for the tokens a second."""
+        sequences = self._limits.max_num_seqs
+        cost = CostModel(self._programs(shape), self._instance, self._profile, shape.data, batch=sequences)
+        rounds = Rounds(cost, self._profile)
         context = min(CONTEXT, self._limits.max_model_len // 2)
-        batch = StepShape.decode(self._limits.max_num_seqs, context)
-        host = self._profile.host_seconds
-        alone = host + cost.latency(StepShape.decode(1, context))
-        step = max(host, *cost.stage_seconds(batch)) if cost.stages > 1 else host + cost.latency(batch)
-        return Estimate(shape, alone, shape.data * batch.sequences / step)
+        alone, full = rounds.best(1, context), rounds.best(sequences, context)
+        return Estimate(shape, alone.seconds, shape.data * sequences / full.seconds)

@@ -14,11 +14,15 @@ from corepipe.neuron.cost import CostModel
 from corepipe.neuron.engines import Engines
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import ENGINES
 
 SHORT, LONG = StepShape.decode(1, 8), StepShape.decode(4, 4096)
 TENSOR, DMA = ENGINES.index("tensor"), ENGINES.index("dma")
+
+
+ASYNC = PROFILES["async"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def test_the_estimate_grows_as_the_sum_does():
 
 def test_the_cost_models_stages_are_taken_apart_as_their_cores_are():
     graph = architecture("llama-3.1-8b").graph(FORMATS["bf16"])
-    cost = CostModel(compile_for_timing(graph, Placement(3, 2)), instance("inf2.48xlarge"))
+    cost = CostModel(compile_for_timing(graph, Placement(3, 2)), instance("inf2.48xlarge"), ASYNC)
     for stage, (seconds, totals) in enumerate(cost.stage_totals(LONG)):
         core = stage * cost.tensor
         assert seconds == cost.seconds(core, LONG)

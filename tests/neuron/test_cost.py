@@ -32,6 +32,7 @@ from corepipe.neuron.placement import Placement, cut_layers
 from corepipe.neuron.rates import core_rates, link, read_share, ring_steps, sharing_of
 
 INF2 = instance("inf2.48xlarge")
+ASYNC = PROFILES["async"]
 SHARE = 410 * GIB
 """Bytes a second of an inf2 core's memory, by its data sheet."""
 
@@ -50,7 +51,7 @@ def test_shape_of_chunks():
 
 def test_decode_of_one_token_reads_the_weights():
     """135M weights of bf16 at the memory's speed, and little else."""
-    model = CostModel(whole(llama()), instance("inf2.xlarge"), constants=IDEAL)
+    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC, constants=IDEAL)
     shape = StepShape.decode(1, 1)
     weights = 2 * (30 * 3_538_944 + 49152 * 576) / SHARE
     assert weights < model.seconds(0, shape) < 1.1 * weights
@@ -58,14 +59,14 @@ def test_decode_of_one_token_reads_the_weights():
 
 
 def test_a_long_prompt_is_bound_by_arithmetic():
-    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
     shape = StepShape.of([(0, 2048)], 1)
     assert model.explain(0, shape).bottleneck is Bottleneck.COMPUTE
     assert model.seconds(0, shape) > 2 * 30 * 3_538_944 * 2048 / 92e12
 
 
 def test_many_long_contexts_are_bound_by_kv():
-    model = CostModel(whole(llama()), instance("inf2.xlarge"))
+    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
     shape = StepShape.decode(64, 8000)
     assert model.explain(0, shape).bottleneck is Bottleneck.KV
     assert model.seconds(0, shape) > 64 * 8000 * 23_040 / SHARE
@@ -74,7 +75,7 @@ def test_many_long_contexts_are_bound_by_kv():
 def test_collectives_can_be_the_bottleneck():
     far = replace(INF2.chip, hop_seconds=1e-2)
     ranks = with_all_reduce(whole(llama(TINY)), 64, 8)
-    model = CostModel(ranks, replace(INF2, chip=far))
+    model = CostModel(ranks, replace(INF2, chip=far), ASYNC)
     assert model.explain(0, StepShape.decode(1, 10)).bottleneck is Bottleneck.COLLECTIVES
 
 
@@ -83,8 +84,8 @@ def test_all_reduce_is_two_exchanges_over_the_longest_way():
 
     12.8 kB of payload are 1/82 of what goes around the ring, in 7 steps of one hop each.
     """
-    alone = CostModel(whole(llama(TINY)), INF2, constants=IDEAL)
-    ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 8), INF2, constants=IDEAL)
+    alone = CostModel(whole(llama(TINY)), INF2, ASYNC, constants=IDEAL)
+    ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 8), INF2, ASYNC, constants=IDEAL)
     shape = StepShape.decode(100, 10)
     moved = 2 * 7 / 8 * 100 * 64 * 2 / (192 * GIB / 2)
     ring = 2 * 7 * 1.5e-6 * 100 * 64 * 2 / 2**20
@@ -94,7 +95,7 @@ def test_all_reduce_is_two_exchanges_over_the_longest_way():
 
 def test_a_collective_has_a_floor():
     constants = replace(IDEAL, collective_seconds=1.0)
-    ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 2), INF2, constants=constants)
+    ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 2), INF2, ASYNC, constants=constants)
     assert ranks.explain(0, StepShape.decode(1, 1)).seconds[Bottleneck.COLLECTIVES] == pytest.approx(
         2.0, rel=1e-3
     )
@@ -104,7 +105,9 @@ def test_a_collective_has_a_floor():
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_the_table_agrees_with_the_ops(machine, fmt):
     """`explain` adds the Ops up one by one, `seconds` looks them up."""
-    model = CostModel(whole(llama(Sizes(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), machine)
+    model = CostModel(
+        whole(llama(Sizes(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), machine, ASYNC
+    )
     for shape in (
         StepShape.decode(1, 300),
         StepShape.decode(32, 50),
@@ -119,7 +122,7 @@ def test_the_table_agrees_with_the_ops(machine, fmt):
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, SHAPES)
 def test_more_work_is_never_faster(a, b):
-    model = CostModel(whole(llama(TINY)), instance("inf2.xlarge"))
+    model = CostModel(whole(llama(TINY)), instance("inf2.xlarge"), ASYNC)
     both = StepShape(
         a.rows + b.rows,
         a.sequences + b.sequences,
@@ -142,7 +145,7 @@ def test_more_bandwidth_is_never_slower(shape, factor):
     )
     fast = replace(slow, chip=chip, link_bytes_per_second=slow.link_bytes_per_second * factor)
     programs = pipeline(llama(TINY), 4)
-    a, b = CostModel(programs, slow), CostModel(programs, fast)
+    a, b = CostModel(programs, slow, ASYNC), CostModel(programs, fast, ASYNC)
     assert b.latency(shape) <= a.latency(shape)
     assert b.stage_seconds(shape) <= a.stage_seconds(shape)
 
@@ -152,7 +155,7 @@ def test_more_bandwidth_is_never_slower(shape, factor):
 def test_more_stages_never_slow_the_slowest(shape):
     """inf2's cores have their own memory, so that what a core does does not slow another."""
     graph = llama(TINY)
-    slowest = [max(CostModel(pipeline(graph, n), INF2).stage_seconds(shape)) for n in (1, 2, 4, 8)]
+    slowest = [max(CostModel(pipeline(graph, n), INF2, ASYNC).stage_seconds(shape)) for n in (1, 2, 4, 8)]
     assert slowest == sorted(slowest, reverse=True)
 
 
@@ -164,7 +167,7 @@ def test_replicas_share_the_memory_of_an_inf1_chip():
     constants = replace(IDEAL, memory_efficiency=0.9, core_bytes_per_second=core)
 
     def seconds(**placed: int) -> float:
-        return CostModel(programs, machine, constants=constants, **placed).seconds(0, shape)
+        return CostModel(programs, machine, ASYNC, constants=constants, **placed).seconds(0, shape)
 
     assert seconds(data=4) == pytest.approx(seconds() * core / (bank / 4), rel=0.01)
     assert seconds(data=3) == pytest.approx(seconds(data=4) * 3 / 4, rel=0.01)
@@ -178,7 +181,7 @@ def test_inf1_reads_what_does_not_stay_on_chip():
     sizes = replace(SMOLLM2, layers=32)
 
     def weights_read(fmt: str, stages: int) -> int:
-        model = CostModel(pipeline(llama(sizes, fmt), stages), machine)
+        model = CostModel(pipeline(llama(sizes, fmt), stages), machine, ASYNC)
         return sum(t.hbm_read_bytes for t in model.op_times(1, shape) if isinstance(t.op, Linear))
 
     layer = 2 * 3_538_944
@@ -206,13 +209,13 @@ def test_bandwidth_is_shared_by_those_that_still_read():
 
 
 def test_no_other_chip_keeps_weights():
-    model = CostModel(pipeline(llama(TINY), 8), INF2)
+    model = CostModel(pipeline(llama(TINY), 8), INF2, ASYNC)
     assert model.explain(1, StepShape.decode(1, 1)).seconds[Bottleneck.WEIGHTS] > 0
 
 
 def test_stages_and_transfers():
     programs = pipeline(llama(), 3)
-    model = CostModel(programs, INF2, constants=IDEAL)
+    model = CostModel(programs, INF2, ASYNC, constants=IDEAL)
     shape = StepShape.decode(7, 100)
     assert model.stages == 3
     assert model.tensor == 1
@@ -225,7 +228,7 @@ def test_stages_and_transfers():
 
 
 def test_rows_without_logits_skip_the_head():
-    model = CostModel(whole(llama()), instance("inf2.xlarge"), constants=IDEAL)
+    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC, constants=IDEAL)
     with_logits, without = StepShape.of([(0, 64)], 1), StepShape.of([(0, 64)], 0)
     head = 49152 * 576 * 2 / SHARE
     assert model.seconds(0, with_logits) - model.seconds(0, without) == pytest.approx(head, rel=0.01)
@@ -234,7 +237,10 @@ def test_rows_without_logits_skip_the_head():
 def test_a_window_bounds_attention():
     narrow = llama(replace(TINY, window=64))
     wide, machine = llama(TINY), instance("inf2.xlarge")
-    a, b = CostModel(whole(narrow), machine), CostModel(whole(wide), machine)
+    a, b = (
+        CostModel(whole(narrow), machine, ASYNC),
+        CostModel(whole(wide), machine, ASYNC),
+    )
     assert a.seconds(0, StepShape.decode(4, 60)) == b.seconds(0, StepShape.decode(4, 60))
     assert a.seconds(0, StepShape.decode(4, 6000)) < b.seconds(0, StepShape.decode(4, 6000))
     assert a.seconds(0, StepShape.decode(4, 6000)) == a.seconds(0, StepShape.decode(4, 9000))
@@ -242,7 +248,7 @@ def test_a_window_bounds_attention():
 
 @pytest.mark.parametrize("placement", [Placement(2, 2), Placement(1, 3), Placement(4, 4)])
 def test_compiled_programs_are_covered(placement):
-    model = CostModel(compile_graph(llama(), placement), INF2)
+    model = CostModel(compile_graph(llama(), placement), INF2, ASYNC)
     shape = StepShape.decode(16, 400)
     assert (model.stages, model.tensor) == (placement.pipeline, placement.tensor)
     for core in range(placement.cores):
@@ -253,7 +259,7 @@ def test_compiled_programs_are_covered(placement):
 
 def test_a_stage_is_as_slow_as_its_slowest_rank():
     """24 groups of feed-forward columns on 5 ranks: one rank has a group less than the others."""
-    model = CostModel(compile_graph(llama(), Placement(tensor=5)), INF2)
+    model = CostModel(compile_graph(llama(), Placement(tensor=5)), INF2, ASYNC)
     shape = StepShape.decode(1, 10)
     ranks = [model.seconds(core, shape) for core in range(5)]
     assert min(ranks) < max(ranks)
@@ -263,7 +269,7 @@ def test_a_stage_is_as_slow_as_its_slowest_rank():
 def test_few_rows_take_as_long_as_the_array_needs_at_least():
     """Weights on chip: what is left is arithmetic, and the array passes over 64 rows or more."""
     programs = pipeline(llama(replace(SMOLLM2, layers=32)), 32)
-    model = CostModel(programs, instance("inf1.24xlarge"), constants=IDEAL)
+    model = CostModel(programs, instance("inf1.24xlarge"), ASYNC, constants=IDEAL)
     one, full = (model.seconds(1, StepShape.of([(0, rows)], 0)) for rows in (1, 64))
     passes = 2 * 3_538_944 * 64 / 16e12
     assert one == pytest.approx(passes, rel=0.05)
@@ -313,7 +319,7 @@ def test_more_tensor_ranks_never_slow_a_cores_own_work():
     own = []
     for tensor in (1, 2, 4):
         programs = compile_graph(graph, Placement(tensor=tensor))
-        parts = CostModel(programs, INF2, constants=IDEAL).explain(0, shape)
+        parts = CostModel(programs, INF2, ASYNC, constants=IDEAL).explain(0, shape)
         own.append(parts.total - parts.seconds[Bottleneck.COLLECTIVES])
     assert own == sorted(own, reverse=True)
     assert own[2] < own[0] / 2
@@ -321,10 +327,10 @@ def test_more_tensor_ranks_never_slow_a_cores_own_work():
 
 def test_stage_weights_suit_the_placement():
     graph = llama()
-    weights = stage_weights(graph, INF2)
+    weights = stage_weights(graph, INF2, ASYNC)
     assert len(weights) == graph.num_layers + 2
     assert len(set(weights[1:-1])) == 1
-    total = CostModel(whole(graph), INF2).seconds(0, StepShape.decode(1, 256))
+    total = CostModel(whole(graph), INF2, ASYNC).seconds(0, StepShape.decode(1, 256))
     assert sum(weights) == pytest.approx(total)
     assert weights[-1] > 5 * weights[1] > weights[0] > 0
     stages = cut_layers(weights, 4)
@@ -333,7 +339,7 @@ def test_stage_weights_suit_the_placement():
 
 def test_too_many_cores_are_refused():
     with pytest.raises(ValueError, match="4 cores are needed"):
-        CostModel(pipeline(llama(TINY), 4), instance("inf2.xlarge"))
+        CostModel(pipeline(llama(TINY), 4), instance("inf2.xlarge"), ASYNC)
 
 
 def test_an_unknown_op_has_no_cost():
@@ -416,7 +422,7 @@ WIDE = Sizes(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)
 @pytest.mark.parametrize("shape", [StepShape.decode(4, 700), StepShape.of([(0, 512)], 1)], ids=str)
 def test_one_percent_of_a_width_is_at_most_three_percent_of_time(width, shape):
     wider = replace(WIDE, **{width: getattr(WIDE, width) * 101 // 100})
-    seconds = [CostModel(whole(llama(sizes)), INF2).seconds(0, shape) for sizes in (WIDE, wider)]
+    seconds = [CostModel(whole(llama(sizes)), INF2, ASYNC).seconds(0, shape) for sizes in (WIDE, wider)]
     assert seconds[0] <= seconds[1] <= 1.03 * seconds[0]
 
 
@@ -469,11 +475,11 @@ def test_op_times_count_what_is_read_and_computed():
 
 
 def test_other_constants_are_another_model():
-    model = CostModel(pipeline(llama(TINY), 2), INF2)
+    model = CostModel(pipeline(llama(TINY), 2), INF2, ASYNC)
     other = model.with_constants(IDEAL)
     shape = StepShape.decode(4, 100)
     assert other.stage_seconds(shape) == CostModel(
-        pipeline(llama(TINY), 2), INF2, constants=IDEAL
+        pipeline(llama(TINY), 2), INF2, ASYNC, constants=IDEAL
     ).stage_seconds(shape)
     assert sum(other.stage_seconds(shape)) < sum(model.stage_seconds(shape))
 
@@ -505,7 +511,9 @@ def test_timing_needs_one_program_of_each_width():
     for tensor in (1, 3, 5):
         placement = Placement(tensor=tensor)
         quick, slow = compile_for_timing(graph, placement), compile_graph(graph, placement)
-        assert CostModel(quick, INF2).stage_seconds(shape) == CostModel(slow, INF2).stage_seconds(shape)
+        assert CostModel(quick, INF2, ASYNC).stage_seconds(shape) == CostModel(
+            slow, INF2, ASYNC
+        ).stage_seconds(shape)
     assert len(compile_for_timing(graph, Placement(tensor=12))) == 12
 
 

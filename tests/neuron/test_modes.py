@@ -8,23 +8,29 @@ import pytest
 from device_graphs import LIMITS, LLAMA_70B, SMOLLM2, TINY, llama
 
 from corepipe.errors import UserError
+from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.memory import plan_memory
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.memory import Limits, plan_memory
 from corepipe.neuron.modes import Degrees, compiler, resolve
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES
 
 SMALL = llama(replace(SMOLLM2, layers=16), "int8")
+ASYNC = PROFILES["async"]
 MODES = ("latency", "throughput", "auto")
 
 
 def test_latency_is_the_best_pipeline_on_inf1():
     """Of all depths, though not all are tried."""
     machine = instance("inf1.24xlarge")
-    placement, reason = resolve("latency", SMALL, machine, LIMITS)
-    shape, compiled = StepShape.decode(1, 512), compiler(SMALL, machine)
-    times = {n: CostModel(compiled(Placement(pipeline=n)), machine).latency(shape) for n in range(1, 17)}
+    placement, reason = resolve("latency", SMALL, machine, LIMITS, ASYNC)
+    shape, compiled = StepShape.decode(1, 512), compiler(SMALL, machine, ASYNC)
+    times = {
+        n: CostModel(compiled(Placement(pipeline=n)), machine, ASYNC).latency(shape) for n in range(1, 17)
+    }
     assert times[placement.pipeline] < times[1] / 1.4
     assert times[placement.pipeline] <= 1.01 * min(times.values())
     assert (placement.tensor, placement.data) == (1, 1)
@@ -36,7 +42,7 @@ def test_latency_is_the_best_pipeline_on_inf1():
 def test_latency_is_tensor_parallel_elsewhere(name):
     """Of a model whose weights outweigh the collectives' floor."""
     graph = llama(replace(LLAMA_70B, layers=8))
-    placement, _ = resolve("latency", graph, instance(name), LIMITS)
+    placement, _ = resolve("latency", graph, instance(name), LIMITS, ASYNC)
     assert placement.tensor > 1
     assert placement.tensor in instance(name).tensor_degrees
     assert (placement.pipeline, placement.data) == (1, 1)
@@ -44,54 +50,54 @@ def test_latency_is_tensor_parallel_elsewhere(name):
 
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_throughput_is_a_replica_on_each_core(machine):
-    placement, _ = resolve("throughput", SMALL, machine, LIMITS)
+    placement, _ = resolve("throughput", SMALL, machine, LIMITS, ASYNC)
     assert placement == Placement(data=machine.cores)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_what_is_picked_fits(machine, mode):
-    placement, reason = resolve(mode, SMALL, machine, LIMITS)
+    placement, reason = resolve(mode, SMALL, machine, LIMITS, ASYNC)
     plan_memory(compile_graph(SMALL, placement), placement, machine, LIMITS)
     assert reason.startswith(f"{mode}: pipeline {placement.pipeline}, tensor {placement.tensor}")
     assert "\n" not in reason
 
 
 def test_a_small_model_is_not_split_where_collectives_cost_more():
-    assert resolve("latency", llama(TINY), instance("trn2.48xlarge"), LIMITS)[0] == Placement()
+    assert resolve("latency", llama(TINY), instance("trn2.48xlarge"), LIMITS, ASYNC)[0] == Placement()
 
 
 @pytest.mark.parametrize("name", ["inf2.xlarge", "inf2.48xlarge", "trn1.32xlarge"])
 def test_a_small_model_stays_on_one_core(name):
     """SmolLM2-135M is read in half a millisecond; the all-reduces of its 30 layers take five times that."""
     graph, machine = llama(SMOLLM2, "int8"), instance(name)
-    assert resolve("latency", graph, machine, LIMITS)[0] == Placement()
+    assert resolve("latency", graph, machine, LIMITS, ASYNC)[0] == Placement()
 
 
 def test_auto_spends_no_more_cores_than_latency():
     for machine in INSTANCES:
-        auto, _ = resolve("auto", SMALL, machine, LIMITS)
-        fastest, _ = resolve("latency", SMALL, machine, LIMITS)
+        auto, _ = resolve("auto", SMALL, machine, LIMITS, ASYNC)
+        fastest, _ = resolve("latency", SMALL, machine, LIMITS, ASYNC)
         assert auto.cores <= fastest.cores
         assert auto.data == 1
 
 
 def test_a_replica_larger_than_a_core():
     graph = llama(replace(LLAMA_70B, layers=40))
-    placement, _ = resolve("throughput", graph, instance("inf2.48xlarge"), LIMITS)
+    placement, _ = resolve("throughput", graph, instance("inf2.48xlarge"), LIMITS, ASYNC)
     assert placement == Placement(tensor=8, data=3)
 
 
 def test_a_large_model_on_inf1_is_cut_for_capacity():
     graph = llama(replace(LLAMA_70B, layers=10, vocab=32000))
-    placement, _ = resolve("auto", graph, instance("inf1.24xlarge"), LIMITS)
+    placement, _ = resolve("auto", graph, instance("inf1.24xlarge"), LIMITS, ASYNC)
     assert placement.pipeline > 4
     plan_memory(compile_graph(graph, placement), placement, instance("inf1.24xlarge"), LIMITS)
 
 
 def test_what_cannot_fit_is_left_to_the_memory_plan():
     graph, machine = llama(replace(LLAMA_70B, layers=40)), instance("inf2.xlarge")
-    placement, reason = resolve("latency", graph, machine, LIMITS)
+    placement, reason = resolve("latency", graph, machine, LIMITS, ASYNC)
     assert placement == Placement()
     assert "fits" in reason
     with pytest.raises(UserError, match=r"use --instance trn2\.3xlarge --tensor 4"):
@@ -104,14 +110,24 @@ def test_what_cannot_fit_is_left_to_the_memory_plan():
 def test_given_degrees_are_kept(mode):
     machine = instance("trn2.48xlarge")
     for given in (Degrees(3, 2, 5), Degrees(pipeline=3), Degrees(tensor=4), Degrees(data=2), Degrees(2, 2)):
-        placement, _ = resolve(mode, SMALL, machine, LIMITS, given)
+        placement, _ = resolve(mode, SMALL, machine, LIMITS, ASYNC, given)
         for name in ("pipeline", "tensor", "data"):
             assert getattr(given, name) in {None, getattr(placement, name)}
 
 
 def test_a_degree_that_the_stack_does_not_take_is_labelled():
-    placement, reason = resolve("auto", SMALL, instance("inf2.48xlarge"), LIMITS, Degrees(1, 3, 1))
+    placement, reason = resolve("auto", SMALL, instance("inf2.48xlarge"), LIMITS, ASYNC, Degrees(1, 3, 1))
     assert placement.tensor == 3
     assert "emulation only" in reason
-    _, reason = resolve("latency", SMALL, instance("inf1.xlarge"), LIMITS, Degrees(tensor=2))
+    _, reason = resolve("latency", SMALL, instance("inf1.xlarge"), LIMITS, ASYNC, Degrees(tensor=2))
     assert "on inf1 the Neuron stack takes tensor 1" in reason
+
+
+def test_the_profile_prices_every_choice():
+    """Graphs padded to the batch take longer on any core: fewer cores are nearly as good."""
+    machine, graph = instance("inf2.48xlarge"), architecture("llama-3.1-8b").graph(FORMATS["bf16"], 2048)
+    limits = Limits(2048, 32, 512, 16, 32 * 128)
+    chosen = {name: resolve("auto", graph, machine, limits, PROFILES[name])[0] for name in ("async", "nxdi")}
+    assert chosen == {"async": Placement(tensor=24), "nxdi": Placement(tensor=8)}
+    with pytest.raises(TypeError, match="profile"):
+        CostModel(compiler(graph, machine, ASYNC)(Placement(tensor=8)), machine)

@@ -138,8 +138,8 @@ class Cases:
         return CostModel(
             programs,
             case.instance,
+            case.profile,
             place.data,
-            profile=case.profile,
             batch=case.batch,
             longest=case.longest,
         )

@@ -20,6 +20,7 @@ from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, blocks_that_fit, measure
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.arrivals import Arrivals
@@ -84,12 +85,13 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What Programs depend on.  instance: the one for which a pipeline's stages are balanced."""
+    """What Programs depend on.  instance, profile: those for which a pipeline's stages are balanced."""
 
     format: Format
     pipeline: int
     tensor: int
     instance: str | None
+    profile: RuntimeProfile | None
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class Workbench:
         if sequences > 1:
             return self._cost(shape, 1, replica).with_batch(sequences)
         return CostModel(
-            self._programs(_cut(shape)), shape.device, shape.placement.data, replica, shape.profile, batch=1
+            self._programs(_cut(shape)), shape.device, shape.profile, shape.placement.data, replica, batch=1
         )
 
     def _cores(self, candidate: Candidate) -> tuple[CoreMemory, ...]:
@@ -281,9 +283,9 @@ class Workbench:
     def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
         """The Programs of one replica."""
         graph, placement = self._graph(cut.format), Placement(cut.pipeline, cut.tensor)
-        if cut.instance is None:
+        if cut.instance is None or cut.profile is None:
             return compile_for_timing(graph, placement)
-        return modes.compiler(graph, find_instance(cut.instance))(placement)
+        return modes.compiler(graph, find_instance(cut.instance), cut.profile)(placement)
 
     def _make_graph(self, fmt: Format) -> Graph:
         return self._architecture.graph(fmt, self._max_model_len)
@@ -291,7 +293,9 @@ class Workbench:
 
 def _cut(shape: Shape) -> Cut:
     pipeline, tensor = shape.placement.pipeline, shape.placement.tensor
-    return Cut(shape.format, pipeline, tensor, shape.instance if pipeline > 1 else None)
+    if pipeline == 1:
+        return Cut(shape.format, pipeline, tensor, None, None)
+    return Cut(shape.format, pipeline, tensor, shape.instance, shape.profile)
 
 
 def twin(candidate: Candidate) -> Candidate:

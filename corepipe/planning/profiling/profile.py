@@ -82,13 +82,13 @@ Compiled = tuple[Graph, tuple[Program, ...]]
 def compiled(setup: Setup) -> Compiled:
     """The setup's Graph and the Programs of a replica.  Raises UserError where it cannot be cut so."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
-    return graph, modes.compiler(graph, setup.instance)(setup.placement)
+    return graph, modes.compiler(graph, setup.instance, setup.profile)(setup.placement)
 
 
 def placed(setup: Setup, mode: modes.Mode, degrees: modes.Degrees) -> tuple[Setup, str]:
     """The setup with the degrees that are given and the mode's for the others, and why.  Raises UserError."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
-    placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, degrees, setup.profile)
+    placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, setup.profile, degrees)
     return replace(setup, placement=placement), reason
 
 
@@ -103,11 +103,11 @@ class Run:
     def __init__(self, setup: Setup, compile_: Callable[[Setup], Compiled] = compiled) -> None:
         self.setup = setup
         self.graph, self.programs = compile_(setup)
-        cut = modes.compiler(self.graph, setup.instance)
+        cut = modes.compiler(self.graph, setup.instance, setup.profile)
         self.memory = plan_memory(self.programs, setup.placement, setup.instance, setup.limits, cut)
         _check_batch(setup, self.memory.num_blocks)
         self.full_pipe = CostModel(
-            self.programs, setup.instance, setup.placement.data, profile=setup.profile, batch=setup.batch
+            self.programs, setup.instance, setup.profile, setup.placement.data, batch=setup.batch
         )
         self.cost = self.full_pipe.lone
         self.steps = tuple(_steps(setup, self.graph, Timeline(self.full_pipe)))
@@ -136,8 +136,8 @@ class Run:
 
     @cached_property
     def _uncut(self) -> CostModel:
-        programs = modes.compiler(self.graph, self.setup.instance)(Placement())
-        return CostModel(programs, self.setup.instance, profile=PROFILES["ideal"])
+        programs = modes.compiler(self.graph, self.setup.instance, self.setup.profile)(Placement())
+        return CostModel(programs, self.setup.instance, PROFILES["ideal"])
 
     def op_times(self, core: int, step: Step) -> Sequence[OpTime]:
         """What each Op of the core takes in the step."""
