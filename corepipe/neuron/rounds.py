@@ -66,8 +66,8 @@ class Rounds:
         return self._with_prompts[key]
 
     def best(self, sequences: int, context: int) -> Round:
-        """The quickest round of `sequences` with `context` tokens each; of those as quick that of
-        the fewest batches, as a prompt holds up whatever is behind it.
+        """The quickest round of `sequences` with `context` tokens each; of those that are as
+        quick the one with the fewest batches, as a prompt holds up whatever is behind it.
 
         One batch for each stage is quickest as a rule, as their cores share arithmetic and KV cache; one more
         where the host's share, which nothing else covers, is longer than another batch.  One batch in all is
