@@ -6,7 +6,8 @@ A row goes through these steps, in this order:
 2. `bias_values` are added (-inf bans a token).
 3. Repetition penalty for every seen token: x / r where x > 0, else x * r (Keskar et al. 2019).  Then
    presence and frequency for those seen in the output: x - presence - frequency * count.
-4. Temperature 0 takes the largest logit, the lowest id on a tie.  Otherwise x = x / temperature.
+4. Greedy: the largest x, the lowest id on a tie.  So it is for temperatures below GREEDY_BELOW, 0 among
+   them, and wherever the largest x / temperature is not finite.  Otherwise x = x / temperature.
 5. Order: largest x first, then lowest id.  top_k keeps the first k.  Weights are exp(x - max x).
    top_p keeps the shortest beginning of that order whose weights reach top_p of the kept weights.
    min_p keeps weights >= min_p (the largest weight is 1).
@@ -28,6 +29,9 @@ from corepipe.neuron.program import SamplingBatch, StepOutput
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+
+GREEDY_BELOW = np.float32(1e-30)
+"""Colder than this only equal logits would share the draw: no two that differ, unless both are below 1e-20."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -96,14 +100,13 @@ def _choose(logits: F32, batch: SamplingBatch, r: int) -> int:
     if batch.chosen[r] >= 0:
         return int(batch.chosen[r])
     x = np.where(np.isnan(adjusted := _adjust(logits, batch, r)), np.float32(-np.inf), adjusted)
-    if batch.temperature[r] == 0:
-        return int(np.argmax(x))
+    temperature = batch.temperature[r]
     with np.errstate(over="ignore"):
-        x = x / batch.temperature[r]
-    if not np.isfinite(x.max()):
-        return int(np.argmax(x))
+        if temperature < GREEDY_BELOW or not np.isfinite(x.max() / temperature):
+            return int(np.argmax(x))
+        x = x / temperature
     row = _Row(
-        batch.temperature[r],
+        temperature,
         int(batch.top_k[r]),
         float(batch.top_p[r]),
         batch.min_p[r],
@@ -135,7 +138,8 @@ def _draw(x: F32, row: _Row) -> int:
     order = _order(x)
     if row.top_k > 0:
         order = order[: row.top_k]
-    weights = np.exp(x - x.max())
+    with np.errstate(over="ignore"):
+        weights = np.exp(x - x.max())
     if row.top_p < 1:
         reached = np.cumsum(weights[order], dtype=np.float64)
         order = order[: int(np.searchsorted(reached, row.top_p * reached[-1])) + 1]

@@ -101,7 +101,7 @@ class Executor(Protocol):
 class SamplingBatch:
     """Sampling parameters of the R logit rows, structure of arrays, so that sampling stays native.
 
-    temperature [R] f32 (0 = greedy), top_k [R] i32 (0 = all), top_p [R] f32, min_p [R] f32,
+    temperature [R] f32 (below 1e-30: greedy), top_k [R] i32 (0 = all), top_p [R] f32, min_p [R] f32,
     repetition / presence / frequency [R] f32, seed [R] u64, position [R] i64 (index of the drawn token).
     top_logprobs [R] i32: how many alternatives to report (-1 = no logprobs, 0 = of the chosen one only).
     Ragged lists, flattened with offsets [R + 1] i32:

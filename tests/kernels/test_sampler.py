@@ -14,7 +14,7 @@ VOCAB = 5003
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "definition or bias or ties or infinity")
+    run_isolated(__file__, isa, "definition or bias or ties or infinity or temperature or overflow")
 
 
 @pytest.fixture
@@ -87,6 +87,62 @@ def test_ties_take_the_lowest_id() -> None:
     assert got["tokens"].tolist() == [0, 77, 0, 0]
     for fields in ({"top_k": 7}, {"top_p": 0.5}, {"top_k": 2000, "top_p": 0.001}, {}):
         check(logits, temperature=1.0, position=np.arange(4), **fields)
+
+
+COLD = (1e-45, 1e-42, 5e-39, 1.1754942e-38, 1.1754944e-38, 1.2e-38, 1e-37, 1e-34, 9e-31)
+"""Temperatures below every normal fp32 number, around the least of them, and up to where greedy ends."""
+
+
+@pytest.mark.parametrize("temperature", COLD)
+@pytest.mark.parametrize(
+    "around",
+    [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.5, "min_p": 0.3}],
+    ids=str,
+)
+def test_tiny_temperatures_take_the_largest(temperature: float, around: dict, logits: np.ndarray) -> None:
+    """Logits of every size and sign, which overflow when they are divided, or vanish; the last rows are ties."""
+    rows = np.arange(len(logits))
+    logits[:12] -= 100
+    logits[12:20] *= np.float32(1e-30)
+    logits[20:28] *= np.float32(1e30)
+    logits[40:] = np.round(logits[40:] / 4)
+    seen = [{int(np.argmax(row)): 2, 7: 0} for row in logits]
+    penalties = {"seen": seen, "repetition": 1.3, "presence": 0.4, "frequency": 0.2}
+    for lists in ({}, penalties, {"bias": [{int(np.argmax(row)): -np.inf, 9: 1.5} for row in logits]}):
+        fields = {**around, **lists, "seed": rows, "position": rows * 3, "top_logprobs": rows % 7 - 1}
+        got = check(logits, **fields, temperature=temperature)
+        greedy = check(logits, **fields)
+        assert np.array_equal(got["tokens"], greedy["tokens"])
+        assert lists or np.array_equal(got["tokens"], logits.argmax(axis=1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    bits=st.integers(0, 0x7F7FFFFF),
+    exponent=st.integers(-149, 127),
+    tie=st.booleans(),
+    top_k=st.sampled_from([0, 1, 3]),
+    top_p=st.sampled_from([0.3, 1.0]),
+)
+def test_any_temperature_of_fp32(bits: int, exponent: int, tie: bool, top_k: int, top_p: float) -> None:
+    """From 0 over the subnormals to the largest: one definition, and never a token that greedy rules out."""
+    temperature = np.array(bits, np.uint32).view(np.float32)
+    steps = np.array([[-3, -1, 2, 2 if tie else 1, 1.5, -2, 0]])
+    logits = np.ldexp(steps, exponent).clip(-3e38, 3e38).astype(np.float32)
+    got = check(logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=bits, top_logprobs=3)
+    distinct = float(np.diff(np.unique(logits))[-1])
+    if temperature < 1e-30 or float(logits.max()) / float(temperature) > 3.5e38:
+        assert got["tokens"][0] == logits.argmax()
+    elif distinct > 110 * float(temperature):
+        assert logits[0, got["tokens"][0]] == logits.max()
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-2, 0.1, 0.3])
+def test_logits_that_overflow_when_divided_are_greedy(temperature: float) -> None:
+    """The lowest of all that overflow was taken once, which need not be the largest."""
+    logits = np.array([[2e38, 1e38, 3e38, 3e38, -3e38], [-1e38, -3e38, -3e38, -3e38, -2e38]], np.float32)
+    tokens = check(logits, temperature=temperature, position=[1, 2])["tokens"]
+    assert tokens.tolist() == [2, 0]
 
 
 def test_nan_and_infinity(logits: np.ndarray) -> None:

@@ -13,6 +13,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kGreedyBelow = 1e-30f;  // GREEDY_BELOW of the definition
 constexpr int kBins = 1024;
 constexpr int kChunk = 256;
 
@@ -93,7 +94,7 @@ void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& d
 int Sampler::Thread::choose(const float* raw, const Sampling& s, int row) {
   if (s.chosen[row] >= 0) return s.chosen[row];
   const float* x = adjusted(raw, s, row);
-  return s.temperature[row] == 0 ? table->argmax(x, vocab) : draw(x, s, row);
+  return s.temperature[row] < kGreedyBelow ? table->argmax(x, vocab) : draw(x, s, row);
 }
 
 // The row after bias and penalties: `raw` itself where there are none.
@@ -113,10 +114,10 @@ const float* Sampler::Thread::adjusted(const float* raw, const Sampling& s, int 
 }
 
 int Sampler::Thread::draw(const float* x, const Sampling& s, int row) {
+  const float top = table->max(x, vocab) / s.temperature[row];
+  if (!std::isfinite(top)) return table->argmax(x, vocab);
   table->divide(x, s.temperature[row], logits.data(), vocab);
   x = logits.data();
-  const float top = table->max(x, vocab);
-  if (!std::isfinite(top)) return table->argmax(x, vocab);
   table->weigh(x, vocab, top, weights.data(), sums.data());
   const double u = uniform(s.seed[row], s.position[row]);
   const int k = s.top_k[row];
