@@ -14,7 +14,8 @@ A row goes through these steps, in this order:
 6. The draw: the first kept token, by id, up to which the weights exceed `uniform(seed, position)` times
    their sum, in double precision.
 
-NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.
+NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.  Rows
+that the model gave with a NaN or an infinity are told as `overflowed`, those drawn from and those reported.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
         best = best[~np.isnan(logits[r][best])]
         top_ids[r, : len(best)] = best
         top_logprobs[r, : len(best)] = logged[best]
-    return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0)
+    overflowed = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
+    return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0, overflowed)
 
 
 def log_softmax(logits: F32) -> F64:

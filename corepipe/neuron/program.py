@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,6 +138,7 @@ class StepOutput:
     tokens [R] i32; logprobs [R] f32 of the chosen token (NaN where not asked for);
     top_ids / top_logprobs [R, T], T the largest asked for, best first, unused entries -1 / NaN.
     seconds: host time the batch took, all cores.
+    overflowed: the rows whose logits, as the model gave them, are not all numbers; mostly none.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -145,3 +147,4 @@ class StepOutput:
     top_logprobs: npt.NDArray[np.float32]
     logits: npt.NDArray[np.float32] | None
     seconds: float
+    overflowed: Sequence[int] = ()

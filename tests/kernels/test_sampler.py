@@ -14,7 +14,7 @@ VOCAB = 5003
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "definition or bias or ties or infinity or temperature or overflow")
+    run_isolated(__file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers")
 
 
 @pytest.fixture
@@ -165,6 +165,21 @@ def test_nan_and_infinity(logits: np.ndarray) -> None:
     assert got["top_ids"][5].tolist() == [0, -1, -1]
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"chosen": 7}, {"bias": [{7: 1.0}] * 9}]
+)
+def test_rows_that_are_not_numbers_are_told(fields: dict, logits: np.ndarray) -> None:
+    x = logits[:9].copy()
+    x[1, 17], x[3, -1], x[4, 0], x[6, 4990] = np.nan, np.inf, -np.inf, np.nan
+    x[5] = np.float32(3.4e38)
+    batch = sampling(9, **fields)
+    got = _native.sample(x, batch)["overflowed"]
+    with np.errstate(invalid="ignore"):
+        assert got == sample_reference(x, batch).overflowed == [1, 3, 4, 6]
+    banned = sampling(9, bias=[{7: -np.inf, 8: np.inf}] * 9, temperature=1.0)
+    assert _native.sample(logits[:9], banned)["overflowed"] == [], "that is the caller's, not the model's"
+
+
 def test_chosen_tokens_are_reported_not_drawn(logits: np.ndarray) -> None:
     chosen = np.arange(len(logits)) * 100
     got = check(logits, temperature=1.0, chosen=chosen)
@@ -222,8 +237,25 @@ def test_small_vocabularies(data: st.DataObject) -> None:
     [
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": np.nan}, "NaN"),
+        ({"temperature": np.inf}, "temperature must be finite"),
+        ({"top_p": -0.1}, "top_p must be 0"),
+        ({"top_p": 1.001}, "top_p must be 0"),
+        ({"top_p": np.nan}, "NaN"),
+        ({"min_p": -1e-9}, "min_p must be 0"),
+        ({"temperature": 1.0, "min_p": 1.1}, "min_p must be 0"),
+        ({"temperature": 1.0, "top_k": 5, "min_p": np.inf}, "min_p must be 0"),
         ({"repetition": 0.0}, "repetition"),
+        ({"repetition": np.inf}, "repetition"),
+        ({"presence": -np.inf}, "presence must be finite"),
+        ({"frequency": np.inf}, "frequency must be finite"),
+        ({"frequency": np.nan}, "NaN"),
         ({"top_k": -1}, "top_k"),
+        ({"position": -1}, "position"),
+        ({"top_logprobs": -2}, "top_logprobs"),
+        ({"top_logprobs": VOCAB + 1}, "top_logprobs"),
+        ({"chosen": -2}, "chosen"),
+        ({"bias": [{3: np.nan}]}, "bias"),
+        ({"seen": [{3: -1}]}, "seen_counts"),
         ({"chosen": VOCAB}, "chosen"),
         ({"bias": [{VOCAB: 1.0}]}, "bias id"),
         ({"seen": [{-1: 1}]}, "seen id"),

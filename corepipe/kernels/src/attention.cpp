@@ -134,7 +134,9 @@ void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
 
 void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call,
                         std::vector<Buffer>& scratch) {
-  pool.parallel(static_cast<int>(writes_.size()), [&](int i, int) {
+  const size_t bytes = kernels.attention.scratch_bytes(call, tokens_);
+  for (int t = 0; t < pool.size(); ++t) scratch[t].reserve(bytes);
+  pool.parallel(static_cast<int>(writes_.size()), [&](int i, int) noexcept {
     const AttentionItem& w = writes_[i];
     kernels.attention.write(call, w.sequence, w.row, w.rows, w.head);
   });
@@ -143,8 +145,7 @@ void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionC
   double cost = 0;
   for (const Part& part : parts_) cost += part.cost;
   const int threads = cost < kWorthThreads ? 1 : std::min<int>(pool.size(), static_cast<int>(parts_.size()));
-  const size_t bytes = kernels.attention.scratch_bytes(call, tokens_);
-  pool.parallel(threads, [&](int, int thread) { attend_all(kernels, call, scratch[thread].reserve(bytes)); });
+  pool.parallel(threads, [&](int, int thread) noexcept { attend_all(kernels, call, scratch[thread].data()); });
 }
 
 const AttentionPlan::Part* AttentionPlan::take() {

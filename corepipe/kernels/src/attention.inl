@@ -21,7 +21,7 @@ constexpr AttentionTable kAttention = {
     nullptr,
 #endif
     {rope_row, add_row, glu_row, round_row, widen_row},
-    {argmax, max_of, group_maxima, divide_row, weigh_row, at_least},
+    {argmax, row_max, group_maxima, divide_row, weigh_row, at_least},
 };
 
 }  // namespace COREPIPE_SIMD

@@ -20,9 +20,9 @@ class MaskedKeys {
       original_[s] = place_[s];
       const int key = run + s * Cache::kDepth;
       const uint32_t keep = (sees(seen, key) ? 0x0000ffffu : 0) | (sees(seen, key + 1) ? 0xffff0000u : 0);
-      const uint32_t* pairs = (const uint32_t*)original_[s];
       uint32_t* copy = copy_ + s * width;
-      for (int d = 0; d < width; ++d) copy[d] = pairs[d] & keep;
+      memcpy(copy, original_[s], (size_t)width * sizeof(uint32_t));
+      for (int d = 0; d < width; ++d) copy[d] &= keep;
       place_[s] = (const char*)copy;
     }
   }

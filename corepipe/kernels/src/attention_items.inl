@@ -51,14 +51,14 @@ CP_INLINE void put_key(const float* x, int width, int slot, char* keys) {
 
 // The second slot of a pair is cleared with the first: what an earlier owner left there must not be read.
 CP_INLINE void put_value(const uint16_t* x, int width, int slot, char* values) {
-  uint16_t* pairs = (uint16_t*)values + (size_t)(slot / 2) * width * 2;
+  char* pairs = values + (size_t)(slot / 2) * width * 4;
   if (slot % 2 == 0) {
     for (int d = 0; d < width; ++d) {
       const uint32_t pair = x[d];
-      memcpy(pairs + 2 * d, &pair, sizeof pair);
+      memcpy(pairs + 4 * d, &pair, sizeof pair);
     }
   } else {
-    for (int d = 0; d < width; ++d) pairs[2 * d + 1] = x[d];
+    for (int d = 0; d < width; ++d) memcpy(pairs + 4 * d + 2, x + d, 2);
   }
 }
 

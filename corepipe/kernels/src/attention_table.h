@@ -80,10 +80,11 @@ constexpr int kSampleBlock = 1024;  // elements whose weights are added up apart
 constexpr int kMaximaGroup = 64;
 
 struct SamplerTable {
-  // Lowest index of the largest element; NaN counts as -inf; 0 where nothing is above -inf.
-  int (*argmax)(const float* x, int n);
-  // The largest element, NaN left out; -inf where there is none.
-  float (*max)(const float* x, int n);
+  // Lowest index of the largest element; NaN counts as -inf; 0 where nothing is above -inf.  `finite`: whether x
+  // has neither NaN nor infinities.
+  int (*argmax)(const float* x, int n, bool* finite);
+  // The largest element, NaN left out; -inf where there is none.  `finite` as above.
+  float (*max)(const float* x, int n, bool* finite);
   // maxima[i] = max of x[64 i .. 64 i + 64), the last one of what is left.
   void (*group_maxima)(const float* x, int n, float* maxima);
   // out = x / divisor, NaN as -inf.

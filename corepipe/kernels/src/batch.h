@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace corepipe {
@@ -34,6 +35,7 @@ struct Drawn {
   std::vector<int32_t> tokens, top_ids;
   std::vector<float> logprobs, top_logprobs;
   int top_width = 0;
+  std::unique_ptr<bool[]> finite;  // whether the row's logits are numbers, all of them
 };
 
 struct Span {

@@ -59,6 +59,11 @@ nb::dict drawn_to_python(Drawn&& drawn) {
   result["logprobs"] = to_numpy(std::move(drawn.logprobs), {rows});
   result["top_ids"] = to_numpy(std::move(drawn.top_ids), {rows, width});
   result["top_logprobs"] = to_numpy(std::move(drawn.top_logprobs), {rows, width});
+  nb::list overflowed;
+  for (size_t row = 0; row < rows; ++row) {
+    if (!drawn.finite[row]) overflowed.append(row);
+  }
+  result["overflowed"] = overflowed;
   return result;
 }
 
@@ -78,6 +83,8 @@ nb::dict result_of(Job& job, int vocab) {
 [[noreturn]] void rethrow(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& e) {
     throw std::runtime_error(e.what());
   }
@@ -106,6 +113,9 @@ using Counter = nb::ndarray<int64_t, nb::shape<1>, nb::device::cpu>;
 // The counter may be memory that another process reads.
 void make_pool(JobQueue* self, int threads, std::optional<Counter> beats) {
   static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(std::atomic<int64_t>) == sizeof(int64_t));
+  if (beats && reinterpret_cast<uintptr_t>(beats->data()) % alignof(std::atomic<int64_t>) != 0) {
+    throw std::invalid_argument("beats must be aligned to 8 bytes");
+  }
   new (self) JobQueue(threads, beats ? reinterpret_cast<std::atomic<int64_t>*>(beats->data()) : nullptr);
 }
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "checked.h"
 #include "isa.h"
 #include "kv_cache.h"
 #include "linear.h"
@@ -60,7 +61,7 @@ void bind_cache(nb::module_& m) {
 nb::object accumulators(Array<int8_t, 2> x, const PyMatrix& matrix) {
   const size_t rows = x.shape(0), n = matrix.matrix.n, groups = matrix.matrix.groups();
   if (x.shape(1) != static_cast<size_t>(matrix.matrix.k)) throw std::invalid_argument("x must be [M, k]");
-  std::vector<int32_t> out(groups * rows * n);
+  std::vector<int32_t> out(checked_product("the sums", {groups, rows, n, sizeof(int32_t)}) / sizeof(int32_t));
   int8_accumulators(kernels(), x.data(), static_cast<int>(rows), matrix.matrix, out.data());
   return to_numpy(std::move(out), {groups, rows, n});
 }

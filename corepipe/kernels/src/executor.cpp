@@ -202,7 +202,13 @@ int Executor::chain_length(const Run& run, size_t at) const {
 // next one reads it, and no thread waits for another in between.
 void Executor::pass_chain(const Run& run, const Stop* stops, int count) const {
   const std::vector<int> starts = split_rows(run.batch.rows(), run.pool.size(), run.kernels.linear.chain);
-  run.pool.parallel(static_cast<int>(starts.size()) - 1, [&](int item, int thread) {
+  int reserved = 0;
+  for (size_t item = 0; item + 1 < starts.size(); ++item) {
+    const int rows = starts[item + 1] - starts[item];
+    for (int i = 0; i < count && rows != reserved; ++i) stops[i].step->reserve_rows(run, rows);
+    reserved = rows;
+  }
+  run.pool.parallel(static_cast<int>(starts.size()) - 1, [&](int item, int thread) noexcept {
     const RowRange range{starts[item], starts[item + 1] - starts[item], thread};
     for (int i = 0; i < count; ++i) stops[i].step->run_rows(run, range);
   });
@@ -222,11 +228,11 @@ void Executor::pass(const Run& run, const Stop& stop) {
     case Step::Kind::all_reduce: {
       std::vector<bool> rounds;
       for (int member : step.group) rounds.push_back(programs_[member]->round_bf16);
-      run.for_rows(run.rows(step.x.rows), step.x.width, [&](int row) { reduce_row(run, stop, rounds, row); });
+      run.for_rows(run.rows(step.x.rows), step.x.width, [&](int row) noexcept { reduce_row(run, stop, rounds, row); });
       break;
     }
     case Step::Kind::all_gather:
-      run.for_rows(run.rows(step.x.rows), step.out.width, [&](int row) { gather_row(stop, row); });
+      run.for_rows(run.rows(step.x.rows), step.out.width, [&](int row) noexcept { gather_row(stop, row); });
       break;
   }
 }
@@ -241,7 +247,7 @@ void Executor::finish(const Run& run, Job& job) {
     return;
   }
   job.logits.resize(rows.size() * vocab_);
-  run.for_rows(static_cast<int>(rows.size()), vocab_, [&](int row) {
+  run.for_rows(static_cast<int>(rows.size()), vocab_, [&](int row) noexcept {
     std::memcpy(job.logits.data() + static_cast<size_t>(row) * vocab_, rows[row], vocab_ * sizeof(float));
   });
 }
@@ -251,7 +257,7 @@ void Executor::finish(const Run& run, Job& job) {
 JobQueue::JobQueue(int threads, std::atomic<int64_t>* beats)
     : pool_(threads, beats), scratch_(threads), attention_(threads), sampler_(threads) {
   kernels();  // an unknown COREPIPE_ISA is reported here
-  thread_ = std::thread([this] { work(); });
+  thread_ = start_thread([this] { work(); }, threads - 1, threads);
 }
 
 void JobQueue::push(std::shared_ptr<Job> job) {

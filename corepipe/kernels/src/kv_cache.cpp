@@ -5,6 +5,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "checked.h"
+
 namespace corepipe {
 
 namespace {
@@ -24,7 +26,8 @@ bool is_fp32(const std::string& dtype) {
 
 }  // namespace
 
-Arena::Arena(size_t bytes, bool huge_pages) : mapped_(bytes + kHugePage), bytes_(bytes) {
+Arena::Arena(size_t bytes, bool huge_pages)
+    : mapped_(checked_sum("an arena", bytes, kHugePage)), bytes_(bytes) {
   mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::bad_alloc();
   const uintptr_t address = reinterpret_cast<uintptr_t>(mapping_);
@@ -56,7 +59,8 @@ size_t KVCache::checked_bytes() const {
   if (head_dim < 1 || head_dim > kMaxHeadDim) {
     throw std::invalid_argument("head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
   }
-  return static_cast<size_t>(layers) * kv_heads * head_bytes();
+  return checked_product("a cache", {size_t(layers), size_t(kv_heads), size_t(blocks), size_t(block_size / kKeyGroup),
+                                     group_bytes()});
 }
 
 KVLayer KVCache::layer(int index) const {

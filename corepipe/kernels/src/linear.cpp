@@ -59,7 +59,7 @@ class LinearRun {
         kind_(op.segments[0].matrix->kind),
         kernel_(table.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
-        panel_bytes_(groups_ * kGroup * bytes_per_k(kind_)),
+        panel_bytes_(int64_t{groups_} * kGroup * bytes_per_k(kind_)),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
   // On all threads, in one region: items are first the preparation of each block of rows, then a part of the
@@ -69,7 +69,7 @@ class LinearRun {
     for (int t = 0; t < parts; ++t) scratch_.parts[t].set(panels * t / parts, panels * (t + 1) / parts);
     prepared_ = scratch_.activations.reserve(prepared_bytes());
     for (int t = 0; t < parts; ++t) reserve_for(t);
-    pool.parallel(blocks_ + parts, [this, parts](int item, int thread) {
+    pool.parallel(blocks_ + parts, [this, parts](int item, int thread) noexcept {
       if (item < blocks_) {
         prepare_block(item, scratch_.rows[thread]);
         ready_.fetch_add(1, std::memory_order_release);
@@ -81,10 +81,17 @@ class LinearRun {
     });
   }
 
-  // On the calling thread alone.
-  void execute_on(int thread) {
-    prepared_ = scratch_.blocks[thread].reserve(prepared_bytes());
-    reserve_for(thread);
+  // What execute_on writes to, for whichever thread.
+  void reserve_alone() {
+    for (size_t t = 0; t < scratch_.blocks.size(); ++t) {
+      scratch_.blocks[t].reserve(prepared_bytes());
+      reserve_for(static_cast<int>(t));
+    }
+  }
+
+  // On the calling thread alone, inside a region.
+  void execute_on(int thread) noexcept {
+    prepared_ = scratch_.blocks[thread].data();
     for (int block = 0; block < blocks_; ++block) prepare_block(block, scratch_.rows[thread]);
     const Turn turn(kernel_.begin, kernel_.end);
     multiply_panels(0, panel_count(), thread);
@@ -239,8 +246,13 @@ void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Line
   if (op.rows > 0) LinearRun(kernels.linear, scratch, op, 0, op.rows).execute(pool);
 }
 
-void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows, int thread) {
+void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows) {
   check(op);
+  LinearRun(kernels.linear, scratch, op, 0, rows).reserve_alone();
+}
+
+void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows,
+                 int thread) noexcept {
   LinearRun(kernels.linear, scratch, op, first, rows).execute_on(thread);
 }
 

@@ -59,7 +59,7 @@ class alignas(64) PanelRange {
   std::atomic<uint64_t> ends_{0};
 };
 
-// Working memory of the Linears of one pool, used by one of them at a time.
+// Working memory of the Linears of one pool, used by one of them at a time.  It grows outside of regions alone.
 struct Scratch {
   explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads) {}
 
@@ -103,9 +103,13 @@ struct Linear {
 // Throws std::invalid_argument for segments that disagree, std::bad_alloc.
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
 
-// Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool.
-// Throws as `linear` does; inside a region of the pool that ends the process.
-void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows, int thread);
+// Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool: for use inside
+// a region, after `reserve_rows` for so many rows.
+void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows,
+                 int thread) noexcept;
+
+// What linear_rows of `rows` rows needs, on each thread.  Throws as `linear` does.
+void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows);
 
 // x [rows][k] s8 -> int32 sums [groups][rows][n] of each 64 of k (tests).  Throws std::invalid_argument
 // for a matrix of another kind than int8.

@@ -14,14 +14,16 @@ CP_INLINE i32x16 max(i32x16 a, i32x16 b) {
   return r;
 }
 
+// Modulo 2^32.
 CP_INLINE int32_t reduce_add(i32x16 a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)a.v[0]);
 #else
-  int32_t lanes[kLanes], sum = 0;
+  int32_t lanes[kLanes];
   store(lanes, a);
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-  return sum;
+  uint32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += (uint32_t)lanes[i];
+  return (int32_t)sum;
 #endif
 }
 
@@ -102,6 +104,11 @@ CP_INLINE QuantizedGroup quantize_group(const float* x) {
   const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   for (int i = 0; i < 4; ++i) group.q[i] = as_i32(v[i] * broadcast(inverse) + magic) - as_i32(magic);
   return group;
+}
+
+// What makes up for the weights' offset of 128, modulo 2^32: of a NaN the q are any integers.
+CP_INLINE int32_t correction_of(const QuantizedGroup& group) {
+  return (int32_t)(-128u * (uint32_t)reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3])));
 }
 
 // Puts one row's group among the `rows` of a block's group; the layout is the ISA's.

@@ -106,7 +106,7 @@ template <class Row>
 CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
   for (int i = 0; i < 4; ++i) store_low_bytes(Row::q(to, g) + kLanes * i, from.q[i]);
   Row::put_scale(to, g, from.scale);
-  Row::put_correction(to, g, -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3])));
+  Row::put_correction(to, g, correction_of(from));
 }
 
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {

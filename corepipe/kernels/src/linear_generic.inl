@@ -69,7 +69,7 @@ CP_INLINE i32x16 broadcast_word(const void* x) {
 }
 
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  const int32_t correction = -128 * reduce_add((from.q[0] + from.q[1]) + (from.q[2] + from.q[3]));
+  const int32_t correction = correction_of(from);
   memcpy(group + 4 * row, &correction, 4);
   memcpy(group + 4 * (rows + row), &from.scale, 4);
   int32_t q[kGroup];

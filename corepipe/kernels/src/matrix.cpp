@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "checked.h"
+
 namespace corepipe {
 
 namespace {
@@ -32,7 +34,7 @@ Matrix::Matrix(const std::string& kind_name, const uint8_t* bytes, size_t size, 
     throw std::invalid_argument("kind '" + kind_name + "' " + (scaled ? "needs" : "takes no") + " scales");
   }
   panel_stride = static_cast<int64_t>(groups()) * kGroup * bytes_per_k(kind);
-  const size_t needed = static_cast<size_t>(panels() * panel_stride);
+  const size_t needed = checked_product("a matrix", {size_t(panels()), size_t(panel_stride)});
   if (size < needed) {
     throw std::invalid_argument("a packed '" + kind_name + "' matrix of this shape has " + std::to_string(needed) +
                                 " bytes, got " + std::to_string(size));

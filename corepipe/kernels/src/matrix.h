@@ -19,8 +19,8 @@ class Matrix {
   // Throws std::invalid_argument for anything else.
   Matrix view(int n0, int n, int k0, int k) const;
 
-  int panels() const { return (n + kPanel - 1) / kPanel; }
-  int groups() const { return (k + kGroup - 1) / kGroup; }
+  int panels() const { return n / kPanel + (n % kPanel != 0); }
+  int groups() const { return k / kGroup + (k % kGroup != 0); }
   const uint8_t* panel(int index) const { return data + index * panel_stride; }
 
   Kind kind;

@@ -2,6 +2,9 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
 
 namespace corepipe {
 
@@ -16,10 +19,17 @@ Pool::Pool(int threads, std::atomic<int64_t>* beats)
     : size_(threads), beats_(beats != nullptr ? beats : &own_beats_) {
   if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
   threads_.reserve(threads - 1);
-  for (int t = 1; t < threads; ++t) threads_.emplace_back([this, t] { work(t); });
+  try {
+    for (int t = 1; t < threads; ++t) threads_.push_back(start_thread([this, t] { work(t); }, t, threads));
+  } catch (...) {
+    end_threads();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end_threads(); }
+
+void Pool::end_threads() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -28,7 +38,7 @@ Pool::~Pool() {
   for (std::thread& t : threads_) t.join();
 }
 
-void Pool::run(int items, Body body, void* context) {
+void Pool::run(int items, Body body, void* context) noexcept {
   body_ = body;
   context_ = context;
   items_ = items;
@@ -45,7 +55,7 @@ void Pool::run(int items, Body body, void* context) {
   spin_until([&] { return done_.load(std::memory_order_acquire) == items; });
 }
 
-bool Pool::take_one(int thread) {
+bool Pool::take_one(int thread) noexcept {
   uint64_t word = word_.load(std::memory_order_acquire);
   do {
     if ((word & kRemaining) == 0) return false;
@@ -79,6 +89,15 @@ bool Pool::wait_for_work() {
   wake_.wait(lock, [&] { return has_work() || stop_.load(); });
   sleepers_.fetch_sub(1);
   return !stop_.load();
+}
+
+std::thread start_thread(std::function<void()> work, int running, int wanted) {
+  try {
+    return std::thread(std::move(work));
+  } catch (const std::system_error& error) {
+    throw std::runtime_error("only " + std::to_string(running) + " of " + std::to_string(wanted) +
+                             " threads could be started: " + error.code().message());
+  }
 }
 
 }  // namespace corepipe

@@ -4,19 +4,26 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace corepipe {
 
+// The contract of a region: nothing is allocated inside, and nothing in it can throw.  Whoever opens one has reserved
+// before, for each thread, all that its items write to: an error on one thread could not stop the others, which go on
+// with what the caller's frame held.  Bodies are noexcept, so that a breach ends the process at once.
+//
 // Items are handed out one by one, so a thread that loses its core holds up one item and no more.
 // One parallel region at a time; the thread that calls `parallel` takes part as thread 0.  Idle threads
 // spin for a while (a step opens a region every few microseconds), then sleep.
 class Pool {
  public:
-  // Throws std::invalid_argument for threads < 1, std::system_error where threads can't be started.
+  // Throws std::invalid_argument for threads < 1, std::runtime_error where the system starts no more of them; those
+  // that run are ended first.
   // `beats`, which outlives the pool, grows while regions run; null: nobody looks.
   explicit Pool(int threads, std::atomic<int64_t>* beats = nullptr);
   ~Pool();
@@ -26,9 +33,10 @@ class Pool {
   int size() const { return size_; }
 
   // Runs body(item, thread) for each item in [0, items), starting them in ascending order, and returns
-  // when all are done.  An item may wait for an earlier item.  The body must not throw.
+  // when all are done.  An item may wait for an earlier item.
   template <class F>
-  void parallel(int items, F&& body) {
+  void parallel(int items, F&& body) noexcept {
+    static_assert(std::is_nothrow_invocable_v<F&, int, int>, "a region can't throw: declare its body noexcept");
     if (size_ == 1 || items <= 1) {
       for (int i = 0; i < items; ++i) {
         body(i, 0);
@@ -36,7 +44,7 @@ class Pool {
       }
       return;
     }
-    run(items, [](void* f, int item, int thread) { (*static_cast<std::remove_reference_t<F>*>(f))(item, thread); },
+    run(items, [](void* f, int item, int thread) noexcept { (*static_cast<std::remove_reference_t<F>*>(f))(item, thread); },
         &body);
   }
 
@@ -44,12 +52,13 @@ class Pool {
   void beat() { beats_->store(beats_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
  private:
-  using Body = void (*)(void*, int item, int thread);
+  using Body = void (*)(void*, int item, int thread) noexcept;
 
-  void run(int items, Body body, void* context);
-  bool take_one(int thread);
+  void run(int items, Body body, void* context) noexcept;
+  bool take_one(int thread) noexcept;
   void work(int thread);
   bool wait_for_work();
+  void end_threads();
 
   const int size_;
   std::atomic<int64_t> own_beats_{0};
@@ -70,6 +79,9 @@ class Pool {
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
 };
+
+// Runs work() on a thread of its own.  Throws std::runtime_error that says how many of `wanted` there are already.
+std::thread start_thread(std::function<void()> work, int running, int wanted);
 
 // Tells the core that this is a spin loop.
 inline void spin_pause() {

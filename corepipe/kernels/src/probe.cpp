@@ -47,10 +47,10 @@ double probe_read(size_t bytes, int threads, double seconds) {
   Pool pool(threads);
   Buffer buffer;
   uint8_t* data = buffer.reserve(chunks * chunk);
-  pool.parallel(chunks, [&](int i, int) { std::fill_n(data + i * chunk, chunk, static_cast<uint8_t>(i)); });
+  pool.parallel(chunks, [&](int i, int) noexcept { std::fill_n(data + i * chunk, chunk, static_cast<uint8_t>(i)); });
   std::atomic<uint64_t> sink{0};
   const double best = shortest(seconds, [&] {
-    pool.parallel(chunks, [&](int i, int) {
+    pool.parallel(chunks, [&](int i, int) noexcept {
       sink.fetch_add(read_lines(reinterpret_cast<const uint64_t*>(data + i * chunk), chunk / 64),
                      std::memory_order_relaxed);
     });
@@ -130,7 +130,7 @@ double rate_of(const Instruction& instruction, const KernelTable& table, int thr
   Pool pool(threads);
   const int items = 8 * threads;
   const double best = shortest(seconds, [&] {
-    pool.parallel(items, [&](int, int) {
+    pool.parallel(items, [&](int, int) noexcept {
       const Turn turn(user.begin, user.end);
       instruction.rounds();
     });

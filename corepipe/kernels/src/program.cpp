@@ -6,6 +6,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "checked.h"
+
 namespace corepipe {
 
 namespace {
@@ -37,9 +39,9 @@ Program::Program(std::vector<int> widths, int rows, bool round)
     require(width >= 1, "widths must be at least 1");
     const size_t stride = (static_cast<size_t>(width) + 15) / 16 * 16;
     values_.push_back({nullptr, width, stride, Rows::tokens});
-    floats += stride * rows;
+    floats = checked_sum("a program's memory", floats, checked_product("a program's memory", {stride, size_t(rows)}));
   }
-  arena_ = std::make_unique<Arena>(floats * sizeof(float), true);
+  arena_ = std::make_unique<Arena>(checked_product("a program's memory", {floats, sizeof(float)}), true);
   float* next = reinterpret_cast<float*>(arena_->data());
   for (Value& value : values_) {
     value.data = next;
@@ -55,7 +57,7 @@ const Value& Program::value(int index) const {
 Value& Program::at(int index) { return const_cast<Value&>(value(index)); }
 
 // The value as an output of `width` elements a row.
-Value& Program::write(int index, Rows rows, int width) {
+Value& Program::write(int index, Rows rows, int64_t width) {
   Value& out = at(index);
   require(out.width == width, "value " + std::to_string(index) + " is " + std::to_string(out.width) +
                                   " wide, the result " + std::to_string(width));
@@ -76,7 +78,7 @@ void Program::embed(int out_index, const void* table, int tokens, int width, boo
   const bool round = round_bf16;
   append([=](const Run& run) {
     const RowTable& rows = run.kernels.attention.rows;
-    run.for_rows(run.batch.rows(), width, [&](int r) {
+    run.for_rows(run.batch.rows(), width, [&](int r) noexcept {
       const size_t at = static_cast<size_t>(run.batch.tokens[r]) * width;
       if (is_bf16) {
         rows.widen(static_cast<const uint16_t*>(table) + at, out.row(r), width);
@@ -95,7 +97,7 @@ void Program::rms_norm(int x_index, int out_index, NormSpec norm) {
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
   append([=](const Run& run) {
-    run.for_rows(run.rows(x.rows), x.width, [&](int r) {
+    run.for_rows(run.rows(x.rows), x.width, [&](int r) noexcept {
       for (int i = 0; i < x.width; i += norm.gain.size) {
         run.kernels.linear.rms_norm_row(x.row(r) + i, norm.gain.data, norm.eps, norm.gain.size, round, out.row(r) + i);
       }
@@ -142,6 +144,9 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormS
   };
   Step& step = append([=](const Run& run) { corepipe::linear(run.kernels, run.pool, run.scratch, linear_of(run)); });
   if (x.rows != Rows::tokens) return;
+  step.reserve_rows = [=](const Run& run, int rows) {
+    corepipe::reserve_rows(run.kernels, run.scratch, linear_of(run), rows);
+  };
   step.run_rows = [=](const Run& run, const RowRange& range) {
     linear_rows(run.kernels, run.scratch, linear_of(run), range.first, range.rows, range.thread);
   };
@@ -162,7 +167,7 @@ void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
   append([=](const Run& run) {
-    run.for_rows(run.batch.rows(), x.width, [&](int r) {
+    run.for_rows(run.batch.rows(), x.width, [&](int r) noexcept {
       const size_t at = static_cast<size_t>(run.batch.positions[r]) * table.half;
       for (int i = 0; i < x.width; i += head_dim) {
         run.kernels.attention.rows.rope(x.row(r) + i, out.row(r) + i, head_dim, table.cos + at, table.sin + at,
@@ -177,8 +182,8 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   const Value q = at(q_index), k = at(k_index), v = at(v_index);
   const int d = cache.head_dim;
   require(heads >= 1 && heads % cache.kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
-  require(q.width == heads * d, "q must be heads * head_dim wide");
-  require(k.width == cache.kv_heads * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
+  require(q.width == int64_t{heads} * d, "q must be heads * head_dim wide");
+  require(k.width == int64_t{cache.kv_heads} * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
   require(q.rows == Rows::tokens && k.rows == Rows::tokens && v.rows == Rows::tokens, "attention takes rows of tokens");
   require(window >= 1, "window must be at least 1");
@@ -219,7 +224,7 @@ void Program::glu(int gate_index, int up_index, int out_index) {
   const Value out = write(out_index, gate.rows, gate.width);
   const bool round = round_bf16;
   append([=](const Run& run) {
-    run.for_rows(run.rows(gate.rows), gate.width, [&](int r) {
+    run.for_rows(run.rows(gate.rows), gate.width, [&](int r) noexcept {
       run.kernels.attention.rows.glu(gate.row(r), up.row(r), out.row(r), gate.width, round);
     });
   });
@@ -231,7 +236,7 @@ void Program::add(int a_index, int b_index, int out_index) {
   const Value out = write(out_index, a.rows, a.width);
   const bool round = round_bf16;
   append([=](const Run& run) {
-    run.for_rows(run.rows(a.rows), a.width, [&](int r) {
+    run.for_rows(run.rows(a.rows), a.width, [&](int r) noexcept {
       run.kernels.attention.rows.add(a.row(r), b.row(r), out.row(r), a.width, round);
     });
   });
@@ -261,7 +266,7 @@ void Program::all_reduce(int x_index, int out_index, std::vector<int> group) {
 void Program::all_gather(int x_index, int out_index, std::vector<int> group, std::vector<int> widths) {
   const Value x = at(x_index);
   require(group.size() == widths.size(), "all_gather takes a width for each of its group");
-  int total = 0;
+  int64_t total = 0;
   for (int width : widths) {
     require(width >= 0, "widths must be at least 0");
     total += width;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,10 +33,11 @@ struct Run {
 
   // body(row) for each row, on several threads where that is worth while; `width` elements a row.
   template <class Body>
-  void for_rows(int count, int width, Body&& body) const {
+  void for_rows(int count, int width, Body&& body) const noexcept {
+    static_assert(std::is_nothrow_invocable_v<Body&, int>, "a region can't throw: declare its body noexcept");
     constexpr int kElementsOfItem = 16384;
     const int chunk = kElementsOfItem / std::max(width, 1) + 1;
-    pool.parallel((count + chunk - 1) / chunk, [&](int item, int) {
+    pool.parallel((count + chunk - 1) / chunk, [&](int item, int) noexcept {
       for (int r = item * chunk; r < std::min(count, (item + 1) * chunk); ++r) body(r);
     });
   }
@@ -80,12 +82,14 @@ struct RowRange {
 };
 
 // One Op.  `run` computes; a step that meets other cores has its data here instead.  `run_rows`, where there
-// is one, computes those rows alone, of which each depends on the same row of its operands only.
+// is one, computes those rows alone, of which each depends on the same row of its operands only; it runs inside a
+// region, for which `reserve_rows` reserves what so many rows need.
 struct Step {
   enum class Kind { compute, send, receive, all_reduce, all_gather };
   Kind kind = Kind::compute;
   std::function<void(const Run&)> run;
   std::function<void(const Run&, const RowRange&)> run_rows;
+  std::function<void(const Run&, int rows)> reserve_rows;
   Value x{}, out{};
   int peer = -1;
   std::vector<int> group, widths;
@@ -127,7 +131,7 @@ class Program {
 
  private:
   Value& at(int index);
-  Value& write(int index, Rows rows, int width);
+  Value& write(int index, Rows rows, int64_t width);
   Step& append(std::function<void(const Run&)> run);
   void limit_positions(const RopeTable& table, int head_dim);
 

@@ -49,10 +49,11 @@ struct alignas(128) Sampler::Thread {
   std::vector<Candidate> candidates, members;
 
   void prepare(const SamplerTable& t, int v);
-  void run(const float* raw, const Sampling& s, int row, Drawn& drawn);
-  int choose(const float* raw, const Sampling& s, int row);
+  void run(const float* raw, const Sampling& s, int row, Drawn& drawn) noexcept;
+  int choose(const float* raw, const Sampling& s, int row, bool* finite);
+  bool is_adjusted(const Sampling& s, int row) const;
   const float* adjusted(const float* raw, const Sampling& s, int row);
-  int draw(const float* x, const Sampling& s, int row);
+  int draw(const float* x, float largest, const Sampling& s, int row);
   int draw_from_all(double u) const;
   int draw_candidate(double u);
   void collect(const float* x, int found);
@@ -61,14 +62,13 @@ struct alignas(128) Sampler::Thread {
   void keep_nucleus_of_few(double p);
   void keep_nucleus(const float* x, float top, double p);
   Candidate last_of_nucleus(const float* x, int found, float top, float bottom, double target);
-  double log_sum(const float* raw);
+  double log_sum(const float* raw, bool* finite);
   void report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs);
 };
 
 void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   table = &t;
   if (v == vocab) return;
-  vocab = v;
   logits.resize(v);
   weights.resize(v);
   maxima.resize((v + kMaximaGroup - 1) / kMaximaGroup);
@@ -77,31 +77,43 @@ void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   chunks.reserve(v / kChunk + 1);
   candidates.reserve(v);
   members.resize(v + 1);
+  vocab = v;  // all of it is there
 }
 
-void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& drawn) {
-  const int token = choose(raw, s, row);
+void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& drawn) noexcept {
+  bool* finite = &drawn.finite[row];
+  const int token = choose(raw, s, row, finite);
   drawn.tokens[row] = token;
   const int wanted = s.top_logprobs[row];
   if (wanted < 0 && s.chosen[row] < 0) return;
-  const double sum = log_sum(raw);
+  const double sum = log_sum(raw, finite);
   const double x = std::isnan(raw[token]) ? kNone : raw[token];
   drawn.logprobs[row] = static_cast<float>(x - sum);
   const size_t at = static_cast<size_t>(row) * drawn.top_width;
   if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
 }
 
-int Sampler::Thread::choose(const float* raw, const Sampling& s, int row) {
+// `finite` is told of the raw row, by the pass that looks for the largest of it where there is one.
+int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, bool* finite) {
   if (s.chosen[row] >= 0) return s.chosen[row];
+  const bool greedy = s.temperature[row] < kGreedyBelow;
+  if (!is_adjusted(s, row)) {
+    return greedy ? table->argmax(raw, vocab, finite) : draw(raw, table->max(raw, vocab, finite), s, row);
+  }
+  table->max(raw, vocab, finite);
   const float* x = adjusted(raw, s, row);
-  return s.temperature[row] < kGreedyBelow ? table->argmax(x, vocab) : draw(x, s, row);
+  bool unused;
+  return greedy ? table->argmax(x, vocab, &unused) : draw(x, table->max(x, vocab, &unused), s, row);
 }
 
-// The row after bias and penalties: `raw` itself where there are none.
+bool Sampler::Thread::is_adjusted(const Sampling& s, int row) const {
+  return s.bias_offsets[row] != s.bias_offsets[row + 1] || s.seen_offsets[row] != s.seen_offsets[row + 1];
+}
+
+// A copy of the row after bias and penalties.
 const float* Sampler::Thread::adjusted(const float* raw, const Sampling& s, int row) {
   const int bias_begin = s.bias_offsets[row], bias_end = s.bias_offsets[row + 1];
   const int seen_begin = s.seen_offsets[row], seen_end = s.seen_offsets[row + 1];
-  if (bias_begin == bias_end && seen_begin == seen_end) return raw;
   std::copy(raw, raw + vocab, logits.begin());
   for (int i = bias_begin; i < bias_end; ++i) logits[s.bias_ids[i]] += s.bias_values[i];
   for (int i = seen_begin; i < seen_end; ++i) {
@@ -113,9 +125,11 @@ const float* Sampler::Thread::adjusted(const float* raw, const Sampling& s, int 
   return logits.data();
 }
 
-int Sampler::Thread::draw(const float* x, const Sampling& s, int row) {
-  const float top = table->max(x, vocab) / s.temperature[row];
-  if (!std::isfinite(top)) return table->argmax(x, vocab);
+// `largest` of x.
+int Sampler::Thread::draw(const float* x, float largest, const Sampling& s, int row) {
+  const float top = largest / s.temperature[row];
+  bool unused;
+  if (!std::isfinite(top)) return table->argmax(x, vocab, &unused);
   table->divide(x, s.temperature[row], logits.data(), vocab);
   x = logits.data();
   table->weigh(x, vocab, top, weights.data(), sums.data());
@@ -264,8 +278,8 @@ Candidate Sampler::Thread::last_of_nucleus(const float* x, int found, float top,
   return {bottom, 0, vocab};  // rounding has kept the sum below the target: all are in
 }
 
-double Sampler::Thread::log_sum(const float* raw) {
-  const float top = table->max(raw, vocab);
+double Sampler::Thread::log_sum(const float* raw, bool* finite) {
+  const float top = table->max(raw, vocab, finite);
   table->weigh(raw, vocab, top, nullptr, sums.data());
   double total = 0;
   for (double sum : sums) total += sum;
@@ -296,11 +310,13 @@ Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<con
   Drawn drawn;
   for (int wanted : sampling.top_logprobs) drawn.top_width = std::max(drawn.top_width, wanted);
   drawn.tokens.resize(n);
+  drawn.finite = std::make_unique<bool[]>(n);
+  std::fill_n(drawn.finite.get(), n, true);
   drawn.logprobs.assign(n, kNaN);
   drawn.top_ids.assign(static_cast<size_t>(n) * drawn.top_width, -1);
   drawn.top_logprobs.assign(static_cast<size_t>(n) * drawn.top_width, kNaN);
   for (auto& thread : threads_) thread->prepare(kernels.attention.sampler, vocab);
-  pool.parallel(n, [&](int row, int thread) { threads_[thread]->run(rows[row], sampling, row, drawn); });
+  pool.parallel(n, [&](int row, int thread) noexcept { threads_[thread]->run(rows[row], sampling, row, drawn); });
   return drawn;
 }
 
@@ -324,6 +340,8 @@ void check_sampling(const Sampling& s, int rows, int vocab) {
     require(field->size() == n, "each parameter has one value a logit row");
     require(std::none_of(field->begin(), field->end(), [](float x) { return std::isnan(x); }), "NaN is no parameter");
   }
+  require(std::none_of(s.bias_values.begin(), s.bias_values.end(), [](float x) { return std::isnan(x); }),
+          "NaN is no bias");
   for (const auto* field : {&s.top_k, &s.top_logprobs, &s.chosen}) {
     require(field->size() == n, "each parameter has one value a logit row");
   }
@@ -332,13 +350,20 @@ void check_sampling(const Sampling& s, int rows, int vocab) {
   check_offsets(s.seen_offsets, n, s.seen_ids.size(), "seen_offsets must ascend from 0 to len(seen_ids)");
   require(s.bias_values.size() == s.bias_ids.size(), "bias_ids and bias_values differ in length");
   require(s.seen_counts.size() == s.seen_ids.size(), "seen_ids and seen_counts differ in length");
+  require(std::none_of(s.seen_counts.begin(), s.seen_counts.end(), [](int32_t n) { return n < 0; }),
+          "seen_counts must be >= 0");
   const auto outside = [&](int32_t id) { return id < 0 || id >= vocab; };
   require(std::none_of(s.bias_ids.begin(), s.bias_ids.end(), outside), "a bias id is outside the vocabulary");
   require(std::none_of(s.seen_ids.begin(), s.seen_ids.end(), outside), "a seen id is outside the vocabulary");
   for (size_t r = 0; r < n; ++r) {
     require(s.temperature[r] >= 0 && std::isfinite(s.temperature[r]), "temperature must be finite and >= 0");
-    require(s.repetition[r] > 0, "repetition must be > 0");
+    require(s.top_p[r] >= 0 && s.top_p[r] <= 1, "top_p must be 0 .. 1");
+    require(s.min_p[r] >= 0 && s.min_p[r] <= 1, "min_p must be 0 .. 1");
+    require(s.repetition[r] > 0 && std::isfinite(s.repetition[r]), "repetition must be finite and > 0");
+    require(std::isfinite(s.presence[r]), "presence must be finite");
+    require(std::isfinite(s.frequency[r]), "frequency must be finite");
     require(s.top_k[r] >= 0, "top_k must be >= 0");
+    require(s.position[r] >= 0, "position must be >= 0");
     require(s.chosen[r] >= -1 && s.chosen[r] < vocab, "a chosen id is outside the vocabulary");
     require(s.top_logprobs[r] >= -1 && s.top_logprobs[r] <= vocab, "top_logprobs must be -1 .. vocabulary size");
   }

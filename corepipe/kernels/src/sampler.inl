@@ -9,35 +9,67 @@ namespace COREPIPE_SIMD {
 
 constexpr float kNoLogit = -__builtin_inff();
 
+// Adds 0 for each number, and NaN for what is none.
+struct Numbers {
+  f32x16 zeros[4] = {zero(), zero(), zero(), zero()};
+
+  CP_INLINE void add(Numbers& n, int u, f32x16 x) { n.zeros[u] = fma(x, zero(), n.zeros[u]); }
+  CP_INLINE bool all(const Numbers& n) {
+    return reduce_add((n.zeros[0] + n.zeros[1]) + (n.zeros[2] + n.zeros[3])) == 0.0f;
+  }
+};
+
 // Largest of x [n], NaN left out: maxps takes its second operand where the first is NaN.
-static float max_of(const float* x, int n) {
+CP_INLINE float max_of(const float* x, int n, Numbers& numbers) {
   f32x16 top[4];
   for (int u = 0; u < 4; ++u) top[u] = broadcast(kNoLogit);
   int i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int u = 0; u < 4; ++u) top[u] = max(load(x + i + u * kLanes), top[u]);
+    unrolled<4>([&](auto u) CP_LAMBDA {
+      const f32x16 v = load(x + i + u.value * kLanes);
+      top[u.value] = max(v, top[u.value]);
+      Numbers::add(numbers, u.value, v);
+    });
   }
-  for (; i + kLanes <= n; i += kLanes) top[0] = max(load(x + i), top[0]);
   float last = kNoLogit;
-  for (; i < n; ++i) last = x[i] > last ? x[i] : last;
+  for (; i < n; i += kLanes) {
+    const int count = n - i < kLanes ? n - i : kLanes;
+    const f32x16 v = load_n(x + i, count);
+    Numbers::add(numbers, 0, v);
+    if (count == kLanes) {
+      top[0] = max(v, top[0]);
+    } else {
+      for (int j = i; j < n; ++j) last = x[j] > last ? x[j] : last;
+    }
+  }
   const float best = reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
   return last > best ? last : best;
 }
 
+static float row_max(const float* x, int n, bool* finite) {
+  Numbers numbers;
+  const float best = max_of(x, n, numbers);
+  *finite = Numbers::all(numbers);
+  return best;
+}
+
 static void group_maxima(const float* x, int n, float* maxima) {
   for (int i = 0; i < n; i += kMaximaGroup) {
-    *maxima++ = max_of(x + i, n - i < kMaximaGroup ? n - i : kMaximaGroup);
+    Numbers unused;
+    *maxima++ = max_of(x + i, n - i < kMaximaGroup ? n - i : kMaximaGroup, unused);
   }
 }
 
-static int argmax(const float* x, int n) {
+static int argmax(const float* x, int n, bool* finite) {
   constexpr int kStretch = 1024;
   float best = kNoLogit;
   int stretch = -1;
+  Numbers numbers;
   for (int i = 0; i < n; i += kStretch) {
-    const float top = max_of(x + i, n - i < kStretch ? n - i : kStretch);
+    const float top = max_of(x + i, n - i < kStretch ? n - i : kStretch, numbers);
     if (top > best) best = top, stretch = i;
   }
+  *finite = Numbers::all(numbers);
   if (stretch < 0) return 0;
   int i = stretch;
   while (!(x[i] == best)) ++i;

@@ -169,11 +169,22 @@ CP_BINARY(f32x16, +)
 CP_BINARY(f32x16, -)
 CP_BINARY(f32x16, *)
 CP_BINARY(f32x16, /)
-CP_BINARY(i32x16, +)
-CP_BINARY(i32x16, -)
 CP_BINARY(i32x16, &)
 CP_BINARY(i32x16, |)
 #undef CP_BINARY
+
+// Modulo 2^32: bits of floats are added and taken from each other, too.
+CP_INLINE i32x16 operator+(i32x16 a, i32x16 b) {
+  i32x16 r;
+  CP_PARTS(r.v[p] = (NativeI)((NativeU)a.v[p] + (NativeU)b.v[p]));
+  return r;
+}
+
+CP_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
+  i32x16 r;
+  CP_PARTS(r.v[p] = (NativeI)((NativeU)a.v[p] - (NativeU)b.v[p]));
+  return r;
+}
 
 #define CP_COMPARE(type, op)                                            \
   CP_INLINE i32x16 operator op(type a, type b) {                        \
