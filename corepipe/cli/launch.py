@@ -104,8 +104,8 @@ class _AnnouncedClient(ProcessClient):
             ready = await super().start(show)
         print_placement(console, ready.placement)
         console.print(
-            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels: {self._urls[0]}/v1 "
-            f"(up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
+            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}: "
+            f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
         )
         for admin_url in self._urls[1:]:
             console.print(f"metrics, placement and control: {admin_url}")

@@ -261,5 +261,11 @@ MaxQueuedTokens = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    _option("--threads", help="Host threads to compute on; default: all.", panel=BATCHING, min=1, max=1024),
+    _option(
+        "--threads",
+        help="Host threads to compute on; default: the CPUs that affinity and control groups allow.",
+        panel=BATCHING,
+        min=1,
+        max=1024,
+    ),
 ]

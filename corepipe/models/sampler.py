@@ -14,8 +14,8 @@ A row goes through these steps, in this order:
 6. The draw: the first kept token, by id, up to which the weights exceed `uniform(seed, position)` times
    their sum, in double precision.
 
-NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.  Rows
-that the model gave with a NaN or an infinity are told as `overflowed`, those drawn from and those reported.
+NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.
+Rows that the model gave with a NaN or an infinity are told as `overflowed`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 
 GREEDY_BELOW = np.float32(1e-30)
-"""Colder than this only equal logits would share the draw: no two that differ, unless both are below 1e-20."""
+"""Colder than this only equal logits would share the draw, and some that differ and are below 1e-20."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

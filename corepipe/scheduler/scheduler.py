@@ -69,14 +69,14 @@ class Scheduler:
         self._requests[request.id] = request
         self._ranks[request] = rank
 
-    def abort(self, request_id: str) -> Request | None:
-        """Ends a request, wherever it is; None where it is unknown or has ended.
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Request | None:
+        """Ends a request for this reason, wherever it is; None where it is unknown or has ended.
 
         Where it is in flight it keeps its blocks until it comes back; its token is dropped then.
         """
         request = self._requests.get(request_id)
         if request is not None:
-            self._end(request, FinishReason.ABORT)
+            self._end(request, reason)
         return request
 
     def schedule(self) -> Batch | None:

@@ -101,8 +101,9 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
     with it, except for a request that has lost an engine.  `error` says why a request was refused or failed
-    (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, and where it does
-    "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
+    (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
+    has computed no numbers, and where a retry helps "overloaded" (`retry_seconds` from now), "expired" (it has
+    waited too long) or "unavailable".
     """
 
     id: str
@@ -162,6 +163,8 @@ class Stats(msgspec.Struct, frozen=True):
     iteration_tokens: list[int] = []
     work: list[StageWork] = []
     step_seconds: list[tuple[float, float]] = []
+    overflows: int = 0
+    """Requests that ended because their logits were not numbers."""
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""
@@ -187,7 +190,10 @@ class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process."""
+    """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process.
+
+    `threads`: how many compute, and what has limited them, in words.
+    """
 
     placement: dict[str, Any]
     blocks: int
@@ -196,6 +202,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     isa: str
     load_seconds: float
     pid: int = 0
+    threads: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

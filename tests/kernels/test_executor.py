@@ -376,8 +376,8 @@ LARGEST = 2**31 - 1
         lambda: _native.Matrix("int8", np.zeros(2048, np.uint8), np.ones(32, np.float32), 32, LARGEST),
         lambda: _native.KVCache(1, 2**30, 2**30, 1, 512, "fp32"),  # 2^72 bytes
         lambda: _native.KVCache(LARGEST, LARGEST, 16, LARGEST, 64, "bf16"),
-        lambda: _native.Program([2**31 - 16, 2**31 - 16, 32], 2**30, False),  # 2^64 bytes
-        lambda: _native.Program([1] * 4, LARGEST, False).embed(0, np.zeros((2, 2), np.float32)),
+        lambda: _native.Program([2**31 - 16, 2**31 - 16, 32], 2**30, round_bf16=False),  # 2^64 bytes
+        lambda: _native.Program([1] * 4, LARGEST, round_bf16=False).embed(0, np.zeros((2, 2), np.float32)),
     ],
     ids=["matrix", "scaled", "cache", "caches", "program", "rows"],
 )
@@ -389,7 +389,7 @@ def test_sizes_that_overflow_are_refused(build: Callable[[], object]) -> None:
 
 def test_widths_that_overflow_are_refused() -> None:
     cache = _native.KVCache(1, 2, 16, 2, 64, "bf16")
-    attending = _native.Program([384, 128, 128, 384], ROWS, False)
+    attending = _native.Program([384, 128, 128, 384], ROWS, round_bf16=False)
     with pytest.raises(ValueError, match="heads"):
         attending.attention(0, 1, 2, 3, cache, 0, 2**26 + 6, 0.1)  # times 64 that is 2^32 + 384
     with pytest.raises(ValueError, match="wide"):

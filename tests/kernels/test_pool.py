@@ -1,4 +1,4 @@
-"""The pool's contract: memory is reserved before a region, threads that do not start are an error, work is stolen."""
+"""The pool's contract: memory is reserved before a region, and threads that do not start are an error."""
 
 from __future__ import annotations
 

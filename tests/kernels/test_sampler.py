@@ -14,7 +14,9 @@ VOCAB = 5003
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers")
+    run_isolated(
+        __file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers"
+    )
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ COLD = (1e-45, 1e-42, 5e-39, 1.1754942e-38, 1.1754944e-38, 1.2e-38, 1e-37, 1e-34
     ids=str,
 )
 def test_tiny_temperatures_take_the_largest(temperature: float, around: dict, logits: np.ndarray) -> None:
-    """Logits of every size and sign, which overflow when they are divided, or vanish; the last rows are ties."""
+    """Logits of every size and sign, which overflow when divided, or vanish; the last rows are ties."""
     rows = np.arange(len(logits))
     logits[:12] -= 100
     logits[12:20] *= np.float32(1e-30)
@@ -166,7 +168,8 @@ def test_nan_and_infinity(logits: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"chosen": 7}, {"bias": [{7: 1.0}] * 9}]
+    "fields",
+    [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"chosen": 7}, {"bias": [{7: 1.0}] * 9}],
 )
 def test_rows_that_are_not_numbers_are_told(fields: dict, logits: np.ndarray) -> None:
     x = logits[:9].copy()

@@ -81,6 +81,11 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="service_unavailable", headers={"retry-after": str(RETRY_SECONDS)})
 
 
+def overflowed(message: str) -> ApiError:
+    """500: the model computed no numbers; it would again."""
+    return ApiError(500, message, code="logits_overflow")
+
+
 def internal() -> ApiError:
     """500, without a word of what went wrong: that is for the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")

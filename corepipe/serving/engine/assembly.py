@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +24,7 @@ from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, Replica
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
@@ -43,9 +43,6 @@ the host's memory: fewer blocks than on the device would be other decisions than
 IDLE_CACHE_SHARE = 12
 """One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
 runs, and not filled with prompts that may never come again."""
-
-CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
-"""A container's limit (docs.kernel.org/admin-guide/cgroup-v2.html): a number, or "max"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,8 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     blocks = _host_blocks(config, host, device)
     cache = config.cache_dir or hub.cache_dir()
     weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
-    pool = native().Pool(config.threads or len(os.sched_getaffinity(0)), beats)
+    cpus = HostCpus(config.threads) if config.threads else host_cpus()
+    pool = _pool(cpus.count, beats)
     replicas = _replicas(config, host, device, blocks, weights, pool)
     if config.clock == "device":
         _warm_up(replicas)
@@ -88,10 +86,19 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
         pid=os.getpid(),
+        threads=str(cpus),
     )
     paced = config.clock != "host"
     vocab = host.graph.vocab_size
     return Deployment(replicas, _clock(config), paced, vocab, config.seed, ready, config.time_scale)
+
+
+def _pool(threads: int, beats: Counter | None) -> _native.Pool:
+    """Raises UserError where the system does not start so many."""
+    try:
+        return native().Pool(threads, beats)
+    except RuntimeError as error:
+        raise UserError(f"threads: {error}; ask for fewer", "threads") from error
 
 
 def timing_model(source: str) -> Architecture:
@@ -167,16 +174,6 @@ def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> in
             "num_blocks",
         )
     return wanted
-
-
-def host_memory(limit: Path = CONTROL_GROUP) -> int:
-    """Bytes of physical memory, or of the container's limit where that is less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not limit.is_file():
-        return physical
-    # ast-grep-ignore: bounded-reads -- the kernel's
-    text = limit.read_text().strip()
-    return min(physical, int(text)) if text.isdecimal() else physical
 
 
 def _clock(config: EngineConfig) -> Clock:

@@ -55,6 +55,8 @@ class Desk:
         for event in landing.events:
             if event.finish_reason is not None:
                 self._runner.remove(event.request.id)
+        for request in landing.overflowed:
+            self._runner.remove(request.id)
 
     def outputs(self, landing: Landing, now: float) -> list[Output]:
         """What the requests' owners are told of a batch that landed at `now`."""

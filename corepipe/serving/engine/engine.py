@@ -7,7 +7,7 @@ from typing import Protocol
 
 from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.scheduler.policy import Policy
-from corepipe.scheduler.request import Batch, Request, TokenEvent
+from corepipe.scheduler.request import Batch, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
 from corepipe.serving.engine.device_time import DeviceTime
 from corepipe.serving.engine.router import ReplicaView
@@ -34,12 +34,16 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A batch that is complete, what it meant for its requests, and the device time of it."""
+    """A batch that is complete, what it meant for its requests, and the device time of it.
+
+    overflowed: requests that ended with it because no token can be drawn from what the model gave.
+    """
 
     timing: Timing
     result: StepResult
     events: list[TokenEvent]
     device_now: float
+    overflowed: list[Request]
 
 
 class Engine:
@@ -63,9 +67,12 @@ class Engine:
     def complete(self, flight: Flight) -> Landing:
         """Waits for the oldest batch and tells the scheduler what came of it."""
         result = self._runner.wait(flight.step)
+        overflowed = [r for r in result.overflowed if r.status is not Status.FINISHED]
+        for request in overflowed:
+            self.scheduler.abort(request.id, FinishReason.ERROR)
         events = self.scheduler.update(flight.step.batch, result.tokens)
         self.device.advance(flight.timing.ready_at)
-        return Landing(flight.timing, result, events, self.device.now)
+        return Landing(flight.timing, result, events, self.device.now, overflowed)
 
     def view(self, request: Request) -> ReplicaView:
         """What the router asks about this replica."""

@@ -13,6 +13,11 @@ from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
 
 MILLISECONDS = 1e3
 
+OVERFLOW = (
+    "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
+    "drawn. Its weights do not fit the number format that it is served in."
+)
+
 
 @dataclass(slots=True)
 class _Tokens:
@@ -66,15 +71,22 @@ class Reporter:
     def outputs(self, landing: Landing, now: float) -> list[Output]:
         """The news of a batch that was complete at `now`."""
         logprobs = self._logprobs(landing.result)
-        return [
+        news = [
             self._output(event, logprobs.get(event.request.id, []), now, landing.device_now)
             for event in landing.events
             if event.token is not None or event.finish_reason is not None
         ]
+        return news + [self._overflow(request) for request in landing.overflowed]
 
     def end(self, request: Request, reason: FinishReason) -> Output:
         """The last news of a request that ends without a token."""
         return self._last(request, Output(request.id, finish_reason=reason.value))
+
+    def _overflow(self, request: Request) -> Output:
+        error = FinishReason.ERROR.value
+        return self._last(
+            request, Output(request.id, finish_reason=error, error=OVERFLOW, error_kind="overflow")
+        )
 
     def _output(
         self, event: TokenEvent, logprobs: list[TokenLogprobs], now: float, device_now: float

@@ -149,6 +149,19 @@ class StepResult:
         """Whether any row was asked for its logprob."""
         return bool((self.step.top_logprobs >= 0).any())
 
+    @property
+    def overflowed(self) -> list[Request]:
+        """The requests for which the model gave logits that are not all numbers."""
+        rows = set(self.output.overflowed)
+        if not rows:
+            return []
+        step = self.step
+        return [
+            chunk.request
+            for index, (chunk, drawn) in enumerate(zip(step.batch.chunks, step.drawn_rows, strict=True))
+            if drawn in rows or not rows.isdisjoint(step.prompt_rows.get(index, ()))
+        ]
+
     def logprobs(self, chunk: int) -> list[TokenLogprobs]:
         """The drawn token's; empty where none was drawn or asked for."""
         row = self.step.drawn_rows[chunk]

@@ -16,6 +16,7 @@ class Tally:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._steps = 0
+        self._overflows = 0
         self._host_seconds = 0.0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -27,6 +28,7 @@ class Tally:
         """A batch is complete.  A prompt counts when its first token is there."""
         timing, result = landing.timing, landing.result
         self._steps += 1
+        self._overflows += len(landing.overflowed)
         self._host_seconds += result.output.seconds
         self._iteration_tokens.append(result.step.shape.rows)
         self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
@@ -67,4 +69,5 @@ class Tally:
                 for work in self._activity.look(busy)
             ],
             step_seconds=step_seconds,
+            overflows=self._overflows,
         )

@@ -19,6 +19,7 @@ COUNTERS = (
     "device_busy_seconds",
     "device_now_seconds",
     "late_steps",
+    "overflows",
 )
 
 

@@ -318,6 +318,11 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.prefix_hits),
     ("vllm:num_preemptions", "Requests that had to give up their KV blocks.", lambda s: s.preemptions),
+    (
+        "corepipe_overflows",
+        "Requests that ended with an error, as their logits overflowed.",
+        lambda s: s.overflows,
+    ),
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
     ("corepipe_host_busy_seconds", "Seconds in which the host computed.", lambda s: s.host_busy_seconds),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.neuron.cost import StepShape
 from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.engine.assembly import assemble, host_memory
+from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from tests.servers import TINY
@@ -135,17 +137,6 @@ def test_the_profile_brings_the_policy(tmp_path: Path) -> None:
     assert policies(clock="device", policy="mixed") == ("vllm-neuron", "mixed")
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    everything = host_memory(tmp_path / "none")
-    limit = tmp_path / "memory.max"
-    limit.write_text("max\n")
-    assert host_memory(limit) == everything
-    limit.write_text("1048576\n")
-    assert host_memory(limit) == 1 << 20
-    limit.write_text(str(1 << 62))
-    assert host_memory(limit) == everything
-
-
 def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
     """Its results are not those of a request: block 0 is written anew."""
     with assembled(tmp_path, clock="device", **LARGE) as warm, assembled(tmp_path) as cold:
@@ -154,3 +145,25 @@ def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
         one = answers(Driver(cold), [submit("a", prompt=[0, 0, 0], max_tokens=4)])["a"].tokens
         assert answers(Driver(warm), [submit("a", prompt=[0, 0, 0], max_tokens=4)])["a"].tokens == one
         assert np.unique(one).size >= 1
+
+
+def test_threads_that_do_not_start_are_the_users_to_mend() -> None:
+    """Each has a stack, and there is no address space for so many."""
+    code = f"""
+import resource
+from corepipe import LLM
+from corepipe.errors import UserError
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
+try:
+    LLM({str(TINY)!r}, threads=1000)
+except UserError as error:
+    print(error.param, error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("threads threads: only "), done.stderr
+    assert "of 1000 threads could be started" in done.stdout
+
+
+def test_the_threads_are_told(tmp_path: Path) -> None:
+    with assembled(tmp_path, threads=3) as deployment:
+        assert deployment.ready.threads == "3 threads"

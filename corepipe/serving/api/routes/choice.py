@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from corepipe.serving.api.http_errors import ApiError, expired, internal, invalid, overloaded, unavailable
+from corepipe.serving.api.http_errors import (
+    ApiError,
+    expired,
+    internal,
+    invalid,
+    overflowed,
+    overloaded,
+    unavailable,
+)
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes.rendering import Ending, Logprobs
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
 from corepipe.serving.telemetry.metrics import Finished, Metrics
+
+
+_FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
+    "expired": (expired, "It has waited too long."),
+    "unavailable": (unavailable, "The engine has stopped."),
+    "invalid": (invalid, "The engine refused the request."),
+    "overflow": (overflowed, "The model's logits overflowed."),
+}
+"""What is answered for an Output's `error_kind`, and what is said where it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +185,8 @@ class Choice:
             return unavailable("The request was aborted by the server.")
         if output.error_kind == "overloaded":
             return overloaded(output.error or "The queue is full.", output.retry_seconds)
-        if output.error_kind == "expired":
-            return expired(output.error or "It has waited too long.")
-        if output.error_kind == "unavailable":
-            return unavailable(output.error or "The engine has stopped.")
-        if output.error_kind == "invalid":
-            return invalid(output.error or "The engine refused the request.")
+        if output.error_kind in _FAILURES:
+            failure, reason = _FAILURES[output.error_kind]
+            return failure(output.error or reason)
         logging.getLogger(__name__).error("request %s failed: %s", output.id, output.error)
         return internal()
