@@ -102,8 +102,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
     with it, except for a request that has lost an engine.  `error` says why a request was refused or failed
     (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
-    has computed no numbers, and where a retry helps "overloaded" (`retry_seconds` from now), "expired" (it has
-    waited too long) or "unavailable".
+    has computed no numbers, and where a retry helps "overloaded" (`retry_seconds` from now), "expired" (it
+    has waited too long) or "unavailable".
     """
 
     id: str

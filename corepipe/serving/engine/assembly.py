@@ -96,9 +96,10 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:
     """Raises UserError where the system does not start so many."""
     try:
-        return native().Pool(threads, beats)
+        pool: _native.Pool = native().Pool(threads, beats)
     except RuntimeError as error:
         raise UserError(f"threads: {error}; ask for fewer", "threads") from error
+    return pool
 
 
 def timing_model(source: str) -> Architecture:

@@ -22,7 +22,6 @@ from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
 from corepipe.serving.telemetry.metrics import Finished, Metrics
 
-
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "expired": (expired, "It has waited too long."),
     "unavailable": (unavailable, "The engine has stopped."),
