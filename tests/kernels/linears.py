@@ -145,3 +145,75 @@ def _execute(program: Any, rows: int, threads: int) -> None:
 
 def _read(program: Any, value: int, rows: int) -> F32:
     return np.ascontiguousarray(program.memory()[value][:rows]).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Linears one after the other, as around a layer's feed-forward part: norm and o with its residual, norm, gate and
+    up, down with its residual, norm and two heads that share x.  Widths: x and o `wide`, gate and up `inner`."""
+
+    x: F32
+    gain: F32
+    o: Weights
+    gate: Weights
+    up: Weights
+    down: Weights
+    heads: tuple[Weights, Weights]
+    eps: float = 1e-5
+
+
+def random_chain(kind: packing.Kind, rows: int, wide: int, inner: int) -> Chain:
+    rng = np.random.default_rng(rows)
+    shapes = [(wide, wide), (inner, wide), (inner, wide), (wide, inner), (70, wide), (33, wide)]
+    o, gate, up, down, *heads = (random_weights(rng, kind, n, k) for n, k in shapes)
+    x, gain = rng.standard_normal((rows, wide)).astype(np.float32), rng.uniform(0.5, 2, wide)
+    return Chain(x, gain.astype(np.float32), o, gate, up, down, (heads[0], heads[1]))
+
+
+def run_chain(chain: Chain, rows: slice, threads: int = 1) -> list[F32]:
+    """What each Linear gives for some of the rows: o, gate times up, down, and the two heads."""
+    x = np.ascontiguousarray(chain.x[rows])
+    wide, inner = chain.o.values.shape[1], chain.gate.values.shape[0]
+    program = native().Program([wide, wide, inner, wide, 70, 33], len(x), round_bf16=False)
+    norm = (chain.gain, chain.eps)
+    heads = [(weights.matrix(), None, 4 + i) for i, weights in enumerate(chain.heads)]
+    program.embed(0, x)
+    program.linear(0, [(chain.o.matrix(), None, 1)], norm=norm, residual=(0, 1))
+    program.linear(1, [(chain.gate.matrix(), None, 2), (chain.up.matrix(), None, 2)], norm=norm, glu=True)
+    program.linear(2, [(chain.down.matrix(), None, 3)], residual=(1, 3))
+    program.linear(3, heads, norm=norm)
+    _execute(program, len(x), threads)
+    return [_read(program, value, len(x)) for value in range(1, 6)]
+
+
+def expected_chain(chain: Chain, got: list[F32]) -> list[npt.NDArray[np.float64]]:
+    """The same in numpy, each Linear of what the kernels made of the one before."""
+    o, gated, down, *_ = (values.astype(np.float32) for values in got)
+
+    def times(x: F32, weights: Weights) -> npt.NDArray[np.float64]:
+        return converted(weights.kind, x) @ weights.dense().T
+
+    def normed(x: F32) -> F32:
+        return run_rms_norm(x, chain.gain, chain.eps, rounded=False)
+
+    gate = times(normed(o), chain.gate)
+    return [
+        chain.x + times(normed(chain.x), chain.o),
+        gate / (1 + np.exp(-gate)) * times(normed(o), chain.up),
+        o + times(gated, chain.down),
+        *(times(normed(down), weights) for weights in chain.heads),
+    ]
+
+
+def run_in_place(x: F32, base: F32, weights: Weights, threads: int, times: int) -> list[F32]:
+    """base + x @ w.T, written to where base was: a panel that is taken twice is added twice."""
+    n, k = weights.values.shape
+    program = native().Program([k, n], len(x), round_bf16=False)
+    program.embed(0, x)
+    program.embed(1, base)
+    program.linear(0, [(weights.matrix(), None, 1)], residual=(1, 1))
+    results = []
+    for _ in range(times):
+        _execute(program, len(x), threads)
+        results.append(_read(program, 1, len(x)).copy())
+    return results

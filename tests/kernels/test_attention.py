@@ -25,7 +25,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "equals or chunking or nan")
+    run_isolated(__file__, isa, "equals or chunking or nan or seven or segments")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -64,6 +64,49 @@ def test_chunking_changes_no_bit(window: int | None, dtype: str, rng: np.random.
     assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
     for chunks in ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1]):
         assert np.array_equal(rig.run(seq, *chunks), whole), chunks
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(7, 1, 33), (14, 2, 80), (7, 1, 96), (14, 2, 112), (7, 1, 256)]
+)
+def test_other_head_sizes_in_groups_of_seven(
+    heads: int, kv_heads: int, head_dim: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """Chunking, batch, threads and blocks; a group of seven fills no tile."""
+    rig = AttentionRig(heads, kv_heads, head_dim, dtype)
+    seqs = [rig.sequence(rng, n, rng.permutation(40)[:9] + 40 * i) for i, n in enumerate([131, 70])]
+    alone = [rig.run(seq, 640) for seq in seqs]
+    for seq, whole in zip(seqs, alone, strict=True):
+        expected, magnitude = rig.expected(seq)
+        assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 2e-5))
+        for chunks in ([64], [1, 7, 33, 2, 63]):
+            assert np.array_equal(rig.run(seq, *chunks), whole), chunks
+    for threads, block_size in [(1, 16), (3, 48)]:
+        other = AttentionRig(heads, kv_heads, head_dim, dtype, threads=threads, block_size=block_size)
+        together = other.step(*[(seq, 0, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+        decoded = other.step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("window", [1025, 1100, 1537])
+def test_windows_over_three_segments(window: int, dtype: str, rng: np.random.Generator) -> None:
+    """Sums of 512 keys are built apart; a window may begin and end anywhere in the first and the last of them."""
+    length = 1700
+    rig = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length)
+    seq = rig.sequence(rng, length, rng.permutation(120)[: -(-length // 16)])
+    whole = rig.run(seq, length)
+    expected, magnitude = rig.expected(seq)
+    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
+    assert np.array_equal(rig.run(seq, 512), whole)
+    assert np.array_equal(rig.run(seq, 700, 1, 63, 300), whole)
+    for threads in (1, 5):
+        other = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length, threads=threads)
+        assert np.array_equal(other.run(seq, length), whole)
+        for end in (length, 1600, 1537, 1025):  # storing a position clears the one after it
+            assert np.array_equal(other.step((seq, end - 1, end))[0], whole[end - 1 : end])
 
 
 def test_one_token_at_a_time_changes_no_bit(rng: np.random.Generator) -> None:

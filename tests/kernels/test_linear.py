@@ -71,6 +71,34 @@ def test_many_rows_have_the_bits_of_few(call: Call, kind: packing.Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_of_linears_has_the_bits_of_single_rows(call: Call, kind: packing.Kind) -> None:
+    """From 112 rows on two threads (more where an ISA says so) each thread takes its rows through all of them."""
+    chain = linears.random_chain(kind, 530, 130, 190)
+    whole = call(linears.run_chain, chain, slice(None), 2)
+    want = call(linears.expected_chain, chain, whole)
+    for got, expected in zip(whole, want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=TOLERANCE[kind], atol=4 * TOLERANCE[kind])
+    parts = [slice(0, 1), slice(529, 530), slice(200, 207), slice(0, 112), slice(300, 413), slice(17, 480)]
+    for part, threads in [(part, threads) for part in parts for threads in (1, 2, 5)]:
+        for got, all_rows in zip(call(linears.run_chain, chain, part, threads), whole, strict=True):
+            np.testing.assert_array_equal(got, all_rows[part])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("panels", [1, 3, 5, 9])
+def test_panels_that_are_stolen_are_taken_once(call: Call, kind: packing.Kind, panels: int) -> None:
+    """More threads than cores, and some with nothing of their own to begin with: these take from the others."""
+    rng = np.random.default_rng(panels)
+    x, base = (rng.standard_normal((3, w)).astype(np.float32) for w in (2000, 32 * panels - 5))
+    weights = random_weights(rng, kind, 32 * panels - 5, 2000)
+    (alone,) = call(linears.run_in_place, x, base, weights, 1, 1)
+    want = base + linears.converted(kind, x) @ weights.dense().T
+    np.testing.assert_allclose(alone, want, rtol=TOLERANCE[kind], atol=4 * TOLERANCE[kind])
+    for got in call(linears.run_in_place, x, base, weights, 8, 15):
+        np.testing.assert_array_equal(got, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_view_of_columns_has_the_bits_of_the_whole(call: Call, kind: packing.Kind) -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((5, 130)).astype(np.float32)
