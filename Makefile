@@ -8,7 +8,7 @@ SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMake
 WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow soak setup lint lock sbom fuzz parity bench docs-curves wheel clean
+.PHONY: serve test test-slow soak setup lint lock sbom fuzz sanitize parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -57,6 +57,9 @@ fuzz: MINUTES ?= 10
 fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTES=10 for all targets, TARGETS= for some
 	$(BIN)/python -m fuzz.run --minutes $(MINUTES) $(TARGETS)
 
+sanitize: $(VENV)/.sanitize-$(SETUP_ID)  ## the kernel tests under ASan, UBSan and TSan: ARGS=thread for one of them
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $(ARGS)
+
 parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torch, live, and prints the table
 	.venv-parity/bin/python -m tests.parity.compare $(ARGS)
 
@@ -94,6 +97,10 @@ $(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 $(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) --editable '.[fuzz]'
 	@rm -f $(VENV)/.fuzz-*; touch $@
+
+$(VENV)/.sanitize-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
+	$(PIP_INSTALL) cmake 'nanobind>=2.9' ninja
+	@rm -f $(VENV)/.sanitize-*; touch $@
 
 $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) --editable '.[release]'

@@ -149,8 +149,8 @@ def _read(program: Any, value: int, rows: int) -> F32:
 
 @dataclass(frozen=True)
 class Chain:
-    """Linears one after the other, as around a layer's feed-forward part: norm and o with its residual, norm, gate and
-    up, down with its residual, norm and two heads that share x.  Widths: x and o `wide`, gate and up `inner`."""
+    """Linears one after the other, as around a layer's feed-forward part: norm and o with its residual, norm,
+    gate and up, down with its residual, norm and two heads that share x."""
 
     x: F32
     gain: F32

@@ -93,7 +93,7 @@ def test_other_head_sizes_in_groups_of_seven(
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("window", [1025, 1100, 1537])
 def test_windows_over_three_segments(window: int, dtype: str, rng: np.random.Generator) -> None:
-    """Sums of 512 keys are built apart; a window may begin and end anywhere in the first and the last of them."""
+    """Sums of 512 keys are built apart; a window may begin and end anywhere in the first and the last."""
     length = 1700
     rig = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length)
     seq = rig.sequence(rng, length, rng.permutation(120)[: -(-length // 16)])

@@ -72,7 +72,7 @@ def test_many_rows_have_the_bits_of_few(call: Call, kind: packing.Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_of_linears_has_the_bits_of_single_rows(call: Call, kind: packing.Kind) -> None:
-    """From 112 rows on two threads (more where an ISA says so) each thread takes its rows through all of them."""
+    """From 56 rows for each thread on (more where an ISA says so) it takes its rows through all of them."""
     chain = linears.random_chain(kind, 530, 130, 190)
     whole = call(linears.run_chain, chain, slice(None), 2)
     want = call(linears.expected_chain, chain, whole)
@@ -87,7 +87,7 @@ def test_a_chain_of_linears_has_the_bits_of_single_rows(call: Call, kind: packin
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("panels", [1, 3, 5, 9])
 def test_panels_that_are_stolen_are_taken_once(call: Call, kind: packing.Kind, panels: int) -> None:
-    """More threads than cores, and some with nothing of their own to begin with: these take from the others."""
+    """More threads than cores, some with nothing of their own to begin with: these take from the others."""
     rng = np.random.default_rng(panels)
     x, base = (rng.standard_normal((3, w)).astype(np.float32) for w in (2000, 32 * panels - 5))
     weights = random_weights(rng, kind, 32 * panels - 5, 2000)
