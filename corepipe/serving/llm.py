@@ -126,7 +126,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order; `params` for all, or one for each.
 
-        Raises UserError for a prompt or parameters that cannot be honoured.
+        Raises UserError for a prompt or parameters that cannot be honoured, and for logits that overflow.
         """
         listed = _listed(prompts)
         each = _for_each(params or SamplingParams(), len(listed))

@@ -100,19 +100,20 @@ def build(sanitizer: Sanitizer) -> Path:
 
 
 def environment(sanitizer: Sanitizer, module: Path) -> dict[str, str]:
-    """The interpreter is not built with the sanitizer: its runtime has to be loaded before all else."""
+    """The interpreter is not built with the sanitizer, nor in C++: the runtime has to be loaded before
+    all else, and looks for the functions that throw in libstdc++."""
     options = (*sanitizer.options, f"log_path={sanitizer.build / 'report'}")
     return {
         **os.environ,
         "COREPIPE_SANITIZED": str(module),
         "PYTHONPATH": str(HERE),
-        "LD_PRELOAD": runtime(sanitizer.library),
+        "LD_PRELOAD": f"{found(sanitizer.library)} {found('libstdc++.so.6')}",
         sanitizer.variable: ":".join(options),
         "OPENBLAS_NUM_THREADS": "1",
     }
 
 
-def runtime(library: str) -> str:
+def found(library: str) -> str:
     """Where the compiler has it."""
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, f"-print-file-name={library}"]

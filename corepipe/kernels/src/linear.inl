@@ -17,7 +17,12 @@ CP_INLINE i32x16 max(i32x16 a, i32x16 b) {
 // Modulo 2^32.
 CP_INLINE int32_t reduce_add(i32x16 a) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32((__m512i)a.v[0]);
+  // Not GCC's _mm512_reduce_add_epi32, which adds signed numbers.
+  const __m512i x = (__m512i)a.v[0];
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 #else
   int32_t lanes[kLanes];
   store(lanes, a);
