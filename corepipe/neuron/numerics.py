@@ -206,11 +206,13 @@ def rms_norm(x: F32, gain: F32, eps: float, compute: DType) -> F32:
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
     """cos and sin, each [max_positions, rotary_dim / 2] fp32, times the attention factor.
 
-    Angles are products in fp32, as transformers computes them.
+    Angles are products in fp32, as transformers computes them; their cosines are the nearest fp32.
     """
     angles = np.outer(np.arange(max_positions, dtype=np.float32), np.asarray(rope.inv_freq, np.float32))
     factor = np.float32(rope.attention_factor)
-    return np.cos(angles) * factor, np.sin(angles) * factor
+    # Float64 in between: numpy's own fp32 cosine has other last bits where the CPU has other instructions.
+    wide = angles.astype(np.float64)
+    return np.cos(wide).astype(np.float32) * factor, np.sin(wide).astype(np.float32) * factor
 
 
 def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:

@@ -200,6 +200,17 @@ def test_rotation_turns_pairs_and_leaves_the_rest():
             np.testing.assert_array_equal(rotated[4:], head[4:])
 
 
+def test_rope_tables_are_the_nearest_fp32_on_every_machine():
+    """numpy's own fp32 cosine differs in last bits from one instruction set to the next."""
+    spec = RopeSpec(tuple(float(np.float32(10000.0 ** (-i / 16))) for i in range(16)))
+    positions = np.arange(512, dtype=np.float32)
+    angles = np.outer(positions, np.asarray(spec.inv_freq, np.float32))
+    for table, function in zip(numerics.rope_tables(spec, 512), (math.cos, math.sin), strict=True):
+        expected = np.array([function(float(angle)) for angle in angles.flat], np.float32)
+        assert table.dtype == np.float32
+        np.testing.assert_array_equal(table.ravel(), expected)
+
+
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_attention_against_loops(window):
     q, keys, values = normal(3, 4, 8), normal(6, 2, 8, seed=1), normal(6, 2, 8, seed=2)
