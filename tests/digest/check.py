@@ -1,0 +1,69 @@
+"""Which entries are compared where: some in every run of the tests, all of them by `make digest`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from numpy._core import _multiarray_umath as numpy_core
+
+from tests.digest import programs, times
+from tests.digest.compare import Comparison, exceptions
+from tests.digest.forms import Json
+from tests.digest.models import alike, family
+from tests.digest.parts import Part, latest, numbers
+
+SLICES = 32
+"""Parts of equal size that the full form is compared in, side by side."""
+
+
+@cache
+def part(kind: str) -> Part:
+    """The part that holds; one without entries before it is written."""
+    return latest(kind) if numbers(kind) else Part(kind, 0, "", {})
+
+
+@cache
+def comparison(kind: str) -> Comparison:
+    return Comparison(part(kind), read_programs if kind == "programs" else read_times, exceptions(), alike)
+
+
+def read_programs(model: str, frozen: Json) -> Json:
+    return programs.read(model, frozen["replicas"])
+
+
+def read_times(model: str, frozen: Json) -> Json:
+    return times.read(model, frozen)
+
+
+def one_a_family(kind: str) -> list[str]:
+    """The model of each family whose entry is shortest, and the tiny ones."""
+    entries = {name: text for name, text in part(kind).entries.items() if not text.startswith('{"as"')}
+    first: dict[str, str] = {}
+    for name in sorted(entries, key=lambda name: (len(entries[name]), name)):
+        first.setdefault(name if name.startswith("tests/") else family(name), name)
+    return sorted(first.values())
+
+
+def differences(kind: str, names: list[str]) -> list[str]:
+    """A line for each of these entries that differs."""
+    return [line for name in names if (line := comparison(kind).difference(name)) is not None]
+
+
+def other_machine() -> dict[str, str]:
+    """An environment in which numpy and its BLAS use the oldest instructions, and sets have another order."""
+    used = [name for name in numpy_core.__cpu_dispatch__ if numpy_core.__cpu_features__[name]]
+    disabled = " ".join(used)
+    return {"NPY_DISABLE_CPU_FEATURES": disabled, "OPENBLAS_CORETYPE": "Nehalem", "PYTHONHASHSEED": "1"}
+
+
+def check_slice(kind: str, number: int) -> None:
+    """Compares one of SLICES parts of all entries."""
+    names = sorted(part(kind).entries)[number::SLICES]
+    if found := differences(kind, names):
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def check(kind: str, name: str) -> None:
+    if (found := comparison(kind).difference(name)) is not None:
+        pytest.fail(found, pytrace=False)

@@ -1,0 +1,224 @@
+"""Names the first difference between what was frozen and what the code makes now, and knows what is intended.
+
+A difference is named by a path into an unpacked entry; an exception by a path with `*` for any one step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.digest import forms
+from tests.digest.forms import Json, canonical
+from tests.digest.parts import DATA, KINDS, Part
+
+EXCEPTIONS = DATA / "exceptions.json"
+ABSENT = "(absent)"
+"""Stands, in a difference and in an exception, for a field or an item that is not there."""
+LONGEST = 200
+"""Characters of a value in a line of text."""
+
+Path_ = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two values first differ, and what is there."""
+
+    path: Path_
+    old: Json
+    new: Json
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.path)}: {_shown(self.old)} was frozen, {_shown(self.new)} is now"
+
+
+def _shown(value: Json) -> str:
+    if value == ABSENT:
+        return "nothing"
+    text = canonical(value)
+    if isinstance(value, str) and value.startswith(("0x", "-0x")):
+        text = f"{value} ({float.fromhex(value)!r})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def first_difference(old: Json, new: Json) -> Difference | None:
+    """Depth first, in the order of what was frozen; None where the two are one text."""
+    if canonical(old) == canonical(new):
+        return None
+    return next(_differences(old, new, ()))
+
+
+def _differences(old: Json, new: Json, path: Path_) -> Iterator[Difference]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys([*old, *new])
+        for key in sorted(keys, key=lambda key: key != "op"):  # what an Op is comes before what it has
+            yield from _at(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
+    elif isinstance(old, list) and isinstance(new, list):
+        for i in range(max(len(old), len(new))):
+            pair = [x[i] if i < len(x) else ABSENT for x in (old, new)]
+            yield from _at(*pair, (*path, _title(i, pair[0])))
+    else:
+        yield Difference(path, old, new)
+
+
+def _title(number: int, item: Json) -> str:
+    """Which item of a list; of an Op its kind too."""
+    return f"{number} {item['op']}" if isinstance(item, dict) and "op" in item else str(number)
+
+
+def _at(old: Json, new: Json, path: Path_) -> Iterator[Difference]:
+    if canonical(old) != canonical(new):
+        yield from _differences(old, new, path)
+
+
+class ExceptionFault(Exception):
+    """An exception that breaks the rules of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """One row of exceptions.json: in which part and entry (`*`: all), where in it, old, new, and the proof.
+
+    evidence: something outside this project that says that `new` is right, and where it is found.
+    """
+
+    part: str
+    entry: str
+    at: Path_
+    old: Json
+    new: Json
+    evidence: str
+
+    def covers(self, part: str, entry: str) -> bool:
+        return self.part == part and self.entry in ("*", entry)
+
+    def __str__(self) -> str:
+        return f"exception {self.part} {self.entry} {'/'.join(self.at)}"
+
+
+def exceptions(path: Path = EXCEPTIONS) -> tuple[Intended, ...]:
+    """The rows of the file.  Raises ExceptionFault for one with a field missing or without evidence."""
+    return tuple(map(_intended, json.loads(path.read_text(encoding="utf-8"))))
+
+
+def _intended(row: Mapping[str, Any]) -> Intended:
+    wanted = ("part", "entry", "at", "old", "new", "evidence")
+    if sorted(row) != sorted(wanted):
+        raise ExceptionFault(f"an exception has the fields {', '.join(wanted)}, not {', '.join(row)}")
+    found = Intended(
+        row["part"], row["entry"], tuple(row["at"].split("/")), row["old"], row["new"], row["evidence"]
+    )
+    if found.part not in KINDS:
+        raise ExceptionFault(f"the digest has the parts {', '.join(KINDS)}, not {found.part}")
+    if not str(found.evidence).strip():
+        raise ExceptionFault(f"{found} has no evidence from outside")
+    if canonical(found.old) == canonical(found.new):
+        raise ExceptionFault(f"{found}: old and new are the same")
+    return found
+
+
+def apply(intended: Intended, frozen: Json) -> int:
+    """Puts `new` wherever the path leads to `old`, and returns at how many places."""
+    *way, last = intended.at
+    places = 0
+    for parent in _parents(frozen, way):
+        for key in _keys(parent, last):
+            if canonical(_get(parent, key)) == canonical(intended.old):
+                _put(parent, key, intended.new)
+                places += 1
+    return places
+
+
+def _parents(value: Json, way: Sequence[str]) -> Iterator[Json]:
+    if not way:
+        yield value
+        return
+    for key in _keys(value, way[0]):
+        if (child := _get(value, key)) != ABSENT:
+            yield from _parents(child, way[1:])
+
+
+def _keys(value: Json, step: str) -> list[Any]:
+    """Which keys or places of `value` a step of a path means."""
+    if isinstance(value, dict):
+        return list(value) if step == "*" else [step]
+    if isinstance(value, list):
+        return list(range(len(value))) if step == "*" else [int(step)] if step.isdecimal() else []
+    return []
+
+
+def _get(parent: Json, key: Any) -> Json:
+    if isinstance(parent, dict):
+        return parent.get(key, ABSENT)
+    return parent[key] if key < len(parent) else ABSENT
+
+
+def _put(parent: Json, key: Any, new: Json) -> None:
+    if new == ABSENT:
+        del parent[key]
+    elif isinstance(parent, list) and key == len(parent):
+        parent.append(new)
+    else:
+        parent[key] = new
+
+
+Read = Callable[[str, Json], Json]
+"""Makes an entry anew: from its name, and from what was asked when it was frozen."""
+
+
+def _unlike(_name: str, _other: str) -> bool:
+    return False
+
+
+class Comparison:
+    """Compares entries of a part with what the code makes of them now.
+
+    alike: whether two models are one under two names, so that one of them need not be read.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        read: Read,
+        intended: Sequence[Intended],
+        alike: Callable[[str, str], bool] = _unlike,
+    ) -> None:
+        self._part = part
+        self._read = read
+        self._alike = alike
+        self._intended = [i for i in intended if i.part == part.kind]
+        self._unpacked = forms.unpacked if part.kind == "programs" else _as_is
+
+    def difference(self, name: str) -> str | None:
+        """A line that names the entry's first difference that no exception covers; None if there is none."""
+        frozen = self._part.entry(name)
+        if twin := frozen.get("as"):
+            if self._alike(name, twin):
+                return None
+            frozen = self._part.entry(twin)
+        fresh = self._read(name, frozen)
+        covering = [i for i in self._intended if i.covers(self._part.kind, name)]
+        if not covering and canonical(fresh) == canonical(frozen):
+            return None
+        expected = self._unpacked(frozen)
+        for intended in covering:
+            if not apply(intended, expected) and intended.entry != "*":
+                return f"{intended}: the frozen entry has no {_shown(intended.old)} there"
+        found = first_difference(expected, self._unpacked(json.loads(canonical(fresh))))
+        return None if found is None else f"{self._part.kind}: {name}, {found}"
+
+    def unused(self) -> list[str]:
+        """Exceptions that cover no place of any entry of the part."""
+        return [f"{i} covers nothing" for i in self._intended if not self._covers(i)]
+
+    def _covers(self, intended: Intended) -> bool:
+        names = [name for name in self._part.entries if intended.covers(self._part.kind, name)]
+        return any(apply(intended, self._unpacked(self._part.entry(name))) for name in names)
+
+
+def _as_is(entry: Json) -> Json:
+    return entry

@@ -1,0 +1,40 @@
+"""What the digest calls the code's Ops, their fields, axes, row sets and weights' roles: names.tsv."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+NAMES = Path(__file__).parents[1] / "data" / "digest" / "names.tsv"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One row: a kind of name, ours, the digest's, and why ours is no longer what it was (empty: it is)."""
+
+    kind: str
+    ours: str
+    neutral: str
+    reason: str
+
+
+def rows(path: Path = NAMES) -> tuple[Name, ...]:
+    """All rows of the mapping file, in its order."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(Name(**row) for row in csv.DictReader(file, delimiter="\t"))
+
+
+@cache
+def _known() -> dict[tuple[str, str], str]:
+    return {(row.kind, row.ours): row.neutral for row in rows()}
+
+
+def neutral(kind: str, ours: str) -> str:
+    """The digest's name.  Raises KeyError, naming the file, for a name that has no row."""
+    if (kind, ours) not in _known():
+        raise KeyError(
+            f"{NAMES.name} has no row for {kind} {ours}: add one, or mend the one it was renamed from"
+        )
+    return _known()[kind, ours]

@@ -1,0 +1,161 @@
+"""Reads today's Programs into the neutral form of `forms`: the file to rewrite when Graphs and Ops change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture, architecture
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
+from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.memory import Limits, measure
+from corepipe.neuron.ops import Attention, Send
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import AxisShard, Program
+from tests.digest.forms import Blocks, Json
+from tests.digest.models import source
+from tests.digest.names import neutral
+
+SEQUENCES, TOKENS, BLOCK = 32, 2048, 32
+"""Of the step that a core's buffers are measured for, and positions of a KV block."""
+
+
+def read(model: str, replicas: Mapping[str, Json]) -> Json:
+    """The entry of a model: its Programs for each {format, pipeline, tensor} that `replicas` names."""
+    found = architecture(source(model))
+    blocks = Blocks()
+    read_replicas = {name: _replica(found, blocks, asked) for name, asked in replicas.items()}
+    return {
+        "model": _model(found.graph(FORMATS["bf16"])),
+        "rotations": blocks.rotations,
+        "blocks": blocks.blocks,
+        "replicas": read_replicas,
+    }
+
+
+def _model(graph: Graph) -> Json:
+    return {
+        "layers": graph.num_layers,
+        "vocabulary": graph.vocab_size,
+        "positions": graph.max_positions,
+        "token_after_token": graph.causal,
+        "tied": dict(graph.tied),
+    }
+
+
+def _replica(model: Architecture, blocks: Blocks, asked: Json) -> Json:
+    """One replica's cores; {"refused": the flag} where the model cannot be cut so."""
+    kept = {key: asked[key] for key in ("format", "pipeline", "tensor")}
+    graph = model.graph(FORMATS[asked["format"]])
+    try:
+        programs = compile_graph(graph, Placement(asked["pipeline"], asked["tensor"]))
+    except UserError as error:
+        return {**kept, "refused": error.param}
+    limits = Limits(graph.max_positions, SEQUENCES, TOKENS, BLOCK, max_blocks=1)
+    memory = measure(programs, limits)
+    cores = [
+        _core(p, blocks) | {"block_bytes": m.block, "buffer_bytes": m.buffers}
+        for p, m in zip(programs, memory, strict=True)
+    ]
+    return {**kept, "numbers": _format(graph.format), "cores": cores}
+
+
+def _format(fmt: Format) -> Json:
+    """What weights are stored in, what meets them, and what all else is kept in."""
+    return {
+        "weights": fmt.weights.value,
+        "activations": fmt.activations.value,
+        "compute": fmt.compute.value,
+        "multiplied": fmt.multiplied.value,
+    }
+
+
+def _core(program: Program, blocks: Blocks) -> Json:
+    cuts: dict[str, Json] = {}
+    reader = _Ops(program, blocks, cuts)
+    return {
+        "core": program.core,
+        "stage": program.stage,
+        "rank": program.rank,
+        "own_layers": [program.layers.start, len(program.layers)],
+        "positions": program.max_positions,
+        "runs": blocks.runs((op.layer, reader.read(number, op)) for number, op in enumerate(program.ops)),
+        "cuts": cuts,
+        "weight_bytes": weight_bytes_by_format(program),
+        "kept_bytes_per_token": kv_bytes_per_token(program),
+    }
+
+
+class _Ops:
+    """Reads the Ops of one Program, in their order; notes in `cuts` which part of an axis the core has."""
+
+    def __init__(self, program: Program, blocks: Blocks, cuts: dict[str, Json]) -> None:
+        self._program = program
+        self._blocks = blocks
+        self._cuts = cuts
+        self._makers: dict[int, tuple[int, int]] = {}
+
+    def read(self, number: int, op: Op) -> Json:
+        kind = type(op).__name__
+        neutral_op = {"op": neutral("op", kind)}
+        for field in fields(op):
+            part = getattr(op, field.name)
+            if field.name in ("layer", "out") or part is None or part is False or part == ():
+                continue
+            neutral_op[_field_name(op, field.name)] = self._part(number, op, part)
+        neutral_op["out"] = _value(op.out)
+        if op.kv_width:
+            neutral_op["kept_per_token"] = op.kv_width
+        if not isinstance(op, Send):  # which makes nothing: it hands over what was made before
+            self._makers[op.out.id] = (number, op.layer)
+        return neutral_op
+
+    def _part(self, number: int, op: Op, part: object) -> Json:
+        """A field of an Op."""
+        match part:
+            case Value():
+                maker, layer = self._makers[part.id]
+                return {"back": number - maker} if op.layer - layer <= 1 else {"op": maker}
+            case WeightSpec():
+                return self._weight(part)
+            case HeadLayout():
+                return {"query": part.heads, "key_value": part.kv_heads, "elements": part.head_dim}
+            case RopeSpec():
+                table = {"frequencies": list(part.inv_freq), "factor": float(part.attention_factor)}
+                return self._blocks.rotation(table)
+            case Enum():
+                return part.value
+            case tuple():
+                return [self._part(number, op, each) for each in part]
+            case bool() | int() | float() | str():
+                return part
+        raise TypeError(f"the digest has no form for {part!r}")
+
+    def _weight(self, spec: WeightSpec) -> Json:
+        shard = self._program.shards[spec.name]
+        if shard.spec != spec:
+            raise ValueError(f"the shard of {spec.name} is another weight's")
+        axes = [neutral("axis", axis) for axis in spec.axes]
+        dims = [self._dim(*dim) for dim in zip(axes, spec.shape, shard.axes, strict=True)]
+        return {"tensor": spec.name, "role": neutral("role", spec.role), "dims": dims}
+
+    def _dim(self, axis: str, size: int, part: AxisShard) -> Sequence[Json]:
+        ranges = [list(each) for each in part.ranges]
+        if ranges == [[0, size]]:
+            return [axis, size, "whole"]
+        return [axis, size, "cut" if self._cuts.setdefault(axis, ranges) == ranges else ranges]
+
+
+def _field_name(op: Op, name: str) -> str:
+    """T5's table of distances and gpt-oss's sinks share a field; sinks are one row."""
+    found = neutral("field", f"{type(op).__name__}.{name}")
+    if isinstance(op, Attention) and op.table is not None and name == "table":
+        distance_bias, sinks = found.split("|")
+        return sinks if op.table.shape[0] == 1 else distance_bias
+    return found
+
+
+def _value(value: Value) -> Json:
+    return {"axis": neutral("axis", value.axis), "width": value.width, "rows": neutral("rows", value.rows)}

@@ -1,0 +1,55 @@
+"""names.tsv has a row for whatever the code names, and no other; a row that was changed says why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+
+from corepipe.neuron import ops
+from corepipe.neuron.graph import Axis, Op, Rows, WeightRole
+from tests.digest.check import part
+from tests.digest.names import neutral, rows
+
+
+def kinds_of_op() -> set[type[Op]]:
+    return {kind for kind in vars(ops).values() if isinstance(kind, type) and issubclass(kind, Op)} - {Op}
+
+
+def ours() -> set[tuple[str, str]]:
+    """Every name of the code that the digest has another for."""
+    named = {("op", kind.__name__) for kind in kinds_of_op()}
+    for kind in kinds_of_op():
+        named |= {
+            ("field", f"{kind.__name__}.{f.name}") for f in fields(kind) if f.name not in ("layer", "out")
+        }
+    enums = {"axis": Axis, "rows": Rows, "role": WeightRole}
+    return named | {(kind, member.value) for kind, members in enums.items() for member in members}
+
+
+def test_every_name_of_the_code_has_one_row() -> None:
+    assert Counter((row.kind, row.ours) for row in rows()) == Counter(ours())
+
+
+def test_no_two_names_become_one() -> None:
+    """Fields are told apart within their Op."""
+    counted = Counter(
+        (row.kind, row.ours.partition(".")[0] if row.kind == "field" else "", row.neutral) for row in rows()
+    )
+    assert max(counted.values()) == 1
+
+
+def test_a_name_without_a_row_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"names\.tsv has no row for op Convolution"):
+        neutral("op", "Convolution")
+
+
+def test_what_was_renamed_since_has_a_reason() -> None:
+    frozen = {tuple(row) for row in part("programs").names}
+    if not frozen:
+        pytest.skip("nothing is frozen yet")
+    unexplained = [
+        row for row in rows() if (row.kind, row.ours, row.neutral) not in frozen and not row.reason
+    ]
+    assert unexplained == []

@@ -1,0 +1,92 @@
+"""Reads today's cost model into plain data: the one file to rewrite when it is asked another way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron import modes
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.cost import CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.program import Program
+from tests.digest.forms import Json
+from tests.digest.models import source
+
+
+def read(model: str, cases: Mapping[str, Json]) -> Json:
+    """The entry of a model: the steps of each deployment that `cases` describe."""
+    found = architecture(source(model))
+    graphs: dict[str, Graph] = {}
+    for case in cases.values():
+        fmt = case["deployment"]["format"]
+        graphs.setdefault(fmt, found.graph(FORMATS[fmt]))
+    return {name: _case(graphs[case["deployment"]["format"]], case) for name, case in cases.items()}
+
+
+def _case(graph: Graph, case: Json) -> Json:
+    """One deployment; {"refused": the flag} in place of its times where the model cannot be cut so."""
+    asked = case["deployment"]
+    place = Placement(asked["pipeline"], asked["tensor"], asked["data"])
+    instance, profile = find_instance(asked["instance"]), PROFILES[asked["profile"]]
+    try:
+        programs = _programs(graph, instance, profile, Placement(place.pipeline, place.tensor))
+    except UserError as error:
+        return {"deployment": asked, "steps": case["steps"], "refused": error.param}
+    cost = CostModel(programs, instance, profile, place.data, batch=asked["batch"])
+    firsts = programs[:: place.tensor]
+    return {
+        "deployment": asked,
+        "stages": [[program.layers.start, len(program.layers)] for program in firsts],
+        "steps": {
+            name: {"rows": step["rows"], "predicted": _step(cost, StepShape(*step["rows"]), place)}
+            for name, step in case["steps"].items()
+        },
+    }
+
+
+def _programs(
+    graph: Graph, instance: Instance, profile: RuntimeProfile, placement: Placement
+) -> Sequence[Program]:
+    """Pipelines are balanced by predicted times, as a deployment's are."""
+    if placement.pipeline == 1:
+        return compile_for_timing(graph, placement)
+    return modes.compiler(graph, instance, profile)(placement)
+
+
+def _step(cost: CostModel, shape: StepShape, place: Placement) -> Json:
+    """Seconds of one step, by stage; what its first cores wait for and what their engines do."""
+    stages = range(cost.stages)
+    firsts = [stage * place.tensor for stage in stages]
+    found = {
+        "stages": cost.stage_seconds(shape),
+        "lone_stages": cost.lone.stage_seconds(shape),
+        "transfers": [cost.transfer_seconds(stage, shape) for stage in stages],
+        "latency": cost.latency(shape),
+        "sampling": cost.sampling_seconds(shape),
+        "output": cost.output_seconds(shape),
+        "bounds": [_bounds(cost, core, shape) for core in firsts],
+        "engines": [cost.engine_seconds(core, shape) for core in firsts],
+    }
+    dollars = _dollars(cost, shape, place.data)
+    return found if dollars is None else {**found, "dollars_per_million_tokens": dollars}
+
+
+def _bounds(cost: CostModel, core: int, shape: StepShape) -> Json:
+    explained = cost.explain(core, shape)
+    seconds = {bound.value: seconds for bound, seconds in explained.seconds.items()}
+    return {"by": explained.bottleneck.value, "seconds": seconds}
+
+
+def _dollars(cost: CostModel, shape: StepShape, replicas: int) -> float | None:
+    """Of decode steps that follow one another on all replicas; None without a price."""
+    price = cost.instance.price_per_hour
+    if price is None or not shape.decodes:
+        return None
+    step = cost.latency(shape) + cost.sampling_seconds(shape) + cost.profile.host_seconds
+    return dollars_per_million_tokens(price, replicas * shape.sequences / step)
