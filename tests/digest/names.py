@@ -1,4 +1,4 @@
-"""What the digest calls the code's Ops, their fields, axes, row sets and weights' roles: names.tsv."""
+"""What the digest calls the code's Ops, their fields, axes and whatever else the code names: names.tsv."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from enum import Enum
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import Limits, measure
-from corepipe.neuron.ops import Attention, Send
+from corepipe.neuron.ops import Attention, Function, RowIndex, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
 from tests.digest.forms import Blocks, Json
@@ -125,8 +124,10 @@ class _Ops:
             case RopeSpec():
                 table = {"frequencies": list(part.inv_freq), "factor": float(part.attention_factor)}
                 return self._blocks.rotation(table)
-            case Enum():
-                return part.value
+            case Function():
+                return neutral("function", part)
+            case RowIndex():
+                return neutral("found_by", part)
             case tuple():
                 return [self._part(number, op, each) for each in part]
             case bool() | int() | float() | str():

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 from corepipe.neuron import ops
+from corepipe.neuron.cost import ENGINES, Bottleneck
 from corepipe.neuron.graph import Axis, Op, Rows, WeightRole
 from tests.digest.check import part
 from tests.digest.names import neutral, rows
@@ -24,7 +25,15 @@ def ours() -> set[tuple[str, str]]:
         named |= {
             ("field", f"{kind.__name__}.{f.name}") for f in fields(kind) if f.name not in ("layer", "out")
         }
-    enums = {"axis": Axis, "rows": Rows, "role": WeightRole}
+    named |= {("engine", engine) for engine in ENGINES}
+    enums = {
+        "axis": Axis,
+        "rows": Rows,
+        "role": WeightRole,
+        "function": ops.Function,
+        "found_by": ops.RowIndex,
+        "bound": Bottleneck,
+    }
     return named | {(kind, member.value) for kind, members in enums.items() for member in members}
 
 

@@ -17,6 +17,7 @@ from corepipe.neuron.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.program import Program
 from tests.digest.forms import Json
 from tests.digest.models import source
+from tests.digest.names import neutral
 
 
 def read(model: str, cases: Mapping[str, Json]) -> Json:
@@ -71,7 +72,7 @@ def _step(cost: CostModel, shape: StepShape, place: Placement) -> Json:
         "sampling": cost.sampling_seconds(shape),
         "output": cost.output_seconds(shape),
         "bounds": [_bounds(cost, core, shape) for core in firsts],
-        "engines": [cost.engine_seconds(core, shape) for core in firsts],
+        "engines": [_engines(cost, core, shape) for core in firsts],
     }
     dollars = _dollars(cost, shape, place.data)
     return found if dollars is None else {**found, "dollars_per_million_tokens": dollars}
@@ -79,8 +80,13 @@ def _step(cost: CostModel, shape: StepShape, place: Placement) -> Json:
 
 def _bounds(cost: CostModel, core: int, shape: StepShape) -> Json:
     explained = cost.explain(core, shape)
-    seconds = {bound.value: seconds for bound, seconds in explained.seconds.items()}
-    return {"by": explained.bottleneck.value, "seconds": seconds}
+    seconds = {neutral("bound", bound): seconds for bound, seconds in explained.seconds.items()}
+    return {"by": neutral("bound", explained.bottleneck), "seconds": seconds}
+
+
+def _engines(cost: CostModel, core: int, shape: StepShape) -> Json:
+    works = cost.engine_seconds(core, shape)
+    return {neutral("engine", engine): seconds for engine, seconds in works.items()}
 
 
 def _dollars(cost: CostModel, shape: StepShape, replicas: int) -> float | None:
