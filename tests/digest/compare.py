@@ -1,6 +1,6 @@
 """Names the first difference between what was frozen and what the code makes now, and knows what is intended.
 
-A difference is named by a path into an unpacked entry; an exception by a path with `*` for any one step.
+A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Difference:
     new: Json
 
     def __str__(self) -> str:
-        return f"{', '.join(self.path)}: {_shown(self.old)} was frozen, {_shown(self.new)} is now"
+        return f"{'/'.join(self.path)}: {_shown(self.old)} was frozen, {_shown(self.new)} is now"
 
 
 def _shown(value: Json) -> str:
@@ -147,7 +147,8 @@ def _keys(value: Json, step: str) -> list[Any]:
     if isinstance(value, dict):
         return list(value) if step == "*" else [step]
     if isinstance(value, list):
-        return list(range(len(value))) if step == "*" else [int(step)] if step.isdecimal() else []
+        number = step.partition(" ")[0]  # of an Op, whose kind a difference names too
+        return list(range(len(value))) if step == "*" else [int(number)] if number.isdecimal() else []
     return []
 
 
@@ -209,7 +210,7 @@ class Comparison:
             if not apply(intended, expected) and intended.entry != "*":
                 return f"{intended}: the frozen entry has no {_shown(intended.old)} there"
         found = first_difference(expected, self._unpacked(json.loads(canonical(fresh))))
-        return None if found is None else f"{self._part.kind}: {name}, {found}"
+        return None if found is None else f"{self._part.kind}: {name}: {found}"
 
     def unused(self) -> list[str]:
         """Exceptions that cover no place of any entry of the part."""

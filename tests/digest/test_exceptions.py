@@ -39,20 +39,20 @@ def new(first: float = 1.5, second: float = 1.5) -> Json:
 
 
 def test_what_it_covers_is_no_difference(tmp_path: Path) -> None:
-    assert difference(new(), ()) == "times: llama, steps, 0, stages, 0: 1.0 was frozen, 1.5 is now"
+    assert difference(new(), ()) == "times: llama: steps/0/stages/0: 1.0 was frozen, 1.5 is now"
     assert difference(new(), listed(tmp_path, {})) is None
 
 
 def test_it_covers_nothing_else(tmp_path: Path) -> None:
     found = difference(new(second=1.25), listed(tmp_path, {}))
-    assert found == "times: llama, steps, 1, stages, 0: 1.5 was frozen, 1.25 is now"
+    assert found == "times: llama: steps/1/stages/0: 1.5 was frozen, 1.25 is now"
     other = listed(tmp_path, {"entry": "qwen"})
-    assert difference(new(), other) == "times: llama, steps, 0, stages, 0: 1.0 was frozen, 1.5 is now"
+    assert difference(new(), other) == "times: llama: steps/0/stages/0: 1.0 was frozen, 1.5 is now"
 
 
 def test_one_that_no_longer_differs_fails(tmp_path: Path) -> None:
     found = difference(OLD, listed(tmp_path, {}))
-    assert found == "times: llama, steps, 0, stages, 0: 1.5 was frozen, 1.0 is now"
+    assert found == "times: llama: steps/0/stages/0: 1.5 was frozen, 1.0 is now"
 
 
 def test_one_whose_old_value_was_not_frozen_fails(tmp_path: Path) -> None:
@@ -70,10 +70,10 @@ def test_a_field_that_comes_or_goes(tmp_path: Path) -> None:
     now = {"steps": [{"stages": [1.0, 2.0]}, {"stages": [1.0, 3.0], "sampling": 4.0}]}
     assert difference(now, listed(tmp_path, gone, come)) is None
     assert difference(now, listed(tmp_path, come)) == (
-        "times: llama, steps, 0, sampling: 0.0 was frozen, nothing is now"
+        "times: llama: steps/0/sampling: 0.0 was frozen, nothing is now"
     )
     assert difference(now, listed(tmp_path, gone)) == (
-        "times: llama, steps, 1, sampling: nothing was frozen, 4.0 is now"
+        "times: llama: steps/1/sampling: nothing was frozen, 4.0 is now"
     )
 
 

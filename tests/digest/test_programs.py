@@ -147,7 +147,7 @@ def test_a_changed_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     change_program(monkeypatch, core=2, ops=changed)
     layer = program.layers.start
     assert comparison.difference(MODEL) == (
-        f"programs: {MODEL}, replicas, bf16, cores, 2, layers, {layer}, 1 rms_norm, epsilon: "
+        f"programs: {MODEL}: replicas/bf16/cores/2/layers/{layer}/1 rms_norm/epsilon: "
         "1e-06 was frozen, 1e-05 is now"
     )
 
@@ -162,8 +162,8 @@ def test_a_moved_range_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     change_program(monkeypatch, core=1, shards={**program.shards, name: moved})
     found = comparison.difference(MODEL)
     assert found is not None
-    assert ", cores, 1, layers, 0, " in found
-    assert f"linear, weight, dims, 1, ranges, 0, 0: {start} was frozen, {start - 64} is now" in found
+    assert "/cores/1/layers/0/" in found
+    assert f"linear/weight/dims/1/ranges/0/0: {start} was frozen, {start - 64} is now" in found
 
 
 def test_an_op_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_one_bit_of_a_logprob_is_named(answers: dict[str, Json]) -> None:
     answer["logprobs"][7] = f"{was[:digit]}{'0' if was[digit] != '0' else '2'}{was[digit + 1 :]}"
     with pytest.raises(pytest.fail.Exception) as failure:
         check_all(copy, answers)
-    assert f"tokens: {FAMILY} int8 pipeline 2, answers, 1, logprobs, 7: " in str(failure.value)
+    assert f"tokens: {FAMILY} int8 pipeline 2: answers/1/logprobs/7: " in str(failure.value)
     assert f"{was} ({float.fromhex(was)!r}) is now" in str(failure.value)
 
 
@@ -87,5 +87,5 @@ def test_another_token_is_named(answers: dict[str, Json]) -> None:
     with pytest.raises(pytest.fail.Exception) as failure:
         check_all(copy, answers)
     assert str(failure.value) == (
-        f"tokens: {FAMILY} int8 tensor 2, answers, 1, tokens, 3: {was + 1} was frozen, {was} is now"
+        f"tokens: {FAMILY} int8 tensor 2: answers/1/tokens/3: {was + 1} was frozen, {was} is now"
     )
