@@ -9,7 +9,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
-from corepipe.neuron.memory import Limits, measure
+from corepipe.neuron.memory import CoreMemory, Limits, measure
 from corepipe.neuron.ops import Attention, Function, RowIndex, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
@@ -53,11 +53,9 @@ def _replica(model: Architecture, blocks: Blocks, asked: Json) -> Json:
     except UserError as error:
         return {**kept, "refused": error.param}
     limits = Limits(graph.max_positions, SEQUENCES, TOKENS, BLOCK, max_blocks=1)
-    memory = measure(programs, limits)
-    cores = [
-        _core(p, blocks) | {"block_bytes": m.block, "buffer_bytes": m.buffers}
-        for p, m in zip(programs, memory, strict=True)
-    ]
+    distinct = {id(program.ops): program for program in programs}  # ranks as wide as another share its Ops
+    memory = dict(zip(distinct, measure(list(distinct.values()), limits), strict=True))
+    cores = [_core(program, memory[id(program.ops)], blocks) for program in programs]
     return {**kept, "numbers": _format(graph.format), "cores": cores}
 
 
@@ -71,7 +69,7 @@ def _format(fmt: Format) -> Json:
     }
 
 
-def _core(program: Program, blocks: Blocks) -> Json:
+def _core(program: Program, memory: CoreMemory, blocks: Blocks) -> Json:
     cuts: dict[str, Json] = {}
     reader = _Ops(program, blocks, cuts)
     return {
@@ -84,6 +82,8 @@ def _core(program: Program, blocks: Blocks) -> Json:
         "cuts": cuts,
         "weight_bytes": weight_bytes_by_format(program),
         "kept_bytes_per_token": kv_bytes_per_token(program),
+        "block_bytes": memory.block,
+        "buffer_bytes": memory.buffers,
     }
 
 
