@@ -17,7 +17,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from corepipe.cli.run.validate import show, wide_console
+from corepipe.cli.common import results
+from corepipe.cli.run.validate import show
 from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--cross-validate-only", action="store_true", help="print the errors, write nothing")
     parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
     given = parser.parse_args()
-    table, cases, console = rows.read(given.rows), Cases(), wide_console()
+    table, cases, console = rows.read(given.rows), Cases(), results()
     known = tuple(completed(table.rows))
     used = usable(known, cases)
     console.print(f"{len(used)} of {len(known)} rows are fitted to")

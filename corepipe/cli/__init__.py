@@ -18,6 +18,7 @@ from corepipe.cli.bench import bench
 from corepipe.cli.fit import fit
 from corepipe.cli.ls import ls
 from corepipe.cli.monitor import monitor
+from corepipe.cli.plain import write_plainly
 from corepipe.cli.plan import plan
 from corepipe.cli.predict import predict
 from corepipe.cli.profile import profile
@@ -74,6 +75,7 @@ def main() -> None:
 
     Raises KeyboardInterrupt where a command was interrupted.
     """
+    write_plainly()
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:

@@ -15,8 +15,14 @@ from types import FrameType
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from corepipe.errors import UserError
+
+PIPE_WIDTH = 4096
+"""Columns where nobody looks."""
+
+BAR_WIDTH = 20
 
 
 def errors() -> Console:
@@ -24,7 +30,15 @@ def errors() -> Console:
 
     Lines are as long as they are: a wrapped URL cannot be copied, nor found by a program.
     """
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def results() -> Console:
+    """The console for a command's result: stdout.  In a pipe lines are as long as they need to be."""
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def print_json(result: object) -> None:
@@ -101,12 +115,12 @@ def _replace(path: Path, text: str) -> None:
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Yields `report(what, done)`, `done` from 0 to 1: a bar for each `what`; in a log, a line."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield _lines(console)
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+        BarColumn(BAR_WIDTH),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
@@ -128,6 +142,6 @@ def _lines(console: Console) -> Callable[[str, float], None]:
     def report(what: str, done: float) -> None:  # noqa: ARG001
         if what not in seen:
             seen.add(what)
-            console.print(what)
+            console.print(what, markup=False)
 
     return report

@@ -105,8 +105,9 @@ class _AnnouncedClient(ProcessClient):
         print_placement(console, ready.placement)
         console.print(
             f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}: "
-            f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it"
+            f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it",
+            markup=False,
         )
         for admin_url in self._urls[1:]:
-            console.print(f"metrics, placement and control: {admin_url}")
+            console.print(f"metrics, placement and control: {admin_url}", markup=False)
         return ready

@@ -9,15 +9,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, print_json
+from corepipe.cli.common import errors, print_json, results
+from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.neuron import catalog
 from corepipe.neuron.ls import as_json, table
 
 DEFAULT_INSTANCE = "inf2.xlarge"
+CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
 
 
 def ls(
@@ -42,7 +44,7 @@ def ls(
         return
     typer.echo(table(shown))
     if placement:
-        print_placement(Console(highlight=False), placement)
+        print_placement(results(), placement)
 
 
 def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
@@ -67,16 +69,17 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     timed = placement["timing_model"] or placement["model"]
     console.print(
         f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
-        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}"
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
+        markup=False,
     )
-    console.print(f"[dim]{placement['reason']}[/dim]")
+    console.print(placement["reason"], style="dim", markup=False)
     if placement["timing_model"]:
-        console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s")
+        console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
     if placement["time_scale"] != 1.0:
         console.print(f"a second of the device takes {placement['time_scale']:g} s")
     for limit in placement["host_limits"]:
-        console.print(f"[yellow]{limit}[/yellow]")
-    cores = Table("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token", box=None)
+        console.print(limit, style="yellow", markup=False)
+    cores = Figures(*(Column(name, justify="right") for name in CORE_COLUMNS))
     for (stage, *held), run in groupby(placement["cores"], key=_held):
         alike = list(run)
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -22,4 +23,4 @@ def pull(
     if as_json:
         print_json({"model": model, "path": str(path)})
     else:
-        typer.echo(path)
+        sys.stdout.write(f"{path}\n")  # click's echo forces UTF-8 where there is ASCII alone

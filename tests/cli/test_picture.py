@@ -15,24 +15,27 @@ from tests.cli.test_reading import PLACEMENT
 LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
 
 
-def reading(at, busy, replicas):
+def reading(at, busy, replicas, tokens=1000.0, dollars=21.5):
     labels = [have for have in LABELS if int(have["engine"]) < replicas]
     return Reading(
         at,
         {
             "corepipe_device_seconds_total": [({"engine": str(replica)}, at) for replica in range(replicas)],
             "corepipe_core_busy_seconds_total": [(have, busy * at) for have in labels],
-            "corepipe_device_dollars_per_hour": [({}, 21.5)],
-            "vllm:generation_tokens_total": [({}, 1000 * at)],
+            "corepipe_device_dollars_per_hour": [({}, dollars)],
+            "vllm:generation_tokens_total": [({}, tokens * at)],
             "corepipe_kv_blocks": [({}, 100)],
             "corepipe_kv_blocks_held": [({}, 25)],
         },
     )
 
 
-def shown(replicas=1, height=None, width=80, problem="", between=True, **placement):
+def shown(
+    replicas=1, height=None, width=80, problem="", between=True, tokens=1000.0, dollars=21.5, **placement
+):
     deployment = Deployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
-    told = Between(reading(1.0, 0.5, replicas), reading(3.0, 0.5, replicas), deployment) if between else None
+    before, after = (reading(at, 0.5, replicas, tokens, dollars) for at in (1.0, 3.0))
+    told = Between(before, after, deployment) if between else None
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(
         Picture("http://here", deployment, told, height, problem)

@@ -67,6 +67,7 @@ class Terminal:
 
     url: str
     rows: int = 24
+    kind: str = "xterm-256color"
     seen: bytearray = field(default_factory=bytearray)
 
     def __enter__(self) -> Terminal:
@@ -78,7 +79,7 @@ class Terminal:
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**os.environ, "TERM": self.kind},
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
@@ -186,6 +187,14 @@ def test_under_load_in_tmux(server: Served) -> None:
         assert "corepipe top" not in left
     finally:
         screen("kill-server")
+
+
+def test_in_a_dumb_terminal_it_is_one_picture(server: Served) -> None:
+    with Terminal(server.url, kind="dumb") as terminal:
+        assert terminal.process.wait(60) == 0
+        assert until(lambda: len(terminal.pictures) == 1)
+        assert b"\x1b" not in terminal.seen
+        assert terminal.after == terminal.before
 
 
 def test_without_a_terminal_it_is_one_picture(server: Served) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live as Screen
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
+from corepipe.cli.common import results
+from corepipe.cli.tables import Figures, facts
 from corepipe.planning.bench.compare import compared, differences
 from corepipe.planning.bench.recorder import METRICS, Recorder
-from corepipe.planning.bench.report import Report
+from corepipe.planning.bench.report import Conditions, Report
 from corepipe.planning.bench.runner import Run
 from corepipe.planning.bench.sweep import Stage, Sweep
 from corepipe.planning.slo import NO_SLO
@@ -51,7 +53,7 @@ class Live:
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
         """Shows it, as a line that moves in a terminal and as a line now and then in a log."""
-        task = asyncio.ensure_future(self._moving() if self._console.is_terminal else self._logged())
+        task = asyncio.ensure_future(self._moving() if self._console.is_interactive else self._logged())
         try:
             yield
         finally:
@@ -67,7 +69,7 @@ class Live:
     async def _logged(self) -> None:
         while True:
             await asyncio.sleep(LOG_SECONDS)
-            self._console.print(self._line())
+            self._console.print(self._line(), markup=False)
 
 
 def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> str:
@@ -91,19 +93,19 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
 
 def print_report(report: Report) -> None:
     """The tables of one run."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = results()
     conditions, document = report.conditions, report.document()
-    console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
+    console.print(_asked(conditions), markup=False)
     console.print(_latencies(document))
-    for label, text in _facts(report, document):
-        console.print(f" {label:<12} {text}", markup=False)
+    console.print(facts(_facts(report, document)))
 
 
-def _latencies(document: Mapping[str, Any]) -> Table:
-    table = Table(box=None)
-    table.add_column("milliseconds", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+def _asked(conditions: Conditions) -> str:
+    return f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}"
+
+
+def _latencies(document: Mapping[str, Any]) -> Figures:
+    table = Figures("milliseconds", *_columns(COLUMNS))
     for name in METRICS:
         if document[f"max_{name}_ms"]:
             table.add_row(LABELS[name], *(f"{document[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS))
@@ -113,6 +115,10 @@ def _latencies(document: Mapping[str, Any]) -> Table:
             cells = (f"{device[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS)
             table.add_row(f"{name.upper()}, emulated", *cells, style="dim")
     return table
+
+
+def _columns(heads: Iterable[str]) -> Iterator[Column]:
+    return (Column(head, justify="right") for head in heads)
 
 
 def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -155,12 +161,10 @@ def _load(document: Mapping[str, Any]) -> str:
 
 def print_sweep(sweep: Sweep) -> None:
     """A line for each stage, and where the server saturates."""
-    console = Console(highlight=False, soft_wrap=True)
-    conditions = sweep.sustained.report.conditions
-    console.print(f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}")
-    table = Table(box=None)
-    for head in ("rate", "done", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good", "failed"):
-        table.add_column(head, justify="right", no_wrap=True)
+    console = results()
+    console.print(_asked(sweep.sustained.report.conditions), markup=False)
+    heads = ("rate", "done", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good", "failed")
+    table = Figures(*_columns(heads))
     for stage in sweep.stages:
         table.add_row(*_row(stage), style="dim" if stage.saturated else "")
     console.print(table)
@@ -189,11 +193,9 @@ def _found(sweep: Sweep) -> str:
 
 def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """The ratios that matter, and which settings differ."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = results()
     pairs = compared(document, old)
-    table = Table("", box=None)
-    for head in ("then", "now", "now / then"):
-        table.add_column(head, justify="right")
+    table = Figures("", *_columns(("then", "now", "now / then")))
     for name in SHOWN_RATIOS:
         if name in pairs:
             pair = pairs[name]

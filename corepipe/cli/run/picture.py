@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.run.reading import Between, CoreUse, Deployment
+from corepipe.cli.tables import Figures, facts
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.neuron.tables import ENGINES
 
@@ -19,8 +23,8 @@ LEVELS = "·▁▂▃▄▅▆▇█"
 BAR = 10
 """Characters of a bar."""
 
-FRAME_LINES = 15
-"""Lines around the table of cores."""
+MARGINS: Mapping[str, Any] = MappingProxyType({"pad_edge": False, "padding": (0, 1, 0, 0)})
+"""Of tables: beside their columns, not around them."""
 
 WARM, HOT = 0.5, 0.9
 """Shares from which a bar is yellow and red."""
@@ -40,21 +44,20 @@ class Picture:
     problem: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._title()
-        if self.problem:
-            yield Text(f"no answer: {self.problem}", "bold red")
+        heading = [self._title(), *([Text(f"no answer: {self.problem}", "bold red")] if self.problem else [])]
         if self.between is None:
-            yield Text("waiting for a second reading ...", "dim")
+            yield Group(*heading, Text("waiting for a second reading ...", "dim"))
             return
-        yield Text()
-        yield _rows(self._requests(self.between))
-        yield Text()
-        yield from self._cores(self.between)
-        yield Text()
-        yield _rows(self._rest(self.between))
+        requests = facts(self._requests(self.between), "bold", **MARGINS)
+        above = Group(*heading, Text(), requests, Text(), self._cores_title())
+        rest = facts(self._rest(self.between), "bold", **MARGINS)
+        below = Group(*self._unused(self.between), Text(), rest)
+        yield above
+        yield from self._cores(self.between, console, options, _lines(console, options, Group(above, below)))
+        yield below
 
     def _title(self) -> Text:
-        deployment, title = self.deployment, Text(no_wrap=True, overflow="ellipsis")
+        deployment, title = self.deployment, Text()
         title.append("corepipe top  ", "bold").append(f"{self.url}  ")
         title.append(
             f"{deployment.timed}, {deployment.format}, on {deployment.instance.name} (emulated)", "cyan"
@@ -91,18 +94,30 @@ class Picture:
             f"{_bar(share)} {share:.0%} held, {cached / blocks if blocks else 0:.0%} kept for prefixes",
         )
 
-    def _cores(self, between: Between) -> Iterator[RenderableType]:
-        """A line a core, or where the terminal is too low for that a line a device."""
-        cores, instance = between.cores, self.deployment.instance
+    def _cores_title(self) -> Text:
         passed = "time" if self.deployment.paced else "emulated time with work in it"
-        yield Text(f"NeuronCores {instance.chip.core.version}, busy share of the {passed}", "bold")
-        room = None if self.height is None else max(1, self.height - FRAME_LINES - bool(self.problem))
-        if room is None or len(cores) <= room:
-            yield _core_table(cores)
+        core = self.deployment.instance.chip.core.version
+        return Text(f"NeuronCores {core}, busy share of the {passed}", "bold")
+
+    def _unused(self, between: Between) -> Iterator[Text]:
+        count = self.deployment.instance.cores
+        if idle := count - len(between.cores):
+            yield Text(f"{idle} of {count} cores are not used by this deployment", "dim")
+
+    def _cores(
+        self, between: Between, console: Console, options: ConsoleOptions, beside: int
+    ) -> Iterator[RenderableType]:
+        """A line a core, or where the terminal is too small for that a line a device."""
+        cores = between.cores
+        told = _core_table(cores)
+        if told.width_of_all > options.max_width:
+            told = facts(map(_core_facts, cores), "dim", **MARGINS)
+        room = inf if self.height is None else max(1, self.height - beside)
+        if _lines(console, options, told) <= room:
+            yield told
         else:
-            yield from _devices(cores, instance.cores_per_chip, room)
-        if idle := instance.cores - len(cores):
-            yield Text(f"{idle} of {instance.cores} cores are not used by this deployment", "dim")
+            per_device = self.deployment.instance.cores_per_chip
+            yield from _devices(cores, per_device, int(room), options.max_width)
 
     def _rest(self, between: Between) -> Iterator[tuple[str, str]]:
         parts: Counter[str] = Counter()
@@ -126,15 +141,6 @@ class Picture:
         return f"the device's, times {self.deployment.time_scale:g}; {late:.0f} of {steps:.0f} steps late"
 
 
-def _rows(rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True, min_width=11)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for title, text in rows:
-        table.add_row(title, Text(text))
-    return table
-
-
 def _latencies(between: Between, host: str, device: str) -> str:
     """Medians and 99th percentiles: as clients saw it, and as the device would have taken."""
     seen = [
@@ -145,14 +151,15 @@ def _latencies(between: Between, host: str, device: str) -> str:
     return "; ".join(seen) or "none in the last seconds"
 
 
-def _core_table(cores: Sequence[CoreUse]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("core", justify="right")
-    table.add_column("busy", no_wrap=True)
-    for engine in ENGINES:
-        table.add_column(engine[:6], justify="right", no_wrap=True)
-    for title in ("TFLOPS", "GB/s", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
+def _lines(console: Console, options: ConsoleOptions, part: RenderableType) -> int:
+    """How high something will be."""
+    return len(console.render_lines(part, options.update(height=None)))
+
+
+def _core_table(cores: Sequence[CoreUse]) -> Figures:
+    heads = ("core", "busy", *(engine[:6] for engine in ENGINES), "TFLOPS", "GB/s", "memory")
+    columns = (Column(head, justify="right") for head in heads)
+    table = Figures(*columns, header_style="dim", **MARGINS)
     for core in cores:
         table.add_row(
             str(core.core),
@@ -165,19 +172,30 @@ def _core_table(cores: Sequence[CoreUse]) -> Table:
     return table
 
 
-def _devices(cores: Sequence[CoreUse], per_device: int, room: int) -> Iterator[Text]:
-    """A character a core, in as many columns as it takes."""
+def _core_facts(core: CoreUse) -> tuple[str, str]:
+    """What the table has of a core, for a terminal in which its columns do not fit."""
+    engines = ", ".join(f"{engine} {core.engines[engine]:.0%}" for engine in ENGINES)
+    return (
+        f"core {core.core}",
+        f"{core.busy:.0%} busy; {engines}; {core.flops / 1e12:.2f} TFLOPS, "
+        f"{core.memory_traffic / 1e9:.0f} GB/s, {_size(sum(core.memory.values()))}",
+    )
+
+
+def _devices(cores: Sequence[CoreUse], per_device: int, room: int, width: int) -> Iterator[Text]:
+    """A character a core, in as many columns as it takes and fit."""
     groups = [cores[at : at + per_device] for at in range(0, len(cores), per_device)]
-    columns = -(-len(groups) // room)
+    fit = max(1, width // len(_device(0, groups[0])))
+    columns = min(fit, -(-len(groups) // room))
     for at in range(0, len(groups), columns):
-        line = Text(no_wrap=True, overflow="ellipsis")
-        for number, group in enumerate(groups[at : at + columns], at):
-            mean = sum(core.busy for core in group) / len(group)
-            line.append(f"device {number:>3} ", "dim")
-            for core in group:
-                line.append(_level(core.busy), _colour(core.busy))
-            line.append(f" {mean:4.0%}   ")
-        yield line
+        line = enumerate(groups[at : at + columns], at)
+        yield Text().join(_device(number, group) for number, group in line)
+
+
+def _device(number: int, cores: Sequence[CoreUse]) -> Text:
+    mean = sum(core.busy for core in cores) / len(cores)
+    levels = ((_level(core.busy), _colour(core.busy)) for core in cores)
+    return Text.assemble((f"device {number:>3} ", "dim"), *levels, f" {mean:4.0%}   ")
 
 
 def _host(between: Between) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from corepipe.cli import options
-from corepipe.cli.common import check_writable, errors, print_json, progress_bar
+from corepipe.cli.common import check_writable, errors, print_json, progress_bar, results
+from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron import modes, perfetto, profiles
@@ -44,7 +45,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         print_json(_document(result))
     else:
-        _print(Console(highlight=False, soft_wrap=True), result)
+        _print(results(), result)
 
 
 def _setup(given: Mapping[str, Any]) -> Setup:
@@ -127,19 +128,18 @@ def _print(console: Console, result: _Result) -> None:
     setup = result.run.setup
     console.print(
         f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} (emulated), "
-        f"profile {setup.profile.name}: {setup.batch} sequences of {setup.input_len} tokens"
+        f"profile {setup.profile.name}: {setup.batch} sequences of {setup.input_len} tokens",
+        markup=False,
     )
-    console.print(f"[dim]{result.reason}[/dim]")
-    table = Table("a step", box=None)
-    for part in result.measured:
-        table.add_column(part.phase.value, justify="right")
+    console.print(result.reason, style="dim", markup=False)
+    table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
     console.print(table)
     for bottleneck in result.bottlenecks:
-        console.print(f"- {bottleneck}")
+        console.print(f"- {bottleneck}", markup=False)
     if result.output is not None:
-        console.print(f"{result.output}: open it at https://ui.perfetto.dev")
+        console.print(f"{result.output}: open it at https://ui.perfetto.dev", markup=False)
 
 
 def _figure(value: float) -> str:

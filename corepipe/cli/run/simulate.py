@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
+from rich.text import Text
 
-from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.serve import config_fields, flag_of
 from corepipe.cli.simulate import DEFAULT_REQUESTS, DEFAULT_USERS
+from corepipe.cli.tables import Figures, facts
 from corepipe.cli.workload import TraceSchema
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -91,21 +92,21 @@ def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bo
     if as_json:
         typer.echo(report.to_json())
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = results()
     for line in _headline(report):
-        console.print(line)
+        console.print(line, markup=False)
     console.print(_latencies(report))
-    console.print(_facts(report))
+    console.print(facts((*_rates(report), *_device(report))))
 
 
-def _headline(report: Report) -> Iterator[str]:
+def _headline(report: Report) -> Iterator[str | Text]:
     placed = report.deployment
     degrees = ", ".join(f"{name} {placed[name]}" for name in ("pipeline", "tensor", "data"))
     yield (
         f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
         f"{placed['runtime_profile']}): {degrees}"
     )
-    yield f"[dim]{placed['reason']}[/dim]"
+    yield Text(str(placed["reason"]), "dim")
     yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
     if report.rejected["overloaded"]:
         yield f"{report.rejected['overloaded']} found the queue full (--max-num-queued-reqs)"
@@ -125,21 +126,13 @@ LABELS = {
 }
 
 
-def _latencies(report: Report) -> Table:
-    table = Table("milliseconds", box=None)
-    for column in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(column, justify="right")
+def _latencies(report: Report) -> Figures:
+    columns = ("mean", "p50", "p90", "p95", "p99", "max")
+    table = Figures("milliseconds", *(Column(column, justify="right") for column in columns))
     for name in LATENCIES:
         quantiles = getattr(report, name)
         if quantiles is not None:
             table.add_row(LABELS[name], *(f"{value:,.1f}" for value in quantiles.scaled(1e3).values()))
-    return table
-
-
-def _facts(report: Report) -> Table:
-    table = Table("", "", box=None, show_header=False)
-    for label, text in (*_rates(report), *_device(report)):
-        table.add_row(label, text)
     return table
 
 

@@ -11,10 +11,9 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
 from rich.live import Live
 
-from corepipe.cli.common import seconds, until_interrupted
+from corepipe.cli.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
 from corepipe.cli.run.reading import Between, Deployment, Reading, Server, UnreachableError
 from corepipe.serving.telemetry.history import History
@@ -23,15 +22,18 @@ QUIT = frozenset("qQ")
 
 
 def run(url: str, api_key: str | None, interval: str) -> None:
-    """Shows pictures until q, Ctrl-C or SIGTERM.  Raises UserError where no server answers at the start."""
+    """Shows pictures until q, Ctrl-C or SIGTERM; one, where there is no terminal or none that moves.
+
+    Raises UserError where no server answers at the start.
+    """
     wait = seconds("--interval", interval) or 0.0
-    console = Console(highlight=False)
+    console = results()
     with contextlib.closing(Server(url, api_key)) as server, until_interrupted():
         view = View(server)
         view.look()
-        if not console.is_terminal:
+        if not console.is_interactive:
             time.sleep(wait)
-            console.print(view.look(), soft_wrap=True)
+            console.print(view.look())
             return
         with _keys() as pressed, Live(view.look(), console=console, screen=True, auto_refresh=False) as live:
             while not pressed(wait):

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
+from rich.text import Text
 
-from corepipe.cli.common import errors, print_json, progress_bar
+from corepipe.cli.common import errors, print_json, progress_bar, results
+from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.neuron.constants import IDEAL, provenance, shipped
 from corepipe.neuron.profiles import profile as find_profile
@@ -18,9 +20,6 @@ from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Prediction, Predictor
 from corepipe.planning.calibration.rows import read
 from corepipe.planning.calibration.score import Cell, cells, pair
-
-WIDTH = 100
-"""Columns that the table takes where the output is not a terminal."""
 
 Stored = Mapping[tuple[str, str, str], tuple[float, float]]
 
@@ -45,7 +44,7 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(_document(found, len(table.rows), skipped))
         return
-    console = wide_console()
+    console = results()
     show(console, found, _stored())
     console.print(
         f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
@@ -84,28 +83,20 @@ def _document(found: Sequence[Cell], total: int, skipped: int) -> dict[str, obje
     }
 
 
-def wide_console() -> Console:
-    """With room for the table's numbers: a narrower terminal wraps lines rather than lose digits."""
-    console = Console()
-    return console if console.is_terminal and console.width >= WIDTH else Console(width=WIDTH)
-
-
 def show(console: Console, found: Sequence[Cell], stored: Stored | None = None) -> None:
     """Prints the cells under their metrics; `stored`: cross-validation errors to stand beside them.
 
     It fits a terminal of 100 columns.
     """
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("metric and profile", "instance"):
-        table.add_column(name, no_wrap=True)
-    for name in ("n", "|error|", "bias", *(["left out"] if stored else []), "roofline", "noise"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("n", "|error|", "bias", *(["left out"] if stored else []), "roofline", "noise")
+    figures = (Column(name, justify="right") for name in names)
+    table = Figures("metric and profile", "instance", *figures, header_style="bold", pad_edge=False)
     above: tuple[bool, str] = (True, "")
     for cell in found:
         if above[0] and not cell.validated:
-            table.add_row("[italic]not validated:[/italic]")
+            table.add_row(Text("not validated:", "italic"))
         if above != (cell.validated, cell.metric):
-            table.add_row(f"[bold]{cell.metric}[/bold]")
+            table.add_row(Text(cell.metric, "bold"))
         table.add_row(*_cells(cell, stored))
         above = cell.validated, cell.metric
     console.print(table)

@@ -1,0 +1,51 @@
+"""ASCII for what we draw, where the output has no UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from functools import partial
+
+PLAIN = {
+    **dict(zip("·▁▂▃▄▅▆▇█", "._:-=+*%#", strict=True)),
+    **dict(zip("▏▎▍▌▋▊▉", "...++++", strict=True)),
+    "±": "+-", "µ": "u", "×": "x", "…": "...", "–": "-", "—": "-", "→": "->", "≤": "<=", "≥": ">=",
+}  # fmt: skip
+"""What stands for a symbol of ours where there is ASCII alone."""
+
+
+def write_plainly() -> None:
+    """From now on stdout and stderr take any character, and get ASCII for symbols where they have no UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _has_utf8(stream.encoding):
+            name = f"corepipe-{stream.encoding}"
+            codecs.register_error(name, partial(_plain, stream.encoding))
+            stream.reconfigure(encoding="ascii", errors=name)
+
+
+def _has_utf8(encoding: str) -> bool:
+    """Whether what is written is read as UTF-8: not where somebody asks for the C locale, which is ASCII.
+
+    Python writes UTF-8 there all the same.
+    """
+    locale = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
+    asked = os.environ.get("PYTHONUTF8") == "1" or "PYTHONIOENCODING" in os.environ
+    return codecs.lookup(encoding).name == "utf-8" and (asked or locale not in {"C", "POSIX"})
+
+
+def _plain(encoding: str, error: UnicodeError) -> tuple[bytes, int]:
+    """For what is not ASCII: a symbol's stand-in, a user's character in the stream's own encoding."""
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return b"".join(_bytes(character, encoding) for character in lost), error.end
+
+
+def _bytes(character: str, encoding: str) -> bytes:
+    if character in PLAIN:
+        return PLAIN[character].encode()
+    try:
+        return character.encode(encoding, "surrogateescape")
+    except UnicodeEncodeError:
+        return character.encode("ascii", "backslashreplace")

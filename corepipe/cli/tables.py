@@ -1,0 +1,84 @@
+"""Tables and lists whose figures are whole at any width of the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
+from rich.text import Text
+
+LABEL_WIDTH = 11
+"""Columns of labels, so that those of several lists are as wide."""
+
+
+class Figures(Table):
+    """A table that is never narrower than its figures: where it does not fit it flows over, uncut.
+
+    Columns to the right hold figures and stay whole; the others are wrapped between words.
+    """
+
+    def __init__(self, *headers: str | Column, **more: Any) -> None:
+        super().__init__(*headers, **{"box": None, **more})
+
+    def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
+        """Adds a row; a str is shown as it is, without markup."""
+        texts = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*texts, style=style, end_section=end_section)
+
+    @property
+    def width_of_all(self) -> int:
+        """Columns of the screen in which nothing needs to be wrapped."""
+        return self._whole([most for _, most in map(_limits, self.columns)])
+
+    def _whole(self, widths: Sequence[int]) -> int:
+        return sum(widths) + (self.padding[1] + self.padding[3]) * len(widths)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - self._whole([0] * len(self.columns))
+        widths = _fitted([_limits(column) for column in self.columns], room)
+        for column, width in zip(self.columns, widths, strict=True):
+            column.width, column.overflow = width, "fold"
+        yield from super().__rich_console__(console, options.update(width=self._whole(widths), no_wrap=False))
+
+
+def facts(rows: Iterable[tuple[str, str]], style: str = "", **more: Any) -> Figures:
+    """Labels, in `style`, and beside each what there is to say: wrapped between words."""
+    table = Figures(show_header=False, **more)
+    table.add_column(style=style)
+    table.add_column()
+    for label, text in rows:
+        table.add_row(f"{label:<{LABEL_WIDTH}}", text)
+    return table
+
+
+def _limits(column: Column) -> tuple[int, int]:
+    """The least columns of the screen in which nothing of a column is cut, and those that it fills."""
+    cells = [str(cell) for cell in column.cells]
+    whole, parts = _longest(cells, str.splitlines), _longest(cells, _words)
+    header = [str(column.header)]
+    least = whole if column.justify == "right" else parts
+    return max(least, _longest(header, _words)), max(whole, _longest(header, str.splitlines))
+
+
+def _words(cell: str) -> list[str]:
+    """As they are wrapped: an indent stays with the first."""
+    return re.findall(r"^\s*\S+|\S+", cell)
+
+
+def _longest(cells: Sequence[str], split: Callable[[str], list[str]]) -> int:
+    return max((cell_len(part) for cell in cells for part in split(cell)), default=0)
+
+
+def _fitted(limits: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """Widths that fit in the room, if they can: the widest give way first."""
+    widths = [most for _, most in limits]
+    while sum(widths) > room:
+        yielding = [at for at, (least, _) in enumerate(limits) if widths[at] > least]
+        if not yielding:
+            break
+        widths[max(yielding, key=widths.__getitem__)] -= 1
+    return widths
