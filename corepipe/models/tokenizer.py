@@ -23,6 +23,9 @@ MAX_TOKENIZER_BYTES = 1 << 27
 """Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 
+CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
+
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -215,8 +218,13 @@ def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None =
 
 def _read_backend(path: Path) -> Backend:
     file = path / "tokenizer.json"
-    if not file.is_file():
-        return _convert_with_transformers(path)
+    backend = _parse(file) if file.is_file() else _convert_with_transformers(path)
+    if backend.get_vocab_size(with_added_tokens=False) == 0:
+        raise UserError(f"{path}: its tokenizer has no vocabulary: no text can be encoded")
+    return backend
+
+
+def _parse(file: Path) -> Backend:
     data = read_bytes(file, MAX_TOKENIZER_BYTES, "a tokenizer")
     try:
         with _failures(f"{file}: cannot be read"):
@@ -230,6 +238,11 @@ def _read_backend(path: Path) -> Backend:
 
 def _convert_with_transformers(path: Path) -> Backend:
     """For directories with a sentencepiece model or vocab.json and merges.txt only."""
+    if not any(all((path / name).is_file() for name in names) for names in CONVERTED):
+        others = ", nor ".join(map(" with ".join, CONVERTED))
+        raise UserError(
+            f"{path}: has no tokenizer.json, nor {others}; copy the model's tokenizer files there"
+        )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on torch, which we don't need
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 -- takes a second, and is rarely needed

@@ -160,6 +160,15 @@ def test_an_empty_name_is_not_the_default_model(tmp_path: Path) -> None:
     assert "no such file" in one_line(refused("", cache=tmp_path))
 
 
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_a_model_without_a_tokenizer_is_refused(family: str, tmp_path: Path) -> None:
+    model = shutil.copytree(TINY.parent / family, tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    assert "no tokenizer.json, nor tokenizer.model, nor vocab.json with merges.txt" in refused(
+        model, cache=tmp_path
+    )
+
+
 def test_an_engine_that_dies_while_it_loads_is_one_line_and_1(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(DIES_AT_LOADING)
     ended = run("serve", TINY, "--port", 0, env={**os.environ, "PYTHONPATH": str(tmp_path)})

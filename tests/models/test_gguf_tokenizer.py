@@ -128,3 +128,11 @@ def test_scores_must_match_the_tokens(tmp_path: Path) -> None:
     file.metadata["tokenizer.ggml.scores"] = [0.0]
     with pytest.raises(UserError, match="one entry a token"):
         from_gguf(file)
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")
+    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    ggufs.close(writer)
+    with pytest.raises(UserError, match=r"bare\.gguf: tokenizer\.ggml\.tokens is missing"):
+        registry.load(tmp_path / "bare.gguf").tokenizer()

@@ -150,6 +150,46 @@ def test_a_tokenizer_larger_than_any_is_not_read(tmp_path: Path) -> None:
         from_directory(tmp_path)
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+@pytest.mark.parametrize("left", [(), ("tokenizer_config.json",), ("vocab.json",), ("merges.txt",)])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2", "qwen3"])
+def test_a_directory_without_tokenizer_files_is_refused_whatever_its_family(
+    family: str, left: tuple[str, ...], tmp_path: Path
+) -> None:
+    """transformers makes an empty tokenizer for some of them, which would refuse every text."""
+    model = shutil.copytree(TINY / family, tmp_path / "model")
+    for name in TOKENIZER_FILES:
+        (model / name).unlink(missing_ok=True)
+    for name in left:
+        (model / name).write_text("{}")
+    missing = r"has no tokenizer\.json, nor tokenizer\.model, nor vocab\.json with merges\.txt; copy"
+    with pytest.raises(UserError, match=missing):
+        registry.load(model).tokenizer()
+
+
+def test_a_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    special = {"id": 0, "content": "<s>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    described = {"version": "1.0", "added_tokens": [special | flags], "model": model}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="has no vocabulary"):
+        from_directory(tmp_path)
+
+
+def test_a_vocabulary_and_its_merges_are_enough(tmp_path: Path) -> None:
+    model = shutil.copytree(TINY / "qwen2", tmp_path / "model")
+    described = json.loads((model / "tokenizer.json").read_text())["model"]
+    (model / "vocab.json").write_text(json.dumps(described["vocab"]))
+    (model / "merges.txt").write_text("\n".join(" ".join(pair) for pair in described["merges"]))
+    (model / "tokenizer.json").unlink()
+    made = from_directory(model).encode("Hello there, 123")
+    assert made
+    assert from_directory(model).decode(made) == "Hello there, 123"
+
+
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer.json: cannot be read"):
