@@ -17,7 +17,7 @@ PLAIN = {
 
 
 def write_plainly() -> None:
-    """From now on stdout and stderr take any character, and get ASCII for symbols where they have no UTF-8."""
+    """From now on stdout and stderr take any character; where they have no UTF-8, they get ASCII symbols."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_utf8(stream.encoding):
             name = f"corepipe-{stream.encoding}"

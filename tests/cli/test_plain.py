@@ -62,7 +62,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[list[str
             ["predict", str(rows), "--output", str(folder / "predicted.csv")],
             ["fit", str(rows), "--output", str(folder / "fitted.json")],
             ["pull", str(TINY)],
-            ["plan", "llama-3.2-1b", "--rate", "1", "--ttft", "9s", "--instance", "inf2.xlarge"],
+            *[("plan llama-3.2-1b --rate 0.1 --ttft 9s --input-len 16 --output-len 4 --requests 9 --instance inf2.xlarge").split()],
         ]  # fmt: skip
 
 

@@ -71,6 +71,7 @@ COMMANDS = {
     ),
     "profile": "profile llama-3.1-8b --instance inf2.48xlarge --tensor 8 --batch 16 --input-len 8000",
     "validate": "validate {rows}",
+    "plan": "plan llama-3.2-1b --rate 0.1 --ttft 9s --input-len 16 --output-len 4 --requests 9 --instance inf2.xlarge",
 }
 
 
@@ -84,7 +85,8 @@ def test_a_command_says_the_same_at_any_width(
         writer.writeheader()
         writer.writerows([ROW | {"value": "1e-5"}, ROW | {"batch_size": "16", "value": "1234567"}])
     printed = Printed()
-    monkeypatch.setattr(f"corepipe.cli.run.{name}.results", lambda: printed)
+    made_by = "_console" if name == "plan" else "results"
+    monkeypatch.setattr(f"corepipe.cli.run.{name}.{made_by}", lambda: printed)
     done = CliRunner().invoke(app, COMMANDS[name].format(rows=rows).split())
     assert done.exit_code == 0, done.exception
     printed.check()

@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from corepipe.cli import options
 from corepipe.cli.common import errors, print_json, progress_bar, seconds
 from corepipe.cli.plan import Emit
+from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.registry import architecture
@@ -211,8 +211,8 @@ def _doubts(plan: Plan, option: Option) -> list[str]:
     ]
 
 
-def _options(plan: Plan, options: Sequence[Option], title: str) -> Table:
-    table = Table("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms", "deployment", title=title, box=None)
+def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
+    table = Figures("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms", "deployment", title=title)
     table.title_justify = "left"
     for option in options:
         outcome = option.outcome
@@ -251,7 +251,7 @@ def _unpriced(plan: Plan, instance: str) -> str:
 
 
 def _print_failures(console: Console, plan: Plan) -> None:
-    table = Table("instance", "fails by", "of", "nearest", title="what fails", box=None)
+    table = Figures("instance", "fails by", "of", "nearest", title="what fails")
     table.title_justify = "left"
     for instance, reason, count, nearest in reasons(plan):
         table.add_row(instance, reason, str(count), nearest)
