@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What an OSError says where a disk, a quota or a limit on files leaves no room."""
 
 
 class UserError(Exception):
@@ -22,3 +28,18 @@ def shown(value: object, most: int = 80) -> str:
     text = str(value) if isinstance(value, str | Path) else repr(value)
     cut = text if len(text) <= most else f"{text[:most]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) -> UserError:
+    """That a folder of the cache cannot take `needed` bytes; `reason` is one of DISK_FULL."""
+    needed_mb, free_mb = (f"{size / 1e6:.0f} MB" for size in (needed, shutil.disk_usage(folder).free))
+    return UserError(
+        f"{what}: {os.strerror(reason)} in {folder}: {needed_mb} are needed, {free_mb} are free; "
+        "make room, or set COREPIPE_CACHE to another directory"
+    )
+
+
+def check_room(what: str, folder: Path, needed: int) -> None:
+    """Raises UserError, before anything is written, where a folder of the cache has no `needed` bytes."""
+    if shutil.disk_usage(folder).free < needed:
+        raise no_room(what, folder, needed)

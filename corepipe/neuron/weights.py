@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError
+from corepipe.errors import DISK_FULL, UserError, check_room, no_room
 from corepipe.kernels import packing
 from corepipe.kernels.packing import Kind
 from corepipe.neuron import huge_pages, packed_index
@@ -130,6 +130,8 @@ def packed_weights(
         _pack_file(graph, checkpoint, path, report)
         return PackedWeights(path, graph)
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise no_room(f"packed weights of {graph.name}", cache, _room(graph), error.errno) from error
         raise UserError(
             f"cannot write packed weights to {path}: {error.strerror}; set COREPIPE_CACHE"
         ) from error
@@ -145,6 +147,7 @@ def _key(graph: Graph, checkpoint: Checkpoint) -> str:
 
 def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(f"packed weights of {graph.name}", path.parent, _room(graph))
     with _partial_file(path.parent) as file:
         try:
             _write_tensors(graph, checkpoint, file, progress)
@@ -156,6 +159,12 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _room(graph: Graph) -> int:
+    """Bytes of the file of packed weights."""
+    sizes = (size for spec in graph.weights() for size in packed_index.expected(spec, graph.format)[1:])
+    return ALIGNMENT + sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in sizes)
 
 
 def _partial_file(folder: Path) -> IO[bytes]:

@@ -34,6 +34,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 """Several commands in one process: starting one takes longer than most of them."""
 
+SMALL_PLAN = "--rate 0.1 --input-len 16 --output-len 4 --requests 9 --instance inf2.xlarge"
 ENVIRONMENTS = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
     "ascii": {"PYTHONIOENCODING": "ascii"},
@@ -62,7 +63,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[list[str
             ["predict", str(rows), "--output", str(folder / "predicted.csv")],
             ["fit", str(rows), "--output", str(folder / "fitted.json")],
             ["pull", str(TINY)],
-            *[("plan llama-3.2-1b --rate 0.1 --ttft 9s --input-len 16 --output-len 4 --requests 9 --instance inf2.xlarge").split()],
+            ["plan", "llama-3.2-1b", "--ttft", "9s", *SMALL_PLAN.split()],
         ]  # fmt: skip
 
 

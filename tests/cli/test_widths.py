@@ -30,6 +30,7 @@ from corepipe.planning.bench.report import Report
 from corepipe.planning.bench.sweep import Stage, Sweep
 from corepipe.planning.slo import Slo
 from tests.cli.test_picture import shown as picture
+from tests.cli.test_plain import SMALL_PLAN
 from tests.cli.test_predict import ROW
 from tests.planning.bench.test_report import outcome, report
 
@@ -71,7 +72,7 @@ COMMANDS = {
     ),
     "profile": "profile llama-3.1-8b --instance inf2.48xlarge --tensor 8 --batch 16 --input-len 8000",
     "validate": "validate {rows}",
-    "plan": "plan llama-3.2-1b --rate 0.1 --ttft 9s --input-len 16 --output-len 4 --requests 9 --instance inf2.xlarge",
+    "plan": f"plan llama-3.2-1b --ttft 9s {SMALL_PLAN}",
 }
 
 
