@@ -35,6 +35,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES = [*TOP, *sorted(DOCS.rglob("*.md"))]
+HIDDEN = {".venv", ".venv-parity", "build", "dist", ".pytest_cache"}
+EVERY_PAGE = [page for page in sorted(ROOT.rglob("*.md")) if HIDDEN.isdisjoint(page.relative_to(ROOT).parts)]
 SOURCES = {".py", ".cpp", ".h", ".inl"}
 OURS = re.compile(r"(?:vllm:|corepipe_)\w+")
 
@@ -44,6 +46,25 @@ def rows(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     kept = [line for line, after in zip(lines, [*lines[1:], ""], strict=True) if "---" not in line + after]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in kept]
+
+
+def tables(text: str) -> Iterator[list[tuple[int, str]]]:
+    """Lines of every table, with their numbers; what is in code blocks is left out."""
+    outside = re.sub(
+        r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL
+    )
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate([*outside.splitlines(), ""], 1):
+        if line.lstrip().startswith("|"):
+            found.append((number, line.strip()))
+        elif found:
+            yield found
+            found = []
+
+
+def width(line: str) -> int:
+    """Cells of a row; a bar is one of the text where a backslash says so, in code too."""
+    return len(re.split(r"(?<!\\)\|", line.removeprefix("|").removesuffix("|")))
 
 
 def section(text: str, title: str) -> str:
@@ -82,6 +103,17 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         path for path in quoted(text) if re.fullmatch(r"(corepipe|tests|docs|benchmarks)/[\w./-]+", path)
     ]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_has_a_head_and_as_many_cells_in_each_row(page: Path) -> None:
+    broken = []
+    for (number, head), *rest in tables(page.read_text()):
+        rule = rest[0][1] if rest else ""
+        if not re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", rule):
+            broken.append(f"line {number}: no rule under the head")
+        broken += [f"line {at}: {width(row)} cells" for at, row in rest if width(row) != width(head)]
+    assert broken == []
 
 
 def test_every_source_file_is_in_the_architecture_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""What is built of this repository: wheels, with kernels or refused, and a source distribution that is whole."""
+"""What is built of this repository: wheels, with kernels or refused, and a whole source distribution."""
 
 from __future__ import annotations
 
