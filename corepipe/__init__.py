@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corepipe.serving.config import EngineConfig
-    from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+    from corepipe.serving.llm import LLM, RequestOutput
+    from corepipe.serving.params import SamplingParams
 
 __version__ = "0.1.0"
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Integral
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeGuard
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
@@ -16,62 +22,26 @@ from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Abort, DeviceTimes, Output, Sampling, Submit, TokenLogprobs
+from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
+from corepipe.serving.params import SamplingParams
 
 Prompt = str | list[int]
 """Text, or token ids."""
 Conversation = Sequence[Mapping[str, object]]
 """Messages of a chat: {"role": ..., "content": ...}."""
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to answer a prompt; names and defaults as in vLLM.
-
-    max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
-    `include_stop_str_in_output`.  logprobs, prompt_logprobs: alternatives to report for each token
-    (0: of the token alone).  logit_bias: added to the logits of these tokens.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings; an empty one stops nothing."""
-        return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
-
-    def sampling(self) -> Sampling:
-        """The part that concerns the draw of a token."""
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            logit_bias=dict(self.logit_bias),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "dtype": "format",
+        "kv-cache-memory-bytes": "kv_cache_bytes",
+        "enable-prefix-caching": "prefix_cache",
+        "max-num-queued-reqs": "max_queued_requests",
+        "max-num-queued-tokens": "max_queued_tokens",
+    }
+)
+"""The commands' flags whose option has another name."""
+FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
+"""A flag in a message, and what it is given where that has a digit, as numbers and most names have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +70,13 @@ class LLM:
     `options` are the fields of EngineConfig.  Raises UserError where the model or an option is at fault.
     """
 
-    def __init__(self, model: str = hub.DEFAULT_MODEL, **options: object) -> None:
-        config = validated(EngineConfig, {"model": model, **options})
-        tokenizer = registry.load(hub.resolve(model)).tokenizer()
-        self._open(assemble(config, lambda _what, _done: None), tokenizer)
+    def __init__(self, model: str | Path = hub.DEFAULT_MODEL, **options: object) -> None:
+        with _options_for_flags():
+            _check_names(options)
+            path = str(model) if isinstance(model, Path) else model
+            config = validated(EngineConfig, {"model": path, **options})
+            tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
+            self._open(assemble(config, lambda _what, _done: None), tokenizer)
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
@@ -118,6 +91,7 @@ class LLM:
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
         self._numbers = 0
+        self._closed = False
 
     def generate(
         self,
@@ -126,15 +100,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order; `params` for all, or one for each.
 
-        Raises UserError for a prompt or parameters that cannot be honoured, and for logits that overflow.
+        Raises UserError for a prompt or parameters that cannot be honoured, for logits that overflow, and after
+        `close`.
         """
+        self._check_open()
         listed = _listed(prompts)
-        each = _for_each(params or SamplingParams(), len(listed))
-        sequences = [self._sequence(*pair) for pair in zip(listed, each, strict=True)]
-        try:
-            self._run(deque(sequences))
-        finally:
-            self._drop_rest()
+        each = _for_each(SamplingParams() if params is None else params, len(listed))
+        with _options_for_flags():
+            sequences = [self._sequence(*pair) for pair in zip(listed, each, strict=True)]
+            try:
+                self._run(deque(sequences))
+            finally:
+                self._drop_rest()
         return [sequence.result() for sequence in sequences]
 
     def chat(
@@ -143,15 +120,23 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, put into words by the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        texts = [self._tokenizer.apply_chat_template(turns) for turns in conversations]  # type: ignore[arg-type]
+        self._check_open()
+        conversations = _conversations(messages)
+        texts = [self._tokenizer.apply_chat_template(turns) for turns in conversations]
         return self.generate([self._tokenizer.encode(t, add_special_tokens=False) for t in texts], params)
 
     def close(self) -> None:
-        """Frees the model."""
-        self._driver.close()
+        """Frees the model; once is enough."""
+        if not self._closed:
+            self._closed = True
+            self._driver.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("this LLM is closed and its model freed: make another one")
 
     def __enter__(self) -> LLM:
+        self._check_open()
         return self
 
     def __exit__(
@@ -182,7 +167,7 @@ class LLM:
 
     def _sequence(self, prompt: Prompt, params: SamplingParams) -> _Sequence:
         text = prompt if isinstance(prompt, str) else None
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
         submit = Submit(
             id=str(number),
@@ -265,18 +250,76 @@ class _Sequence:
         return output.tokens[:-1] if ends and output.tokens[-1] in self.submit.stop_ids else output.tokens
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
+def _listed(prompts: object) -> list[Prompt]:
+    """A single prompt as a list of one.  Raises UserError for what is no prompt."""
+    if isinstance(prompts, str) or _are_ids(prompts):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not _several(prompts) or not all(
+        isinstance(one, str) or one == [] or _are_ids(one) for one in prompts
+    ):
+        raise UserError(
+            f"prompts must be a text, a list of token ids, or a list of these, not {shown(repr(prompts))}",
+            "prompts",
+        )
+    return list(prompts)
 
 
-def _for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+def _several(values: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes)
+
+
+def _are_ids(prompt: object) -> bool:
+    return (
+        _several(prompt)
+        and bool(prompt)
+        and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt)
+    )
+
+
+def _conversations(messages: object) -> list[Conversation]:
+    """A single conversation as a list of one.  Raises UserError for what is none."""
+    if _several(messages):
+        listed = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        if all(_several(turns) and all(isinstance(turn, Mapping) for turn in turns) for turns in listed):
+            return listed
+    raise UserError(
+        'messages must be a list of {"role": ..., "content": ...}, or several, '
+        f"not {shown(repr(messages))}",
+        "messages",
+    )
+
+
+def _for_each(params: object, count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not _several(params) or not all(isinstance(one, SamplingParams) for one in params):
+        raise UserError(
+            f"params must be SamplingParams, or a list of them, not {shown(repr(params))}", "params"
+        )
     if len(params) != count:
         raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    for name in options:
+        if name not in EngineConfig.model_fields:
+            near = get_close_matches(name, EngineConfig.model_fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EngineConfig.model_fields)}"
+            raise UserError(f"{name} is no option of LLM; {hint}", name)
+
+
+@contextmanager
+def _options_for_flags() -> Iterator[None]:
+    """What the engine says of flags of the command line is said of options."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(FLAG.sub(_option, error.message), error.param) from error
+
+
+def _option(flag: re.Match[str]) -> str:
+    name, value = OPTIONS.get(flag[1], flag[1].replace("-", "_")), flag[2]
+    if name not in EngineConfig.model_fields:
+        return flag[0]
+    return name if value is None else f"{name}={value if value.isdigit() else repr(value)}"

@@ -11,11 +11,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import corepipe
+import corepipe.serving.llm as llm_module
+from corepipe.cli.serve import SETTINGS
 from corepipe.errors import UserError
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
+from corepipe.serving.config import EngineConfig
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from tests.null_executor import NullExecutor
+from tests.servers import TINY
 from tests.serving.engine_support import deployment
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -133,11 +137,130 @@ def test_chat_uses_the_template(llm: LLM) -> None:
 def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> None:
     with pytest.raises(UserError, match="tokens"):
         llm.generate(["abc", "x" * 300], GREEDY)
-    with pytest.raises(UserError, match="top_p"):
-        llm.generate("abc", SamplingParams(top_p=0))
     with pytest.raises(UserError, match="2 prompts, but 1"):
         llm.generate(["a", "b"], [GREEDY])
     assert len(llm.generate("abc", GREEDY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [-0.1, float("nan"), float("inf"), "1", None, True]),
+        ("top_p", [0, -1, 1.01, "x"]),
+        ("top_k", [-2, 1.5, "3"]),
+        ("min_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0, -1, float("inf")]),
+        ("presence_penalty", [float("nan"), "x"]),
+        ("frequency_penalty", [float("inf"), None]),
+        ("seed", [-1, 1.0, 2**63]),
+        ("max_tokens", [0, -1, 1.5, "16", True]),
+        ("min_tokens", [-1, None]),
+        ("stop", [3, [1], b"x", None]),
+        ("stop_token_ids", [3, [-1], ["a"], [1.0], None]),
+        ("include_stop_str_in_output", [1, "yes", None]),
+        ("ignore_eos", [0]),
+        ("skip_special_tokens", ["no"]),
+        ("logit_bias", [[1], {"a": 1.0}, {1: "x"}, {1: float("nan")}, {1: float("inf")}, None]),
+        ("logprobs", [-1, 1.5, True]),
+        ("prompt_logprobs", [-1, "2"]),
+    ],
+)
+def test_parameters_are_checked_when_they_are_made(field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=rf"^{field} must be ") as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.param == field
+
+
+def test_every_parameter_is_checked() -> None:
+    for field in SamplingParams.__dataclass_fields__:
+        with pytest.raises(UserError, match=f"^{field} "):
+            SamplingParams(**{field: object()})
+
+
+def test_what_a_sampler_can_follow_is_taken(llm: LLM) -> None:
+    odd = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        logit_bias={5: -np.inf},
+        stop=["a"],
+        seed=0,
+        max_tokens=4,
+    )
+    assert len(llm.generate("abc", odd)[0].token_ids) == 4
+    assert len(llm.generate([np.int64(1), np.int64(2)], odd)) == 1
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 3, b"ab", [1.5], [[1], 2.0], [None], {"a": 1}, [True], ["a", [b"b"]]]
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(UserError, match=r"^prompts must be") as caught:
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    assert caught.value.param == "prompts"
+
+
+def test_what_are_no_parameters_is_refused(llm: LLM) -> None:
+    for params in ({"temperature": 0}, [{"temperature": 0}], 3, "greedy"):
+        with pytest.raises(UserError, match=r"^params must be SamplingParams"):
+            llm.generate("a", params)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="1 prompts, but 0"):
+        llm.generate("a", [])
+
+
+def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
+    for messages in (None, "hi", ["hi"], [["hi"]], {"role": "user"}, [3]):
+        with pytest.raises(UserError, match=r"^messages must be a list"):
+            llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+    assert llm.chat([], GREEDY) == []
+
+
+def test_a_closed_one_says_so() -> None:
+    llm = make()
+    llm.close()
+    llm.close()
+    for use in (lambda: llm.generate("a"), lambda: llm.chat([]), llm.__enter__):
+        with pytest.raises(UserError, match=r"closed.*make another"):
+            use()
+
+
+OPTIONS = [
+    ({"instance": "inf9.large"}, "instance: unknown instance"),
+    ({"tensor": 64}, "tensor=64: the model has"),
+    ({"pipeline": 99}, "pipeline=99: the model has"),
+    ({"profile": "nothing"}, "profile nothing: no such file"),
+    ({"timing_model": "llama-9-1b"}, "timing_model: "),
+    (
+        {"num_blocks": 1, "max_model_len": 256},
+        "num_blocks=1 holds less than one sequence of max_model_len=256",
+    ),
+    ({"time_scale": 2.0}, r"time_scale: only the device clock has a time scale \(clock"),
+    ({"formatt": "int8"}, "formatt is no option of LLM; did you mean format"),
+    ({"xyz": 1}, "xyz is no option of LLM; there are model, format"),
+    ({"format": "int4"}, "format: Input should be"),
+    ({"max_num_seqs": 0}, "max_num_seqs: "),
+    ({"instance": "inf1.xlarge", "timing_model": "llama-3.1-70b"}, "instance='"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), OPTIONS)
+def test_wrong_options_are_named_as_options(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        LLM(TINY, **options)
+    assert "--" not in caught.value.message
+
+
+@pytest.mark.parametrize("model", [3, None, "nowhere/at/all", ""])
+def test_what_is_no_model_is_refused(model: object) -> None:
+    with pytest.raises(UserError):
+        LLM(model)  # type: ignore[arg-type]
+
+
+def test_options_are_called_as_the_commands_flags_are_translated() -> None:
+    renamed = {
+        flag.replace("_", "-"): name for flag, name in SETTINGS.items() if name in EngineConfig.model_fields
+    }
+    assert renamed == llm_module.OPTIONS
 
 
 def test_max_tokens_none_fills_the_context(llm: LLM) -> None:

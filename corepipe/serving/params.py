@@ -1,0 +1,147 @@
+"""How to answer a prompt, as the library is told it: checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import NamedTuple
+
+from corepipe.errors import UserError, shown
+from corepipe.serving.messages import Sampling
+
+FLOAT32_MAX = 3.4e38
+FLOAT32_TINY = 1.2e-38
+MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+
+
+class Limits(NamedTuple):
+    """Of a number: the least and the most that it may be, and whether it is whole, or may be None."""
+
+    least: float
+    most: float
+    whole: bool = False
+    optional: bool = False
+
+
+NUMBERS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "temperature": Limits(0, FLOAT32_MAX),
+        "top_p": Limits(FLOAT32_TINY, 1),
+        "top_k": Limits(-1, MAX_TOKENS, whole=True),
+        "min_p": Limits(0, 1),
+        "repetition_penalty": Limits(FLOAT32_TINY, FLOAT32_MAX),
+        "presence_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
+        "frequency_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
+        "seed": Limits(0, MAX_SEED, whole=True, optional=True),
+        "max_tokens": Limits(1, MAX_TOKENS, whole=True, optional=True),
+        "min_tokens": Limits(0, MAX_TOKENS, whole=True),
+        "logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
+        "prompt_logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
+    }
+)
+FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to answer a prompt; names and defaults as in vLLM.
+
+    max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
+    `include_stop_str_in_output`.  logprobs, prompt_logprobs: alternatives to report for each token
+    (0: of the token alone).  logit_bias: added to the logits of these tokens; -inf bans one.
+
+    Raises UserError, which names the field, for a value that no model could honour.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limits in NUMBERS.items():
+            _check_number(name, getattr(self, name), limits)
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, "True or False", getattr(self, name))
+        if not isinstance(self.stop, str) and not _all(self.stop, str):
+            raise _wrong("stop", "a string, or several", self.stop)
+        if not _all(self.stop_token_ids, Integral) or any(token < 0 for token in self.stop_token_ids):
+            raise _wrong("stop_token_ids", "token ids", self.stop_token_ids)
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or not _all(bias, Integral) or not _all([*bias.values()], Real):
+            raise _wrong("logit_bias", "a mapping from token ids to numbers", bias)
+        if not all(abs(value) <= FLOAT32_MAX or value == -inf for value in bias.values()):
+            raise _wrong("logit_bias", "finite, or -inf to ban a token", bias)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one stops nothing."""
+        return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
+
+    def sampling(self) -> Sampling:
+        """The part that concerns the draw of a token."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            logit_bias=dict(self.logit_bias),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def _check_number(name: str, value: object, limits: Limits) -> None:
+    if value is None and limits.optional:
+        return
+    kind: type = Integral if limits.whole else Real
+    fits = isinstance(value, kind) and not isinstance(value, bool) and limits.least <= value <= limits.most  # type: ignore[operator]
+    if not fits:
+        raise _wrong(name, _wanted(limits), value)
+
+
+def _wanted(limits: Limits) -> str:
+    what = "a whole number" if limits.whole else "a number"
+    ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
+    least = ends.get(limits.least, f"of at least {limits.least:g}")
+    most = f" and at most {limits.most:g}" if limits.most <= 1 else ""
+    return f"{what} {least}{most}{' or None' if limits.optional else ''}"
+
+
+def _all(values: object, kind: type) -> bool:
+    """Whether these are several, all of one kind; a bool is no number."""
+    return (
+        isinstance(values, Collection)
+        and not isinstance(values, str | bytes)
+        and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
+    )
+
+
+def _wrong(name: str, wanted: str, value: object) -> UserError:
+    return UserError(f"{name} must be {wanted}, not {shown(repr(value))}", name)
