@@ -15,6 +15,7 @@ import typer
 from corepipe import __version__
 from corepipe.__main__ import INTERRUPTED
 from corepipe.cli.bench import bench
+from corepipe.cli.cache import cache
 from corepipe.cli.fit import fit
 from corepipe.cli.ls import ls
 from corepipe.cli.monitor import monitor
@@ -65,6 +66,7 @@ app.command()(monitor)
 app.command()(plan)
 app.command()(profile)
 app.command()(pull)
+app.add_typer(cache, name="cache")
 app.command()(predict)
 app.command()(validate)
 app.command()(fit)

@@ -13,7 +13,7 @@ from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
 from corepipe.errors import UserError
-from corepipe.models import hub, integrity, registry
+from corepipe.models import cache, hub, integrity, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.api.app import create_app, listen_all, serve
@@ -48,7 +48,8 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     if server.inject:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
     try:
-        uvloop.run(serve(app, server, listeners))
+        with cache.in_use(path):
+            uvloop.run(serve(app, server, listeners))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error

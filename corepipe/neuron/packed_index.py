@@ -46,11 +46,12 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`nbytes` is the size of the whole file; from `lookups` on there are embedding tables."""
+    """`nbytes`: of the whole file; from `lookups` on there are embedding tables; `model`: its name."""
 
     nbytes: int
     lookups: int
     tensors: dict[str, Entry]
+    model: str = ""
 
 
 def encode(index: Index) -> bytes:
@@ -64,6 +65,13 @@ def decode(head: bytes, nbytes: int, graph: Graph) -> Index:
 
     Raises ValueError for what is not `graph` packed, or not all of it.
     """
+    index = read(head, nbytes)
+    _check(index, graph)
+    return index
+
+
+def read(head: bytes, nbytes: int) -> Index:
+    """The same, whatever it is of."""
     if head[: len(MAGIC)] != MAGIC:
         raise ValueError("no packed weights")
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "little")
@@ -73,7 +81,6 @@ def decode(head: bytes, nbytes: int, graph: Graph) -> Index:
     index = msgspec.json.decode(body, type=Index)
     if index.nbytes != nbytes:
         raise ValueError(f"it has {nbytes} bytes of {index.nbytes}")
-    _check(index, graph)
     return index
 
 

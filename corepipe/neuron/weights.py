@@ -74,6 +74,7 @@ class PackedWeights:
     def __init__(self, path: Path, graph: Graph) -> None:
         try:
             with path.open("rb") as file:
+                _hold(file)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._index = packed_index.decode(self._map[:ALIGNMENT], len(self._map), graph)
                 self._streamed = huge_pages.read(file, self._map, self._index.lookups)
@@ -101,6 +102,13 @@ class PackedWeights:
         begin = self._index.lookups // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < len(self._map):
             huge_pages.forget_mapped(self._map, begin, len(self._map) - begin)
+
+
+def _hold(file: IO[bytes]) -> None:
+    """Marks a packed file as used now, and as in use while it is mapped: a mapping keeps its file open."""
+    with contextlib.suppress(OSError):  # of somebody else, or where there are no locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.utime(file.fileno())
 
 
 def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
@@ -199,7 +207,7 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
         tensors[spec.name] = Entry(tensor.kind, tensor.shape, data, scale, crc)
     nbytes = file.seek(0, os.SEEK_END)
     tables = [tensors[spec.name].data.offset for spec in specs if spec.role is WeightRole.EMBEDDING]
-    head = packed_index.encode(Index(nbytes, min(tables, default=nbytes), tensors))
+    head = packed_index.encode(Index(nbytes, min(tables, default=nbytes), tensors, graph.name))
     if len(head) > ALIGNMENT:
         raise UserError(f"{graph.name}: {len(specs)} weights are more than a packed file can index")
     file.seek(0)

@@ -53,7 +53,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[list[str
         writer.writerows([ROW, ROW | {"batch_size": "16", "value": "20"}])
     with running(FakeEngine(), ready=PLACED) as fake, stub.running(first=0.0, gap=0.0, pad=1) as loaded:
         yield [
-            *([name, "--help"] for name in COMMANDS),
+            *([*name.split(), "--help"] for name in COMMANDS),
             ["top", fake, "--interval", "100ms"],
             ["ls", "--instance", "trn1.32xlarge"],
             ["bench", loaded, "--requests", "4", "--input-len", "8", "--output-len", "4", "--slo", "ttft:9s"],

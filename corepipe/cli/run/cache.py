@@ -1,0 +1,107 @@
+"""What `corepipe cache` does: the cache as a table or a document, and what of it is removed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from rich.table import Column
+
+from corepipe.cli.common import errors, print_json, results
+from corepipe.cli.tables import Figures
+from corepipe.errors import UserError
+from corepipe.models.cache import Held, Wanted, choose, holdings, remove
+from corepipe.models.hub import cache_dir
+
+SECONDS: Mapping[str, float] = MappingProxyType({"d": 86400, "h": 3600, "min": 60, "s": 1})
+BYTES: Mapping[str, float] = MappingProxyType({"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
+
+
+def show(*, as_json: bool) -> None:
+    """Prints what the cache holds."""
+    held = holdings(cache_dir())
+    if as_json:
+        print_json({"cache": str(cache_dir()), **_document(held)})
+        return
+    _print(held)
+    results().print(f"{_size(_total(held))} in {cache_dir()}", markup=False)
+
+
+def run(
+    older_than: str | None, max_size: str | None, *, everything: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Removes what the flags name and prints it.  Raises UserError for flags that name nothing."""
+    limit = _read("--max-size", max_size, BYTES, "2GB")
+    wanted = Wanted(
+        _read("--older-than", older_than, SECONDS, "30d"), None if limit is None else int(limit), everything
+    )
+    if wanted == Wanted():
+        raise UserError("say what is to go: --older-than 30d, --max-size 2GB or --all", "all")
+    chosen = choose(holdings(cache_dir()), wanted, time.time())
+    gone = [one for one in chosen if not one.in_use and (dry_run or remove(one))]
+    if as_json:
+        print_json({"cache": str(cache_dir()), "dry_run": dry_run, **_document(gone)})
+    else:
+        _print(gone)
+        freed = "would be freed" if dry_run else "freed"
+        results().print(f"{_size(_total(gone))} {freed} in {cache_dir()}", markup=False)
+    for one in chosen:
+        if one not in gone:
+            errors().print(f"corepipe: kept, in use: {one.path}", markup=False)
+
+
+def _print(held: Sequence[Held]) -> None:
+    if not held:
+        return
+    table = Figures(
+        "what", "model", "format", Column("size", justify="right"), Column("used", justify="right"), ""
+    )
+    now = time.time()
+    for one in held:
+        state = "in use" if one.in_use else ""
+        table.add_row(one.kind, one.model, one.format, _size(one.nbytes), _ago(now - one.used), state)
+    results().print(table)
+
+
+def _document(held: Sequence[Held]) -> dict[str, object]:
+    return {"bytes": _total(held), "entries": [_entry(one) for one in held]}
+
+
+def _entry(one: Held) -> dict[str, object]:
+    return {
+        "kind": one.kind,
+        "model": one.model,
+        "format": one.format or None,
+        "path": str(one.path),
+        "bytes": one.nbytes,
+        "last_used": datetime.fromtimestamp(one.used, UTC).isoformat(timespec="seconds"),
+        "in_use": one.in_use,
+    }
+
+
+def _total(held: Sequence[Held]) -> int:
+    return sum(one.nbytes for one in held)
+
+
+def _read(flag: str, text: str | None, units: Mapping[str, float], example: str) -> float | None:
+    """Reads a number with one of these units."""
+    if text is None:
+        return None
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?|\.\d+)({'|'.join(units)})", text.strip())
+    if match is None:
+        raise UserError(
+            f"{flag} {text}: give a number with its unit ({', '.join(units)}), as {example}", flag.lstrip("-")
+        )
+    return float(match[1]) * units[match[2]]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _ago(seconds: float) -> str:
+    unit = next((unit for unit, length in SECONDS.items() if seconds >= length), "s")
+    return f"{max(0.0, seconds) / SECONDS[unit]:.0f} {unit} ago"
