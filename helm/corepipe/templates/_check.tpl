@@ -1,5 +1,8 @@
 {{/* What a schema cannot say readably: settings that do not go together. */}}
 {{- define "corepipe.check" -}}
+{{- if hasKey .Values "replicaCount" }}
+{{- fail "replicaCount: this chart calls it replicas" }}
+{{- end }}
 {{- with .Values }}
 {{- if and (ne (float64 .timeScale) 1.0) (ne .clock "device") }}
 {{- fail "timeScale: only the device's clock has a scale; set clock: device" }}
@@ -33,6 +36,9 @@
 {{- end }}
 {{- if and .ingress.tlsSecret (not .ingress.host) }}
 {{- fail "ingress.host: a certificate (ingress.tlsSecret) is for a host" }}
+{{- end }}
+{{- if and (or .ingress.enabled .httpRoute.enabled) .networkPolicy.enabled (not .networkPolicy.from) }}
+{{- fail "networkPolicy.from: the policy lets in this namespace alone; add that of the Ingress controller or Gateway, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: ingress-nginx}}}], or [{podSelector: {}}] if it is in this one" }}
 {{- end }}
 {{- end }}
 {{- end }}
