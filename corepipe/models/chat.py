@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from corepipe.errors import UserError, shown
+from corepipe.signals import held_back
 
 LENGTH_BYTES = 4
 CPU_SECONDS = 2.0
@@ -123,7 +124,7 @@ class _Renderer:
 
     def __init__(self, text: str, cpu_seconds: float) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, held_back():
             process = subprocess.Popen(  # noqa: S603 -- our own interpreter and module
                 [sys.executable, "-P", "-m", "corepipe.models.chat_sandbox", str(cpu_seconds)],
                 stdin=theirs.fileno(),

@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from corepipe.models.chat import MAX_FRAME, MAX_MEMORY, MAX_OUTPUT, Answer, Job, receive, send
+from corepipe.signals import leave_to_parent
 
 
 class GenerationBlock(Extension):
@@ -91,6 +92,7 @@ def _strftime_now(pattern: str) -> str:
 
 def main(cpu_seconds: float) -> None:
     """Serves until the other end is closed."""
+    leave_to_parent()
     connection = socket.socket(fileno=0)
     _confine()
     with contextlib.suppress(EOFError, ConnectionError):

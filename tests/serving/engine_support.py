@@ -167,6 +167,19 @@ def assemble_forever(
     raise AssertionError("nobody waits so long")
 
 
+LOAD_CPU_SECONDS = 1.0
+
+
+def assemble_busily(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:
+    """Works for `LOAD_CPU_SECONDS` of processor time, and tells of it twenty times."""
+    began = time.process_time()
+    for done in range(20):
+        progress("loading", done / 20)
+        while time.process_time() - began < LOAD_CPU_SECONDS * (done + 1) / 20:
+            pass
+    return assemble_fragile(config, progress, beats)
+
+
 DEADLY, FAULTY, ENDLESS = VOCAB - 1, VOCAB - 2, VOCAB - 3
 """Tokens of prompts that kill the engine, make it fail, or make it hang."""
 
@@ -195,6 +208,24 @@ def assemble_fragile(
         seed=config.seed,
         max_num_seqs=config.max_num_seqs,
     )
+
+
+class MortalExecutor(FragileExecutor):
+    """Is killed in its twelfth step."""
+
+    steps = 0
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        self.steps += 1
+        if self.steps == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().submit(inputs, sampling)
+
+
+def assemble_mortal(
+    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
+    return deployment(executor=lambda: MortalExecutor(ENDLESS), clock=HostClock(), paced=False)
 
 
 def assemble_once(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:

@@ -76,8 +76,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
     pool = _pool(cpus.count, beats)
     replicas = _replicas(config, host, device, blocks, weights, pool)
-    if config.clock == "device":
-        _warm_up(replicas)
+    _warm_up(replicas)
     ready = Ready(
         placement=_describe(config, host, device, blocks),
         blocks=blocks * host.placement.data,
@@ -149,7 +148,8 @@ def _replicas(
 
 
 def _warm_up(replicas: Sequence[Replica]) -> None:
-    """A step of one token: the first maps the weights, and would be late by the time of many others."""
+    """A step of one token: who has loaded can compute.  The first also maps the weights, and would be late by the
+    time of many others."""
     zero = np.zeros(1, np.int32)
     step = StepInputs(zero, zero, np.array([0, 1], np.int32), zero.reshape(1, 1), zero)
     for replica in replicas:

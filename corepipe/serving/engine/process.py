@@ -3,8 +3,8 @@
 FD: its end of a socket pair; PULSE: the memory that its server watches (`pulse`).
 
 The first frame is a Start; then come Commands, and Events go back.  The process ends when it is told to, or
-when its parent is gone.  SIGINT and SIGTERM, which may go to a whole group of processes, are the parent's to
-answer: what is under way is to come to its end.
+when its parent is gone.  Signals that may go to a whole group of processes are the parent's to answer: what
+is under way is to come to its end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
 from corepipe.serving.pulse import BEAT_SECONDS, Pulse
 from corepipe.serving.settle import settle
+from corepipe.signals import leave_to_parent
 
 READ_BYTES = 1 << 18
 SEND_BUFFER_BYTES = 1 << 20
@@ -69,8 +70,7 @@ class SocketInbox:
 
 def main(fd: int, pulse_fd: int, assemble: Assemble) -> int:
     """Runs an engine over the socket `fd`; the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_to_parent()
     end_with_parent()
     with socket.socket(fileno=fd) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +17,8 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.frames import FrameError, encode_frame, event_decoder
 from corepipe.serving.messages import Event, Outputs, Progress, Ready, Shutdown, Start
 from corepipe.serving.pulse import Pulse, make_pulse
-from corepipe.serving.supervision.watchdog import TICK_SECONDS, Watchdog, at_work
+from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, Patience, Watchdog, look_at
+from corepipe.signals import held_back
 
 CLOSE_SECONDS = 5.0
 """How long an engine may take to end when it is told to, before it is killed."""
@@ -58,6 +59,7 @@ class Child:
         self._pulse: Pulse | None = None
         self._loaded = False
         self._hung = False
+        self._killed_here = False
 
     @property
     def pid(self) -> int | None:
@@ -69,8 +71,18 @@ class Child:
         """As of subprocess.Popen; None while it runs."""
         return None if self._process is None else self._process.returncode
 
-    async def start(self, config: EngineConfig, progress: Callable[[Progress], None]) -> Ready:
-        """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
+    @property
+    def killed(self) -> bool:
+        """Whether somebody else has killed it, as the kernel does where memory is short."""
+        return self.returncode == -signal.SIGKILL and not self._killed_here
+
+    async def start(
+        self, config: EngineConfig, progress: Callable[[Progress], None], patience: Patience | None = None
+    ) -> Ready:
+        """Loads; `patience` says when it hangs (None: it may take as long as it likes).
+
+        Raises UserError where the config is at fault, EngineError where the engine is.
+        """
         if self._process is None:
             self.spawn()
         else:
@@ -80,7 +92,12 @@ class Child:
         self._connection = connection
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
         connection.send(Start(config.model_dump(mode="json"), self._epoch))
-        ready = await connection.ready
+        try:
+            if patience is not None and await self._hangs_before(connection.loaded_within, patience):
+                raise EngineError("it hung")
+            ready = await connection.ready
+        finally:
+            connection.ready.cancel()  # nobody else asks
         self._loaded = True
         return ready
 
@@ -92,20 +109,25 @@ class Child:
     async def ended(self) -> End:
         """Waits until the engine has died, or hangs and has been killed; then it is gone."""
         assert self._connection is not None
-        assert self._pulse is not None
-        assert self._process is not None
-        pid = self._process.pid
-        watchdog = Watchdog(self._pulse.read, lambda: at_work(pid))
-        loop = asyncio.get_running_loop()
-        last = loop.time()
-        while not await self._connection.lost_within(TICK_SECONDS):
-            now = loop.time()
-            if watchdog.hangs(now - last):
-                self._hung = True
-                break
-            last = now
+        self._hung = await self._hangs_before(self._connection.lost_within, SERVING)
         await self.kill()
         return self._end()
+
+    async def _hangs_before(self, over: Callable[[float], Awaitable[bool]], patience: Patience) -> bool:
+        """Whether it hangs before `over`, which waits for so many seconds at most, says that the wait is."""
+        assert self._connection is not None
+        assert self._pulse is not None
+        assert self._process is not None
+        connection, pulse, pid = self._connection, self._pulse, self._process.pid
+        watchdog = Watchdog(lambda: pulse.read() + connection.heard, lambda: look_at(pid), patience)
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while not await over(TICK_SECONDS):
+            now = loop.time()
+            if watchdog.hangs(now - last):
+                return True
+            last = now
+        return False
 
     async def kill(self) -> None:
         """Ends it at once, unless it is about to end by itself: then its last word is its own."""
@@ -115,7 +137,7 @@ class Child:
             self._socket.close()
         if self._process is not None:
             lost = self._connection is not None and self._connection.lost.is_set()
-            await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
+            self._killed_here |= await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
         self._pulse = None
 
     async def close(self) -> None:
@@ -133,25 +155,32 @@ class Child:
     def spawn(self) -> None:
         """Makes the process, which waits for the start.  Raises EngineError where it cannot be made.
 
-        In this thread: on Linux the child ends with the thread that made it.  In a session of its own: a
-        terminal's Ctrl-C is ours to answer, from the child's first import on.
+        In this thread: on Linux the child ends with the thread that made it.  In a session of its own, and
+        with what it will ignore held back: signals that a terminal or a service manager sends to all of us are
+        ours to answer, from the child's first import on.
         """
-        self._socket, theirs = socket.socketpair()
-        fds = [theirs.detach(), make_pulse()]
         try:
-            self._pulse = Pulse(fds[1])
-            self._process = subprocess.Popen(  # noqa: S603
-                [*self._command, *map(str, fds)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._process = self._run(theirs.fileno())
         except OSError as error:
-            self._socket.close()
+            if self._socket is not None:
+                self._socket.close()
             raise EngineError(f"the engine cannot be started: {error}") from error
+
+    def _run(self, fd: int) -> subprocess.Popen[bytes]:
+        pulse = make_pulse()
+        try:
+            self._pulse = Pulse(pulse)
+            with held_back():
+                return subprocess.Popen(  # noqa: S603
+                    [*self._command, str(fd), str(pulse)],
+                    pass_fds=(fd, pulse),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         finally:
-            for fd in fds:
-                os.close(fd)
+            os.close(pulse)
 
     def _end(self) -> End:
         """Raises nothing: whatever it died of has a name."""
@@ -160,6 +189,8 @@ class Child:
             return End("hung", "hung, and was killed")
         if self._connection is not None and self._connection.last_word is not None:
             return End("failed", f"failed: {self._connection.last_word}")
+        if self._killed_here:
+            return End("failed", "was silent, did not end, and was killed")
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             more = " (out of memory?)" if -code == signal.SIGKILL else ""
@@ -170,8 +201,8 @@ class Child:
 class _Connection(asyncio.Protocol):
     """Frames from and to the child over `sock`, which is the transport's once there is one.
 
-    `ready` ends the load; `lost` is set when nothing more can come.  last_word: why the child gave up, if it
-    said so.
+    `ready` ends the load; `lost` is set when nothing more can come.  heard: events so far.  last_word: why
+    the child gave up, if it said so.
     """
 
     def __init__(
@@ -184,6 +215,7 @@ class _Connection(asyncio.Protocol):
     ) -> None:
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.lost = asyncio.Event()
+        self.heard = 0
         self.last_word: str | None = None
         self._socket = sock
         self._epoch = epoch
@@ -207,6 +239,11 @@ class _Connection(asyncio.Protocol):
         self._take = self._progress = _ignore
         if self._transport is not None:
             self._transport.abort()
+
+    async def loaded_within(self, seconds: float) -> bool:
+        """Waits for the end of the load, good or bad, but not longer."""
+        await asyncio.wait({self.ready}, timeout=seconds)
+        return self.ready.done()
 
     async def lost_within(self, seconds: float) -> bool:
         """Waits for the end of the connection, but not longer."""
@@ -241,6 +278,7 @@ class _Connection(asyncio.Protocol):
                 self.data_received(data)
 
     def _dispatch(self, event: Event) -> None:
+        self.heard += 1
         if isinstance(event, Outputs):
             if event.epoch == self._epoch:
                 self._take(event)
@@ -254,13 +292,15 @@ class _Connection(asyncio.Protocol):
             self._failure = UserError(event.message) if event.user_error else EngineError(event.message)
 
 
-def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Waits so long for a child to end by itself; kills it if it does not."""
+def _end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits so long for a child to end by itself; kills it, and says so, if it does not."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+        return True
+    return False
 
 
 def _ignore(_news: object) -> None:

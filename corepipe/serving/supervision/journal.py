@@ -13,30 +13,63 @@ from corepipe.scheduler.request import FinishReason
 from corepipe.serving.messages import Output, Outputs, Started, Submit
 from corepipe.serving.supervision.admission import Load
 
-RESTARTS_STARTED = 1
-"""Engines that a request may lose once one has computed for it: it may be what kills them."""
+BREAKS_IN_A_ROW = 1
+"""Engines in a row that a request may see break while they compute for it and before they have told a token of
+it: it may be what breaks them."""
 
-RESTARTS_WAITING = 3
-"""... and while it has only waited.  Not without end: it may be the taking of it that kills them."""
+MOST_BREAKS = 5
+"""... and in all, with tokens told in between."""
 
-LOST = "The engine was lost while it answered, and again when it tried once more."
+KILLS_IN_A_ROW = 10
+"""Engines in a row that may be killed so.  No request does that, but one may need the memory for which the kernel
+does."""
+
+BREAKS_WAITING = 3
+"""Engines that may break while it waits and they compute for nobody: it may be the taking of it that breaks them."""
+
+LOST = "The engine was lost while it answered, and again when it was tried once more."
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """tokens: those told.  seed: what they are drawn with; None while the request waits."""
+    """tokens: those told.  seed: what they are drawn with; None while the request waits.
+
+    running: the engine at hand computes for it.  handed: how many of the tokens that engine was given.  The
+    others count engines that were lost, as the limits above say.
+    """
 
     submit: Submit
     joined: float
     tokens: list[int] = field(default_factory=list)
     seed: int | None = None
     given_up: bool = False
-    restarts: int = 0
+    running: bool = False
+    handed: int = 0
+    breaks_in_a_row: int = 0
+    breaks: int = 0
+    kills_in_a_row: int = 0
+    breaks_waiting: int = 0
 
     @property
     def spent(self) -> bool:
         """Whether another engine must not be risked."""
-        return self.restarts >= (RESTARTS_WAITING if self.seed is None else RESTARTS_STARTED)
+        return (
+            self.breaks_in_a_row > BREAKS_IN_A_ROW
+            or self.breaks > MOST_BREAKS
+            or self.kills_in_a_row > KILLS_IN_A_ROW
+            or self.breaks_waiting > BREAKS_WAITING
+        )
+
+    def lose_engine(self, *, broke: bool, idle: bool) -> None:
+        """The engine broke, or was killed; idle: it computed for nobody."""
+        self.breaks += self.running and broke
+        self.breaks_waiting += broke and idle
+        if len(self.tokens) > self.handed:
+            self.breaks_in_a_row = self.kills_in_a_row = 0
+        elif self.running:
+            self.breaks_in_a_row += broke
+            self.kills_in_a_row += not broke
+        self.running, self.handed = False, len(self.tokens)
 
     def again(self) -> Submit:
         """The request as another engine takes it: it goes on after the tokens that were told.
@@ -100,13 +133,17 @@ class Journal:
         """Those that came before `moment` and still wait."""
         return [name for name, _ in takewhile(lambda item: item[1].joined < moment, self._waiting.items())]
 
-    def lose_engine(self) -> list[Output]:
-        """The engine of all these is gone: the last news of those that end with it."""
+    def lose_engine(self, *, broke: bool) -> list[Output]:
+        """The engine of all these is gone: the last news of those that end with it.
+
+        broke: by itself, so that one of them may be why; otherwise it was killed.
+        """
+        idle = not any(entry.running for entry in self._entries.values())
+        for entry in self._entries.values():
+            entry.lose_engine(broke=broke, idle=idle)
         ended = list(self._ended())
         for output in ended:
             self.end(output.id)
-        for entry in self._entries.values():
-            entry.restarts += 1
         return ended
 
     def submits(self) -> list[Submit]:
@@ -124,7 +161,7 @@ class Journal:
     def _start(self, started: Started) -> None:
         entry = self._entries.get(started.id)
         if entry is not None:
-            entry.seed = started.seed
+            entry.seed, entry.running = started.seed, True
             self._leave_queue(started.id)
 
     def _leave_queue(self, request_id: str) -> None:

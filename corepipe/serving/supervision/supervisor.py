@@ -2,8 +2,9 @@
 
 A lost engine's requests go to the next one: as they came where nothing was computed for them, else with the
 tokens that their owners have been told, after which they go on.  Who waits for news sees a pause.  A request
-that has lost too many engines (`journal`) ends with an error, so that one which kills them is not tried for
-ever; and where engines die one after the other without having done anything, so does the server.
+that breaks its engines (`journal`) ends with an error, so that it is not tried for ever.  An engine that has
+loaded has computed a token, and so can its like: it is replaced as often as it is lost.  Where engines do not
+even load, one after the other, the server ends.
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ from corepipe.serving.supervision.journal import Journal
 from corepipe.serving.supervision.memory import MemoryGuard
 from corepipe.serving.supervision.stats import idle, total
 from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.watchdog import Patience
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.engine.process")
 
-MOST_DEATHS = 10
-"""Engines in a row that may die within `PROVEN_SECONDS` and without a token; then it is not worth another."""
+MOST_FAILED_LOADS = 10
+"""Engines in a row that may fail to load; then another one would, too.  One that was killed from outside while
+it loaded tells nothing of the next."""
 
 PROVEN_SECONDS = 2.0
+"""An engine that has lived for so long, or has computed for a request, was good for something."""
 
 FIRST_PAUSE, MOST_PAUSE = 0.1, 3.0
-"""Seconds before the third such engine; twice as long before each one more."""
+"""Seconds before the third engine in a row after such as were good for nothing; twice as long before each one
+more."""
 
 LEAST_LOAD_SECONDS = 10.0
-"""A new engine has this long to load, or `LOAD_RATIO` times as long as the first one needed."""
+"""A new engine may work on its load for so long without telling of progress, or `LOAD_RATIO` times as long as
+the first one needed: see `Patience`."""
 
 LOAD_RATIO = 3.0
 
@@ -95,7 +101,7 @@ class ProcessClient(StreamingClient):
         self._alive = True
         self._prepare()
         load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
-        self._tasks = [asyncio.create_task(self._supervise(load_seconds))]
+        self._tasks = [asyncio.create_task(self._supervise(Patience(load_seconds, load_seconds)))]
         if self._bounds.seconds is not None:
             self._tasks.append(asyncio.create_task(self._expire(self._bounds.seconds)))
         return ready
@@ -186,14 +192,14 @@ class ProcessClient(StreamingClient):
                     [Output(name, finish_reason=ended, error=error, error_kind="expired") for name in late]
                 )
 
-    async def _supervise(self, load_seconds: float) -> None:
+    async def _supervise(self, loading: Patience) -> None:
         """Replaces each engine that is lost, until that makes no sense."""
         try:
             while True:
                 born = monotonic()
                 end = await self._child.ended()
                 self._lose(end, monotonic() - born)
-                await self._replace(end, load_seconds)
+                await self._replace(loading)
         except Exception as error:  # whatever it is: without an engine there is nothing to serve
             self._restarting = False
             self._die()
@@ -206,29 +212,32 @@ class ProcessClient(StreamingClient):
         if lived >= PROVEN_SECONDS:
             self._fruitless = 0
         self._before = dict(self._stats)
-        self._finish(self._journal.lose_engine())
+        self._finish(self._journal.lose_engine(broke=end.reason != "killed"))
         for stats in self._before.values():
             super()._show(idle(stats))
         kept = len(self._journal)
         _log().warning("the engine %s; %d open requests go to another one", end.words, kept)
 
-    async def _replace(self, end: End, load_seconds: float) -> None:
+    async def _replace(self, loading: Patience) -> None:
         """Starts engines until one has loaded.  Raises UserError or EngineError where none does."""
+        failed = 0
         while True:
-            await self._pause(end)
+            await self._pause()
             self._child = self._next()
             try:
-                async with asyncio.timeout(load_seconds):
-                    ready = await self._child.start(self._config, _ignore)
-            except (UserError, EngineError, TimeoutError) as error:
-                await self._child.kill()
-                end = End("load", f"did not load again: {error}" if str(error) else "did not load in time")
-                self._restarts[end.reason] += 1
-                _log().warning("the engine %s", end.words)
-                if isinstance(error, UserError) and self._fruitless >= MOST_DEATHS - 1:
-                    raise
-            else:
+                ready = await self._child.start(self._config, _ignore, loading)
                 break
+            except (UserError, EngineError) as error:
+                await self._child.kill()
+                self._restarts["load"] += 1
+                _log().warning("the engine did not load again: %s", error)
+                failed += not self._child.killed
+                if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
+                    words = f"{failed} engines in a row did not load; the last: {error}"
+                    raise EngineError(words) from error
+                if failed >= MOST_FAILED_LOADS:
+                    raise
+                self._prepare()
         self._alive, self._restarting = True, False
         self._prepare()
         self.on_ready(ready)
@@ -248,13 +257,11 @@ class ProcessClient(StreamingClient):
         spare, self._spare = self._spare, None
         return spare if spare is not None and spare.waits else Child(self._program, self._epoch, self._take)
 
-    async def _pause(self, end: End) -> None:
-        """Longer with each engine in a row that was good for nothing.  Raises EngineError after the last."""
+    async def _pause(self) -> None:
+        """Longer with each engine in a row that was good for nothing."""
         self._fruitless += 1
-        if self._fruitless >= MOST_DEATHS:
-            raise EngineError(f"{self._fruitless} engines in a row did nothing; the last {end.words}")
         if self._fruitless > 2:
-            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (self._fruitless - 3), MOST_PAUSE))
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(self._fruitless - 3, 10), MOST_PAUSE))
 
 
 def _log() -> logging.Logger:

@@ -1,36 +1,68 @@
-"""Tells an engine that hangs from one that has a lot to do.
+"""Tells an engine that hangs from one that has a lot to do, or little time of a processor to do it in.
 
 An engine that gets on beats (`pulse`): after each part of an Op, and at least four times a second without
-work.  One that does not beat is judged by its threads: where one of them runs, or waits for a disk, it may be
-short of processor time or paging weights in, and is given long.  Where all sleep or are stopped nothing will
-ever come of it.
+work.  One that does not beat is judged by its threads.  Where all sleep or are stopped nothing will ever come
+of it.  Where one runs it has long, in its own processor time: on a busy machine it may wait for a processor
+for as long as it likes.  Where one waits for a disk it has as long between two moments of processor time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 TICK_SECONDS = 0.1
 """Between two looks at the pulse."""
 
-STILL_SECONDS = 1.0
-"""Without a beat, all threads asleep or stopped: four times what an idle engine takes."""
+SUSPICIOUS_SECONDS = 0.5
+"""Without a beat, from which on the threads are looked at: twice what an idle engine takes."""
 
-BUSY_SECONDS = 20.0
-"""Without a beat, a thread at work: the longest part of an Op takes well under a second."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds without a beat after which an engine hangs.
+
+    still: all threads asleep or stopped, none has had a processor.  busy: of processor time that a thread has
+    had, or of waiting for a disk and nothing else.
+    """
+
+    still: float
+    busy: float
+
+
+SERVING = Patience(still=1.0, busy=20.0)
+"""An idle engine beats four times a second; the longest part of an Op takes well under a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A process at a moment: whether a thread runs or wants to, whether one waits for a disk, and the seconds
+    of processor time that each has had."""
+
+    running: bool
+    waiting: bool
+    seconds: Mapping[int, float]
+
+    def since(self, before: Look) -> float:
+        """The most that one thread has had since then."""
+        known = before.seconds
+        return max((now - known.get(thread, now) for thread, now in self.seconds.items()), default=0.0)
 
 
 class Watchdog:
-    """Counts how long `read` has given the same number; `busy` is asked where that has become suspicious."""
+    """Watches the number that `read` gives; `look` is asked where it has become suspicious."""
 
-    def __init__(self, read: Callable[[], int], busy: Callable[[], bool]) -> None:
+    def __init__(self, read: Callable[[], int], look: Callable[[], Look], patience: Patience) -> None:
         self._read = read
-        self._busy = busy
-        self._last = read()
-        self._silence = 0.0
+        self._look = look
+        self._patience = patience
+        self._begin(read())
 
     def hangs(self, elapsed: float) -> bool:
         """Another look, `elapsed` seconds after the last; whether the engine hangs.
@@ -40,21 +72,44 @@ class Watchdog:
         """
         beats = self._read()
         if beats != self._last:
-            self._last, self._silence = beats, 0.0
+            self._begin(beats)
             return False
-        self._silence += min(elapsed, 2 * TICK_SECONDS)
-        return self._silence >= STILL_SECONDS and (self._silence >= BUSY_SECONDS or not self._busy())
+        pause = min(elapsed, 2 * TICK_SECONDS)
+        self._silence += pause
+        self._idle += pause
+        return self._silence >= SUSPICIOUS_SECONDS and self._judge(self._look())
+
+    def _begin(self, beats: int) -> None:
+        self._last = beats
+        self._silence = self._idle = self._used = 0.0
+        self._seen: Look | None = None
+
+    def _judge(self, seen: Look) -> bool:
+        used = 0.0 if self._seen is None else seen.since(self._seen)
+        self._seen = seen
+        if used > 0.0:
+            self._idle = 0.0
+        self._used += used
+        if seen.running or self._used >= self._patience.busy:
+            return self._used >= self._patience.busy
+        return self._idle >= (self._patience.busy if seen.waiting else self._patience.still)
 
 
-def at_work(pid: int) -> bool:
-    """Whether a thread of the process runs, wants to, or waits for a disk (proc_pid_stat(5): R and D).
+def look_at(pid: int) -> Look:
+    """The threads of a process (proc_pid_stat(5)); where they cannot be told from each other, one that waits.
 
-    True where that cannot be told.
+    Of a process that is gone nothing runs.
     """
     if sys.platform != "linux":
-        return True
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            return Look(running=False, waiting=True, seconds={pid: times.user + times.system})
+        return Look(running=False, waiting=False, seconds={})
+    ticks = os.sysconf("SC_CLK_TCK")
+    states, seconds = set(), {}
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has ended
-            if task.read_bytes().rpartition(b") ")[2][:1] in b"RD":
-                return True
-    return False
+            fields = task.read_bytes().rpartition(b") ")[2].split()
+            states.add(fields[0])
+            seconds[int(task.parent.name)] = (int(fields[11]) + int(fields[12])) / ticks
+    return Look(b"R" in states, b"D" in states, seconds)

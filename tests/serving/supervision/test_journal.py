@@ -5,7 +5,13 @@ from hypothesis import strategies as st
 
 from corepipe.serving.messages import Output, Outputs, Sampling, Started
 from corepipe.serving.supervision.admission import Load
-from corepipe.serving.supervision.journal import RESTARTS_STARTED, RESTARTS_WAITING, Journal
+from corepipe.serving.supervision.journal import (
+    BREAKS_IN_A_ROW,
+    BREAKS_WAITING,
+    KILLS_IN_A_ROW,
+    MOST_BREAKS,
+    Journal,
+)
 from tests.serving.engine_support import submit
 
 
@@ -26,7 +32,7 @@ def started(name: str, seed: int = 5) -> Outputs:
 
 def test_what_waits_comes_again_as_it_was_but_for_its_place() -> None:
     made = journal("a", "b")
-    assert made.lose_engine() == []
+    assert made.lose_engine(broke=True) == []
     again = made.submits()
     assert [s.id for s in again] == ["a", "b"]
     assert all(s.replay and not s.generated and s.sampling.seed is None for s in again)
@@ -38,7 +44,7 @@ def test_what_has_started_goes_on_with_its_tokens_and_its_seed() -> None:
     made.take(started("a", seed=2**64 - 1))
     made.take(told("a", 7))
     made.take(told("a", 8, 9))
-    made.lose_engine()
+    made.lose_engine(broke=True)
     (again,) = made.submits()
     assert (again.generated, again.sampling.seed, again.replay) == ([7, 8, 9], 2**64 - 1, True)
     assert (again.sampling.prompt_logprobs, again.sampling.logprobs) == (None, 1)
@@ -48,7 +54,7 @@ def test_logprobs_of_a_prompt_are_asked_for_again_where_they_were_not_told() -> 
     made = Journal()
     made.add(submit("a", sampling=Sampling(prompt_logprobs=2)), 0.0)
     made.take(started("a"))
-    made.lose_engine()
+    made.lose_engine(broke=True)
     assert made.submits()[0].sampling.prompt_logprobs == 2
 
 
@@ -56,7 +62,7 @@ def test_what_was_told_later_is_not_in_what_was_handed_over() -> None:
     made = journal("a")
     made.take(started("a"))
     made.take(told("a", 1))
-    made.lose_engine()
+    made.lose_engine(broke=True)
     (again,) = made.submits()
     made.take(told("a", 2))
     assert again.generated == [1]
@@ -66,27 +72,57 @@ def test_what_has_ended_or_is_given_up_does_not_come_again() -> None:
     made = journal("a", "b", "c")
     made.take(told("a", 1, ends="length"))
     made.give_up(["b", "unknown"])
-    ended = made.lose_engine()
+    ended = made.lose_engine(broke=True)
     assert [(output.id, output.finish_reason) for output in ended] == [("b", "abort")]
     assert [s.id for s in made.submits()] == ["c"]
     assert len(made) == 1
 
 
-def test_engines_are_not_lost_for_ever() -> None:
-    made = journal("waits", "runs")
-    made.take(started("runs"))
-    losses = []
-    while len(made):
-        losses.append([output.id for output in made.lose_engine()])
-    assert losses.index(["runs"]) == RESTARTS_STARTED
-    assert losses.index(["waits"]) == RESTARTS_WAITING
+def losses_survived(name: str, *, broke: bool, start: bool = True, tokens: bool = False) -> int:
+    """How many engines a request may lose so."""
+    made = journal(name)
+    for losses in range(1000):
+        if start:
+            made.take(started(name))
+        if tokens:
+            made.take(told(name, 1))
+        if made.lose_engine(broke=broke):
+            return losses
+    return 1000
+
+
+def test_engines_are_not_broken_for_ever() -> None:
+    assert losses_survived("runs", broke=True) == BREAKS_IN_A_ROW
+    assert losses_survived("gets on, and breaks each", broke=True, tokens=True) == MOST_BREAKS
+    assert losses_survived("is taken", broke=True, start=False) == BREAKS_WAITING
+
+
+def test_who_kills_engines_is_seldom_a_request() -> None:
+    assert losses_survived("runs", broke=False) == KILLS_IN_A_ROW
+    assert losses_survived("gets on", broke=False, tokens=True) == 1000
+    assert losses_survived("waits", broke=False, start=False) == 1000
+
+
+def test_who_waited_or_got_on_is_not_blamed_for_who_broke_it() -> None:
+    """The bad one has started and nothing was told of it; another one goes on, a third has yet to start."""
+    made = journal("bad", "good", "waits")
+    made.take(started("good"))
+    for _ in range(BREAKS_IN_A_ROW + 1):
+        made.take(started("bad"))
+        made.take(Outputs([Output("good", [1])], started=[Started("good", 5)]))
+        ended = made.lose_engine(broke=True)
+    assert [output.id for output in ended] == ["bad"]
+    made.take(started("good"))
+    assert made.lose_engine(broke=True) == [], "what was told since is what counts"
+    assert [s.id for s in made.submits()] == ["good", "waits"]
 
 
 def test_who_has_spent_it_is_told_that_a_retry_may_help() -> None:
     made = journal("a")
-    made.take(started("a"))
-    made.lose_engine()
-    (output,) = made.lose_engine()
+    for _ in range(BREAKS_IN_A_ROW + 1):
+        made.take(started("a"))
+        ended = made.lose_engine(broke=True)
+    (output,) = ended
     assert (output.finish_reason, output.error_kind, output.tokens) == ("error", "unavailable", [])
 
 
@@ -131,7 +167,7 @@ def test_each_request_ends_once_or_is_kept(moves: list[tuple[str, int]]) -> None
     for move, number in moves:
         name = names[number]
         if move == "lose":
-            ended += [output.id for output in made.lose_engine()]
+            ended += [output.id for output in made.lose_engine(broke=number < 3)]
         elif name in ended:
             continue
         elif move == "start":
