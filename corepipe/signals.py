@@ -1,17 +1,24 @@
-"""Signals that a terminal or a service manager sends to a whole group of processes: the first answers them."""
+"""Signals that a terminal or a service manager sends to a whole group of processes: the first answers."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], None]
 
 SHARED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+"""Those that end a process, or tell it something."""
+
+ORDERS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+"""Those that are to end no server."""
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """A process that is started meanwhile sees none of them until it calls `leave_to_parent`; we do, later."""
+    """A process that is started meanwhile sees none of them until it calls `leave_to_parent`; we do later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SHARED)
     try:
         yield
@@ -19,8 +26,24 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def answered(handlers: Mapping[signal.Signals, Handler], last: Callable[[], bool]) -> Iterator[None]:
+    """Has `handlers` answer; afterwards who did before, or nobody where `last`: then this process ends."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last() else handler)
+
+
+def ignore(numbers: Iterable[signal.Signals]) -> None:
+    """They do nothing, until somebody says what they are to do."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def leave_to_parent() -> None:
     """This process does nothing at any of them, whenever they came."""
-    for number in SHARED:
-        signal.signal(number, signal.SIG_IGN)
+    ignore(SHARED)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SHARED)

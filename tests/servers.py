@@ -54,9 +54,7 @@ class Served:
 
     def engine(self) -> psutil.Process:
         """The oldest of its kind; a younger one is the spare that waits to take its place."""
-        children = psutil.Process(self.process.pid).children()
-        engines = [child for child in children if "corepipe.serving.engine.process" in child.cmdline()]
-        return min(engines, key=lambda child: child.create_time())
+        return engines(self.process.pid)[0]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Sends a signal; the exit code."""
@@ -71,6 +69,13 @@ class Served:
                 self.url = found[1]
                 self._announced.set()
         self._announced.set()  # it ended without a word of being ready
+
+
+def engines(server: int) -> list[psutil.Process]:
+    """Engines that a server process has, the oldest first."""
+    children = psutil.Process(server).children()
+    found = [child for child in children if "corepipe.serving.engine.process" in child.cmdline()]
+    return sorted(found, key=lambda child: child.create_time())
 
 
 def command(*arguments: object) -> list[str]:

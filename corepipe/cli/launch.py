@@ -18,8 +18,9 @@ from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.api.app import create_app, listen_all, serve
 from corepipe.serving.api.limits import check_bind
-from corepipe.serving.api.tls import tls_context
+from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.keys import read_keys
 from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.supervision.child import EngineError
 from corepipe.serving.supervision.client import EngineClient
@@ -33,7 +34,8 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     Listens first, so that a port in use is known at once; the engine loads behind the open port.
     """
     check_bind(server)
-    tls_context(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
+    tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
+    read_keys(server.api_keys, server.api_key_file)
     listeners = listen_all(server)
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)

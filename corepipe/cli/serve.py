@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from corepipe import signals
 from corepipe.cli import options
 from corepipe.errors import UserError
 from corepipe.models import hub
+from corepipe.serving.stderr import write_without_waiting
 
 if TYPE_CHECKING:  # heavy
     from pydantic import BaseModel
@@ -67,6 +69,8 @@ def serve(
 
     Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (93 MB).
     """
+    signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
+    write_without_waiting()
     # Heavy: the other commands do without.
     from corepipe.cli.launch import launch  # noqa: PLC0415
     from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
@@ -85,7 +89,7 @@ def _given(flags: Mapping[str, Any]) -> dict[str, object]:
         "model": model,
         "served_model_name": flags["served_model_name"] or [model],
         "chat_template": _text(flags["chat_template"]),
-        "api_key": _keys(flags["api_key"], flags["api_key_file"]),
+        "api_key": flags["api_key"] or [],
         "admin_api_key": flags["admin_api_key"] or [],
         "inject": flags["inject"] or "",
     }
@@ -114,12 +118,6 @@ def config_fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[
 def flag_of(setting: str) -> str:
     flags = {name: flag for flag, name in SETTINGS.items()}
     return "--" + flags.get(setting, setting).replace("_", "-")
-
-
-def _keys(given: Sequence[str] | None, file: Path | None) -> list[str]:
-    from corepipe.serving.keys import read_key_file  # noqa: PLC0415
-
-    return [*(given or ()), *([] if file is None else read_key_file(file))]
 
 
 def _text(path: Path | None) -> str | None:

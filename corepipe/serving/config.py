@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -63,7 +63,10 @@ class EngineConfig(_Config):
 
 
 class ServerConfig(_Config):
-    """How the HTTP server listens and whom it answers."""
+    """How the HTTP server listens and whom it answers.
+
+    The keys are `api_keys` and those that the `api_key_file` holds when it is read; it always holds some.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -71,6 +74,7 @@ class ServerConfig(_Config):
     admin_port: int | None = Field(default=None, ge=0, le=65535)
     admin_api_keys: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None
     max_requests_per_key: int | None = Field(default=None, ge=1)
     max_tokens_per_minute_per_key: int | None = Field(default=None, ge=1)
     insecure: bool = False
@@ -86,6 +90,10 @@ class ServerConfig(_Config):
     otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()
     inject_with_keys: bool = Field(default=False, validate_default=True)
+
+    @property
+    def has_api_keys(self) -> bool:
+        return _has_keys(self.__dict__)
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
@@ -105,7 +113,7 @@ class ServerConfig(_Config):
     @field_validator("inject_with_keys")
     @classmethod
     def _users_do_not_meet_faults(cls, forced: bool, info: ValidationInfo) -> bool:
-        if info.data.get("inject") and any(info.data.get("api_keys", ())) and not forced:
+        if info.data.get("inject") and _has_keys(info.data) and not forced:
             raise ValueError("--inject makes requests fail, and API keys mean users: set this if they know")
         return forced
 
@@ -121,9 +129,13 @@ class ServerConfig(_Config):
     @field_validator("max_requests_per_key", "max_tokens_per_minute_per_key")
     @classmethod
     def _limits_are_for_keys(cls, limit: int | None, info: ValidationInfo) -> int | None:
-        if limit is not None and not info.data.get("api_keys"):
+        if limit is not None and not _has_keys(info.data):
             raise ValueError("there are no keys (--api-key, --api-key-file)")
         return limit
+
+
+def _has_keys(fields: Mapping[str, Any]) -> bool:
+    return any(fields.get("api_keys", ())) or fields.get("api_key_file") is not None
 
 
 Config = TypeVar("Config", bound=_Config)

@@ -30,7 +30,7 @@ def digest_of(entry: str) -> bytes:
 def read_key_file(path: Path) -> list[str]:
     """Entries of a key file: one a line, or several with spaces between; a line that starts with # is none.
 
-    Raises UserError where it cannot be read, holds no key, or may be read by everyone.
+    Raises UserError where it cannot be read, holds no key or what is none, or may be read by everyone.
     """
     try:
         mode = path.stat().st_mode
@@ -45,7 +45,17 @@ def read_key_file(path: Path) -> list[str]:
     entries = [key for line in text.splitlines() if not line.startswith("#") for key in line.split()]
     if not entries:
         raise UserError(f"--api-key-file {path}: holds no key", "api_key_file")
+    try:
+        for entry in entries:
+            digest_of(entry)
+    except ValueError as error:
+        raise UserError(f"--api-key-file {path}: {error}", "api_key_file") from error
     return entries
+
+
+def read_keys(given: Iterable[str], file: Path | None) -> list[str]:
+    """The keys that were given, and those that the file holds now.  Raises UserError as `read_key_file`."""
+    return [*given, *([] if file is None else read_key_file(file))]
 
 
 class KeyRing:

@@ -170,7 +170,9 @@ def assemble_forever(
 LOAD_CPU_SECONDS = 1.0
 
 
-def assemble_busily(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:
+def assemble_busily(
+    config: EngineConfig, progress: Callable[[str, float], None], beats: Counter
+) -> Deployment:
     """Works for `LOAD_CPU_SECONDS` of processor time, and tells of it twenty times."""
     began = time.process_time()
     for done in range(20):

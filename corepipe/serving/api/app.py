@@ -32,6 +32,7 @@ from corepipe.serving.api.crowd import Crowd, CrowdMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.api.limits import Guard
 from corepipe.serving.api.planes import STATE_KEY, Planes
+from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.admin import control_router, watch_router
 from corepipe.serving.api.routes.chat import Chat
@@ -41,11 +42,15 @@ from corepipe.serving.api.routes.invocations import Invocations
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.tokens import token_router
 from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
-from corepipe.serving.api.tls import tls_context
+from corepipe.serving.api.state import tell_state
+from corepipe.serving.api.tenants import Tenants
+from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.faults import Draw
+from corepipe.serving.keys import read_keys
 from corepipe.serving.messages import Ready
 from corepipe.serving.settle import settle
+from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.serving.supervision.client import EngineClient
@@ -54,6 +59,7 @@ ADMIN_CONNECTIONS = 64
 BACKLOG = 2048
 SEND_BUFFER = 128 * 1024
 """Bytes that the kernel takes for a client that does not read; Linux doubles it."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
 DRAIN_TICK_SECONDS = 0.05
 """Between two looks at what is under way."""
 
@@ -96,7 +102,7 @@ def create_app(
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
-    `run_server` then raises what made the start fail.  Raises UserError for a bad chat template.
+    `run_server` then raises what made the start fail.  Raises UserError for a bad chat template or key file.
     """
     if server.chat_template is not None:
         tokenizer = tokenizer.with_chat_template(server.chat_template)
@@ -112,7 +118,13 @@ def create_app(
     app.router.routes.append(Route("/invocations", invocations, methods=["POST"]))
     http = HttpMetrics(service.metrics.registry, PATHS)
     public = [info_router(service), health_router(service), token_router(service)]
-    keys = bool(server.api_keys)
+    tenants = Tenants(
+        read_keys(server.api_keys, server.api_key_file),
+        server.max_requests_per_key,
+        server.max_tokens_per_minute_per_key,
+    )
+    keys = bool(tenants)
+    app.state.tenants = tenants
     if server.admin_port is None:
         _furnish(app, service, [*public, watch_router(service)], PATHS - CONTROL_PATHS, keys=keys)
     else:
@@ -121,7 +133,7 @@ def create_app(
         faults = InjectedFaults(service.metrics.registry)
         app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
     app.state.close = _trace(app, server, engine, version)
-    app.add_middleware(Guard, config=server)
+    app.add_middleware(Guard, config=server, tenants=tenants)
     app.add_middleware(Traffic, metrics=http)
     if server.admin_port is not None:
         app.state.admin = _admin_app(service, server, http)
@@ -133,8 +145,9 @@ def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> Fas
     admin = _bare_app(service.version, None)
     routers = [health_router(service), watch_router(service), control_router(service)]
     paths = PROBE_PATHS | WATCH_PATHS | CONTROL_PATHS | {"/openapi.json"}
-    _furnish(admin, service, routers, paths, keys=bool(server.admin_api_keys))
-    admin.add_middleware(Guard, config=server, admin=True)
+    tenants = Tenants(server.admin_api_keys)
+    _furnish(admin, service, routers, paths, keys=bool(tenants))
+    admin.add_middleware(Guard, config=server, tenants=tenants, admin=True)
     admin.add_middleware(Traffic, metrics=http)
     return admin
 
@@ -216,9 +229,14 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     service: Service = app.state.service
     crowd = Crowd(make_room(server.max_connections))
     service.metrics.registry.register(CrowdMetrics(crowd))
-    tls = tls_context(server.ssl_certfile, server.ssl_keyfile)
+    certificate = tls_certificate(server.ssl_certfile, server.ssl_keyfile)
+    tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
-    return Server(config, server.shutdown_timeout, crowd, tls, kind)
+    running = Server(config, server.shutdown_timeout, crowd, tls, kind)
+    running.orders[signal.SIGHUP] = Reload(server, app.state.tenants, certificate).begin
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        running.orders[number] = partial(tell_state, service, crowd, running.server_state.tasks)
+    return running
 
 
 def listen_all(server: ServerConfig) -> list[socket.socket]:
@@ -251,7 +269,7 @@ class Server(uvicorn.Server):
 
     `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
     port stays open, so that whoever asks is told to go elsewhere; `on_late` is to end what is left then, or
-    at a second signal.
+    at a second signal.  `orders` says what is done at signals that do not end it.
     """
 
     def __init__(
@@ -268,7 +286,9 @@ class Server(uvicorn.Server):
         self._kind = kind
         self.on_drain: Callable[[], None] = _nothing
         self.on_late: Callable[[], None] = _nothing
+        self.orders: dict[signal.Signals, Callable[[], None]] = {}
         self._drain_seconds = drain_seconds
+        self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with our connections.  `sockets` are the public one and, if any, the admin one."""
@@ -297,6 +317,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(DRAIN_TICK_SECONDS)
         self.on_late()
         await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # uvicorn would leave it to be cancelled, with a traceback
 
     def stop(self) -> None:
         """End as at a signal."""
@@ -307,16 +329,25 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        with contextlib.ExitStack() as stack:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                previous = signal.signal(number, self.handle_exit)
-                stack.callback(signal.signal, number, previous)
+        loop = asyncio.get_running_loop()
+        handlers: dict[signal.Signals, Handler] = dict.fromkeys(ENDING, self.handle_exit)
+        for number, act in self.orders.items():
+            handlers[number] = partial(_soon, loop, act)
+        with answered(handlers, last=lambda: self._signalled):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._signalled = True
         self.on_drain()
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _soon(
+    loop: asyncio.AbstractEventLoop, act: Callable[[], None], _number: int, _frame: FrameType | None
+) -> None:
+    """The handler of a signal: Python calls it in the middle of anything."""
+    loop.call_soon_threadsafe(act)
 
 
 def _nothing() -> None:

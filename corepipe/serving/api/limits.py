@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.errors import UserError
 from corepipe.serving.api.http_errors import ApiError, invalid, send_error
-from corepipe.serving.api.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, make_tenants
+from corepipe.serving.api.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, Tenants
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.keys import KeyRing
 
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
@@ -26,13 +25,14 @@ PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "
 
 def check_bind(server: ServerConfig) -> None:
     """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`)."""
-    _check_bind("", server.host, server.api_keys, insecure=server.insecure)
+    _check_bind("", server.host, keys=server.has_api_keys, insecure=server.insecure)
     if server.admin_port is not None:
-        _check_bind("admin-", server.admin_host, server.admin_api_keys, insecure=server.insecure)
+        keys = any(server.admin_api_keys)
+        _check_bind("admin-", server.admin_host, keys=keys, insecure=server.insecure)
 
 
-def _check_bind(prefix: str, host: str, api_keys: Iterable[str], *, insecure: bool) -> None:
-    if is_loopback(host) or any(api_keys) or insecure:
+def _check_bind(prefix: str, host: str, *, keys: bool, insecure: bool) -> None:
+    if is_loopback(host) or keys or insecure:
         return
     raise UserError(
         f"--{prefix}host {host} can be reached from other machines: set --{prefix}api-key, "
@@ -73,14 +73,11 @@ class Guard:
     cannot reach it through a name of its own (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, *, admin: bool = False) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, tenants: Tenants, *, admin: bool = False) -> None:
         self._app = app
-        self._keys = KeyRing(config.admin_api_keys if admin else config.api_keys)
-        requests, tokens = config.max_requests_per_key, config.max_tokens_per_minute_per_key
-        limits = (None, None) if admin else (requests, tokens)
-        self._tenants = make_tenants(self._keys.digests, *limits)
+        self._tenants = tenants
         self._max_body = config.max_body_bytes
-        self._check_host = is_loopback(config.admin_host if admin else config.host) and not self._keys
+        self._check_host = is_loopback(config.admin_host if admin else config.host) and not tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,7 +118,7 @@ class Guard:
             message = "This server answers on loopback only; Host names another place."
             raise ApiError(421, message, code="misdirected_request")
         tenant = ANYONE
-        if self._keys and scope["path"] not in PUBLIC_PATHS:
+        if self._tenants and scope["path"] not in PUBLIC_PATHS:
             tenant = self._owner([value for name, value in scope["headers"] if name == b"authorization"])
         if scope["method"] == "POST":
             self._check_body(scope["headers"])
@@ -129,9 +126,9 @@ class Guard:
 
     def _owner(self, presented: list[bytes]) -> Tenant:
         """Whose key this is; two Authorization headers are nobody's."""
-        number = self._keys.find(presented[0]) if len(presented) == 1 else None
-        if number is not None:
-            return self._tenants[number]
+        tenant = self._tenants.find(presented[0]) if len(presented) == 1 else None
+        if tenant is not None:
+            return tenant
         code = "invalid_api_key" if presented else "missing_api_key"
         message = "Incorrect API key." if presented else "Send an API key: Authorization: Bearer KEY."
         raise ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import Scope
 
 from corepipe.serving.api.http_errors import ApiError, invalid
+from corepipe.serving.keys import KeyRing
 
 SCOPE_KEY = "corepipe.tenant"
 """Where the guard leaves the Tenant for the routes."""
@@ -126,6 +127,35 @@ def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | N
         quota = Quota(requests, tokens) if limited else None
         found.append(Tenant(salt, quota, salt if len(digests) > 1 else ""))
     return found
+
+
+class Tenants:
+    """The owners of a server's keys.  Who keeps a key keeps what it has in flight and what it has used."""
+
+    def __init__(
+        self, entries: Iterable[str], requests: int | None = None, tokens: int | None = None
+    ) -> None:
+        self._limits = (requests, tokens)
+        self._tenants: list[Tenant] = []
+        self.replace(entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def replace(self, entries: Iterable[str]) -> None:
+        """From now on these are the keys."""
+        quotas = {tenant.salt: tenant.quota for tenant in self._tenants}
+        self._keys = KeyRing(entries)
+        made = make_tenants(self._keys.digests, *self._limits)
+        self._tenants = [replace(one, quota=quotas.get(one.salt, one.quota)) for one in made]
+
+    def find(self, authorization: bytes) -> Tenant | None:
+        """Whose key this Authorization header presents; None: nobody's."""
+        number = self._keys.find(authorization)
+        return None if number is None else self._tenants[number]
 
 
 def _refused(message: str, seconds: float) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import stat
 from pathlib import Path
@@ -9,8 +10,27 @@ from pathlib import Path
 from corepipe.errors import UserError
 
 
-def tls_context(certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext | None:
-    """A server's context, TLS 1.2 and above; None without a certificate.
+class Certificate:
+    """The certificate of a server's ports, and the `context` that presents the one that was read last."""
+
+    def __init__(self, certfile: Path, keyfile: Path | None) -> None:
+        """Raises UserError as `tls_certificate`."""
+        self._files = certfile, keyfile
+        self._latest = self.context = _read(certfile, keyfile)
+        self.context.sni_callback = self._present
+
+    async def reload(self) -> str:
+        """Reads the files again, for handshakes from now on.  What was read, in words; raises UserError."""
+        self._latest = await asyncio.to_thread(_read, *self._files)
+        return str(self._files[0])
+
+    def _present(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Asked in each handshake, whether the client names a server or not."""
+        connection.context = self._latest
+
+
+def tls_certificate(certfile: Path | None, keyfile: Path | None) -> Certificate | None:
+    """None where there is to be none.
 
     The key may be in the certificate's file.  Raises UserError where the two cannot be read or do not match,
     and for a key that everyone may read.
@@ -19,6 +39,11 @@ def tls_context(certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext |
         if keyfile is not None:
             raise UserError("--ssl-keyfile is the key of a certificate: give --ssl-certfile", "ssl_keyfile")
         return None
+    return Certificate(certfile, keyfile)
+
+
+def _read(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
+    """A server's context, TLS 1.2 and above."""
     key, flag = (certfile, "ssl_certfile") if keyfile is None else (keyfile, "ssl_keyfile")
     spelled = f"--{flag.replace('_', '-')} {key}"
     try:

@@ -148,7 +148,7 @@ def _replicas(
 
 
 def _warm_up(replicas: Sequence[Replica]) -> None:
-    """A step of one token: who has loaded can compute.  The first also maps the weights, and would be late by the
+    """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
     time of many others."""
     zero = np.zeros(1, np.int32)
     step = StepInputs(zero, zero, np.array([0, 1], np.int32), zero.reshape(1, 1), zero)

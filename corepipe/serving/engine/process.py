@@ -28,6 +28,7 @@ from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
 from corepipe.serving.pulse import BEAT_SECONDS, Pulse
 from corepipe.serving.settle import settle
+from corepipe.serving.stderr import write_without_waiting
 from corepipe.signals import leave_to_parent
 
 READ_BYTES = 1 << 18
@@ -71,6 +72,7 @@ class SocketInbox:
 def main(fd: int, pulse_fd: int, assemble: Assemble) -> int:
     """Runs an engine over the socket `fd`; the exit code."""
     leave_to_parent()
+    write_without_waiting()
     end_with_parent()
     with socket.socket(fileno=fd) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -156,8 +156,8 @@ class Child:
         """Makes the process, which waits for the start.  Raises EngineError where it cannot be made.
 
         In this thread: on Linux the child ends with the thread that made it.  In a session of its own, and
-        with what it will ignore held back: signals that a terminal or a service manager sends to all of us are
-        ours to answer, from the child's first import on.
+        with what it will ignore held back: signals that a terminal or a service manager sends to all of us
+        are ours to answer, from the child's first import on.
         """
         try:
             self._socket, theirs = socket.socketpair()

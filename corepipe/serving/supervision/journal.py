@@ -14,18 +14,19 @@ from corepipe.serving.messages import Output, Outputs, Started, Submit
 from corepipe.serving.supervision.admission import Load
 
 BREAKS_IN_A_ROW = 1
-"""Engines in a row that a request may see break while they compute for it and before they have told a token of
-it: it may be what breaks them."""
+"""Engines in a row that a request may see break while they compute for it, before they have told a token
+of it: it may be what breaks them."""
 
 MOST_BREAKS = 5
 """... and in all, with tokens told in between."""
 
 KILLS_IN_A_ROW = 10
-"""Engines in a row that may be killed so.  No request does that, but one may need the memory for which the kernel
-does."""
+"""Engines in a row that may be killed so.  No request does that, but one may need the memory for which the
+kernel does."""
 
 BREAKS_WAITING = 3
-"""Engines that may break while it waits and they compute for nobody: it may be the taking of it that breaks them."""
+"""Engines that may break while it waits and they compute for nobody: the taking of it may be what breaks
+them."""
 
 LOST = "The engine was lost while it answered, and again when it was tried once more."
 

@@ -33,8 +33,8 @@ from corepipe.serving.supervision.watchdog import Patience
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.engine.process")
 
 MOST_FAILED_LOADS = 10
-"""Engines in a row that may fail to load; then another one would, too.  One that was killed from outside while
-it loaded tells nothing of the next."""
+"""Engines in a row that may fail to load; then another one would, too.  One that somebody killed while it
+loaded tells nothing of the next."""
 
 PROVEN_SECONDS = 2.0
 """An engine that has lived for so long, or has computed for a request, was good for something."""

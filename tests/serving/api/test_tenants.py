@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.tenants import ANYONE, Quota, make_tenants
+from corepipe.serving.api.tenants import ANYONE, Quota, Tenants, make_tenants
 from tests.serving.http_support import FakeEngine, running, saying
 
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 4}
@@ -133,3 +133,19 @@ def test_requests_of_a_key_in_flight_are_counted_to_their_end():
         while http.post("/v1/completions", json=BODY, headers=bearer("one")).status_code == 429:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_who_keeps_a_key_keeps_what_it_has_used():
+    tenants = Tenants(["one", "two"], requests=1)
+    one, two = (tenants.find(f"Bearer {key}".encode()) for key in ("one", "two"))
+    with one.quota.holding():
+        tenants.replace(["three", "one"])
+        again = tenants.find(b"Bearer one")
+        assert (again.salt, again.turn, again.quota) == (one.salt, one.turn, one.quota)
+        with pytest.raises(ApiError), again.quota.holding():
+            pass
+    assert tenants.find(b"Bearer two") is None
+    assert tenants.find(b"Bearer three").quota is not two.quota
+    assert len(tenants) == 2
+    tenants.replace(["one"])
+    assert tenants.find(b"Bearer one").turn == "", "it is alone now"

@@ -10,7 +10,7 @@ import trustme
 from corepipe import probe
 from corepipe.errors import UserError
 from corepipe.serving.api import app
-from corepipe.serving.api.tls import tls_context
+from corepipe.serving.api.tls import tls_certificate
 from tests.serving.http_support import FakeEngine, running
 
 
@@ -67,9 +67,9 @@ def test_what_does_not_go_together(pem, cert, key, param):
     (pem / "public").write_bytes((pem / "both").read_bytes())
     (pem / "public").chmod(0o644)
     with pytest.raises(UserError, match="--" + param.replace("_", "-")) as caught:
-        tls_context(None if cert is None else pem / cert, None if key is None else pem / key)
+        tls_certificate(None if cert is None else pem / cert, None if key is None else pem / key)
     assert caught.value.param == param
 
 
 def test_no_certificate_no_tls():
-    assert tls_context(None, None) is None
+    assert tls_certificate(None, None) is None

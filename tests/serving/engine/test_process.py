@@ -15,6 +15,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.frames import encode_frame, event_decoder
 from corepipe.serving.messages import Event, Failed, Outputs, Progress, Ready, Shutdown, Start
 from corepipe.serving.pulse import make_pulse
+from corepipe.signals import SHARED
 from tests.serving.engine_support import submit
 from tests.serving.supervision.test_client import child
 
@@ -119,7 +120,7 @@ def test_it_ends_when_the_parent_goes_before_the_config() -> None:
         assert wire.process.wait(10) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sorted(SHARED))
 def test_signals_are_its_parents_to_answer(number: signal.Signals) -> None:
     with engine() as wire:
         wire.connection.sendall(CONFIG)

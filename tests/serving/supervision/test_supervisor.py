@@ -21,6 +21,7 @@ from corepipe.serving.supervision import supervisor
 from corepipe.serving.supervision.child import Child, EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.serving.supervision.watchdog import Patience
+from corepipe.signals import SHARED
 from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, submit
 from tests.serving.supervision.test_client import child, collect
 
@@ -165,9 +166,9 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
 
     async def body(client: ProcessClient) -> None:
         waits = [client.submit(submit(f"r{i}", max_tokens=5)) for i in range(3)]
-        for time in range(times):
+        for lost in range(times):
             signalled(client)
-            await restarted(client, time + 1)
+            await restarted(client, lost + 1)
         for stream in waits:
             assert ends_of(await collect(stream))[0] in ("length", "error")
         assert ends_of(await collect(client.submit(submit("later")))) == ["length"]
@@ -346,6 +347,21 @@ def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
     supervised(body)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import() -> None:
+    async def main() -> None:
+        one = Child(child("assemble_fragile"), 0, print)
+        one.spawn()
+        for number in SHARED:
+            os.kill(one.pid or 0, number)
+        await one.start(CONFIG, print)
+        await one.close()
+        assert one.returncode == 0
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_full_queue_is_told_at_once() -> None:

@@ -59,7 +59,8 @@ only to loopback names in `Host`.
 
 A key is given as it is or as `sha256:` and the 64 hex digits of its SHA-256 (`printf %s KEY | sha256sum`),
 by `--api-key`, `COREPIPE_API_KEY` or `--api-key-file` (one entry a line; refused where everyone may read
-the file). The server keeps digests alone. Prefix-cache entries of one key are never found by another.
+the file; SIGHUP has it read again). The server keeps digests alone. Prefix-cache entries of one key are
+never found by another.
 
 `--max-requests-per-key` limits the sequences (prompts times `n`) that a key has in flight, and
 `--max-tokens-per-minute-per-key` the tokens it uses. Tokens are a bucket that holds a minute's worth and

@@ -1,0 +1,43 @@
+"""The state of a server in a few lines of its log, for those who ask by a signal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sized
+
+from corepipe.serving.api.crowd import Crowd
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.messages import Stats
+
+
+def tell_state(service: Service, crowd: Crowd, answers: Sized) -> None:
+    """`answers`: the HTTP requests under way."""
+    for line in _lines(service, len(crowd), len(answers)):
+        logging.getLogger(__name__).warning(line)
+
+
+def _lines(service: Service, connections: int, answering: int) -> Iterator[str]:
+    client, ready = service.client, service.ready
+    lost = ", ".join(f"{count} {reason}" for reason, count in sorted(client.restarts.items()))
+    engine = f"engine {ready.pid}" if ready is not None and client.alive else "no engine"
+    yield (
+        f"state: {service.state}; {engine}, lost before: {lost or 'none'}; {connections} connections, "
+        f"{answering} HTTP requests under way{_dropped()}"
+    )
+    for stats in client.stats:
+        yield _replica(stats)
+
+
+def _replica(stats: Stats) -> str:
+    return (
+        f"replica {stats.replica}: {stats.running} requests running, {stats.waiting} waiting "
+        f"({stats.waiting_tokens} tokens); of {stats.blocks_total} KV blocks {stats.blocks_held} held and "
+        f"{stats.blocks_cached} cached; so far {stats.prompt_tokens} tokens of prompts and "
+        f"{stats.generation_tokens} of answers, {stats.preemptions} preemptions"
+    )
+
+
+def _dropped() -> str:
+    lines = getattr(sys.stderr, "dropped", 0)
+    return f"; {lines} lines of this log could not be written" if lines else ""
