@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from corepipe.models import hub
 
 TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 LOAD_SECONDS = 120.0
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 
 ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")
 
@@ -45,12 +46,8 @@ class Served:
         return httpx.post(self.url + path, timeout=120, **more)
 
     def metric(self, name: str, label: str = "") -> float:
-        """Sum of a metric over its series, or over those with a label such as `reason="abort"`."""
-        text = self.get("/metrics").text
-        series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, re.MULTILINE)
-        values = [float(value) for labels, value in series if label in labels]
-        assert values, f"{name} is not in /metrics"
-        return sum(values)
+        """As `metric_of`, of now."""
+        return metric_of(self.get("/metrics").text, name, label)
 
     def engine(self) -> psutil.Process:
         """The oldest of its kind; a younger one is the spare that waits to take its place."""
@@ -71,11 +68,22 @@ class Served:
         self._announced.set()  # it ended without a word of being ready
 
 
+def metric_of(text: str, name: str, label: str = "") -> float:
+    """Sum of a metric over its series, or over those with a label such as `reason="abort"`."""
+    series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, re.MULTILINE)
+    values = [float(value) for labels, value in series if label in labels]
+    assert values, f"{name} is not in /metrics"
+    return sum(values)
+
+
 def engines(server: int) -> list[psutil.Process]:
     """Engines that a server process has, the oldest first."""
-    children = psutil.Process(server).children()
-    found = [child for child in children if "corepipe.serving.engine.process" in child.cmdline()]
-    return sorted(found, key=lambda child: child.create_time())
+    found: dict[float, psutil.Process] = {}
+    for child in psutil.Process(server).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "corepipe.serving.engine.process" in child.cmdline():
+                found[child.create_time()] = child
+    return [found[began] for began in sorted(found)]
 
 
 def command(*arguments: object) -> list[str]:
@@ -116,7 +124,7 @@ def default_model() -> Path:
         pytest.skip(f"the default model cannot be had: {error.message}")
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Polls for a condition that must come true; False if it does not in this time."""
     deadline = time.monotonic() + seconds
     while not condition():

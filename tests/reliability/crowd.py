@@ -102,6 +102,12 @@ class Crowd:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*[self._worker(session, random.Random(seed + i)) for i in range(workers)])
 
+    async def answered(self, count: int) -> None:
+        """Waits for so many more answers that are whole."""
+        wanted = self.outcomes["done"] + count
+        while self.outcomes["done"] < wanted:
+            await asyncio.sleep(0.01)
+
     async def _worker(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         while not self.stopped:
             at = rng.randrange(len(self.bodies))

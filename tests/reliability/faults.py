@@ -24,7 +24,7 @@ import aiohttp
 import psutil
 
 from tests.reliability.crowd import Crowd, answers, bodies
-from tests.servers import Served, default_model, served
+from tests.servers import Served, default_model, metric_of, served
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Recovery:
 
 
 async def disturb(
-    server: Served, signals: Sequence[signal.Signals], workers: int, tokens: tuple[int, int], calm: float
+    server: Served, signals: Sequence[signal.Signals], workers: int, tokens: tuple[int, int], calm: int
 ) -> Recovery:
-    """Sends each of `signals` to the engine of the moment, up to `calm` seconds after the last recovery."""
+    """Sends each of `signals` to the engine of the moment, up to `calm` answers after the last recovery."""
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, tokens)
     crowd = Crowd(server.url, asked, await answers(server.url, asked))
@@ -46,20 +46,20 @@ async def disturb(
     work = asyncio.create_task(crowd.work(workers, seed=1))
     async with aiohttp.ClientSession() as session:
         for number in signals:
-            await asyncio.sleep(rng.uniform(0.0, calm))
+            await crowd.answered(rng.randint(1, calm))
             seconds = await _strike(server, session, number)
             recovery.seconds.setdefault(number.name, []).append(seconds)
             print(f"{number.name}: ready after {seconds:.2f} s", file=sys.stderr)
-    await asyncio.sleep(1.0)
+    await crowd.answered(workers)
     crowd.stopped = True
     await work
     return recovery
 
 
 async def _strike(server: Served, session: aiohttp.ClientSession, number: signal.Signals) -> float:
-    engine = server.engine()
+    engine, lost = server.engine(), await _restarts(server, session)
     began = time.perf_counter()
-    while await _ready(server, session):
+    while await _restarts(server, session) == lost:
         with contextlib.suppress(psutil.NoSuchProcess):
             engine.send_signal(number)  # again: whoever continues a stopped process does not end the test
         await asyncio.sleep(0.01)
@@ -71,6 +71,11 @@ async def _strike(server: Served, session: aiohttp.ClientSession, number: signal
 async def _ready(server: Served, session: aiohttp.ClientSession) -> bool:
     async with session.get(f"{server.url}/health/ready") as answer:
         return answer.status == 200
+
+
+async def _restarts(server: Served, session: aiohttp.ClientSession) -> float:
+    async with session.get(f"{server.url}/metrics") as answer:
+        return metric_of(await answer.text(), "corepipe_engine_restarts_total")
 
 
 def table(recovery: Recovery) -> str:
@@ -94,7 +99,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--hangs", type=int, default=50)
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--calm", type=float, default=3.0, help="longest pause between two, in seconds")
+    parser.add_argument("--calm", type=int, default=24, help="most answers between two")
     args = parser.parse_args()
     signals = [signal.SIGKILL] * args.kills + [signal.SIGSTOP] * args.hangs
     random.Random(3).shuffle(signals)

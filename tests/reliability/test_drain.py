@@ -10,10 +10,13 @@ from collections.abc import Iterator
 import httpx
 import psutil
 
-from tests.servers import END_SECONDS, TINY, Served, run, served, until
+from tests.servers import END_SECONDS, TINY, Served, engines, run, served, until
 
 DEVICE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale")
-"""A pace of some milliseconds a token at scale 1, so that an answer lasts as long as a test wants it to."""
+"""A pace of 0.7 ms a token at scale 1, so that an answer lasts as long as a test wants it to."""
+
+LONG = 600
+"""The scale of an answer that lasts for a minute and a half: longer than any test looks at it."""
 
 
 def body(server: Served, tokens: int) -> dict[str, object]:
@@ -39,13 +42,13 @@ def rest(lines: Iterator[str]) -> list[str]:
     return found
 
 
-def test_it_drains_and_tells_so() -> None:
-    with served(TINY, *DEVICE, 60, "--shutdown-timeout", 60) as server, answering(server) as lines:
+def test_it_tells_that_it_drains() -> None:
+    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server):
         asked = body(server, 1)
         engine = server.engine()
         for process in (engine.pid, server.process.pid):  # as systemd does: to all of the group
             os.kill(process, signal.SIGTERM)
-        assert until(lambda: server.get("/health/ready").status_code == 503, 2)
+        assert until(lambda: server.get("/health/ready").status_code == 503)
         told = server.get("/health/ready")
         assert (told.json()["status"], told.headers["retry-after"]) == ("draining", "1")
         assert server.get("/health/live").status_code == 200
@@ -53,13 +56,19 @@ def test_it_drains_and_tells_so() -> None:
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert server.process.poll() is None
+
+
+def test_what_it_has_begun_comes_to_its_end() -> None:
+    with served(TINY, *DEVICE, 20, "--shutdown-timeout", 600) as server, answering(server) as lines:
+        engine = server.engine()
+        server.process.send_signal(signal.SIGTERM)
         assert rest(lines)[-1] == "data: [DONE]"
         assert server.process.wait(END_SECONDS) == 0
         assert not psutil.pid_exists(engine.pid)
 
 
 def test_what_outlasts_the_drain_is_told_and_cut() -> None:
-    with served(TINY, *DEVICE, 100, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
+    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
         server.process.send_signal(signal.SIGTERM)
         last = rest(lines)[-1]
         assert "error" in last
@@ -67,41 +76,41 @@ def test_what_outlasts_the_drain_is_told_and_cut() -> None:
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    with served(TINY, *DEVICE, 100, "--shutdown-timeout", 600) as server, answering(server) as lines:
+    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: server.get("/health/ready").status_code == 503, 2)
+        assert until(lambda: server.get("/health/ready").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
         assert "data: [DONE]" not in rest(lines)
         server.process.wait(END_SECONDS)
-        assert until(lambda: not psutil.pid_exists(engine.pid), 2)
+        assert until(lambda: not psutil.pid_exists(engine.pid))
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
     with served(TINY) as server:
         engine = server.engine()
         server.process.kill()
-        assert until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 2)
+        assert until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_readiness_at_each_moment() -> None:
     """While an engine is gone: 503, when to come back, and why.  A signal ends the server even then."""
     with served(TINY) as server:
         seen: set[tuple[int, str, str | None]] = set()
-        lose_all_engines(server)
-        assert until(lambda: told(server, seen) != 200)
+        assert until(lambda: lost(server) and told(server, seen) != 200)
         assert until(lambda: told(server, seen) == 200)
         assert seen <= {(503, "restarting", "1"), (200, "ready", None)}
-        lose_all_engines(server)
-        assert until(lambda: told(server, seen) != 200)
+        assert until(lambda: lost(server) and told(server, seen) != 200)
         assert server.end() == 0
 
 
-def lose_all_engines(server: Served) -> None:
-    """The spare one, too: the next has to begin with its imports, so that there is a moment to look at."""
-    for process in psutil.Process(server.process.pid).children():
-        if "corepipe.serving.engine.process" in process.cmdline():
+def lost(server: Served) -> bool:
+    """Kills all engines, the spare one, too: the next has to begin with its imports, so that there is a
+    moment to look at.  Who misses it kills again."""
+    for process in engines(server.process.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    return True
 
 
 def told(server: Served, seen: set[tuple[int, str, str | None]]) -> int:

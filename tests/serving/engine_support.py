@@ -187,9 +187,17 @@ DEADLY, FAULTY, ENDLESS = VOCAB - 1, VOCAB - 2, VOCAB - 3
 
 
 class FragileExecutor(PoliteExecutor):
-    """Breaks at certain tokens."""
+    """Breaks at certain tokens.  `fate`: a signal that it sends itself, and in which step: "SIGKILL@12"."""
+
+    def __init__(self, vocab_size: int, fate: str = "") -> None:
+        super().__init__(vocab_size)
+        self._signal, _, step = fate.partition("@")
+        self._left = int(step or 0)
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.Signals[self._signal])
         tokens = set(inputs.tokens.tolist())
         if DEADLY in tokens:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -204,30 +212,12 @@ def assemble_fragile(
     config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
 ) -> Deployment:
     return deployment(
-        executor=lambda: FragileExecutor(ENDLESS),  # it draws none of them
+        executor=lambda: FragileExecutor(ENDLESS, config.model),  # it draws none of the tokens it breaks at
         clock=HostClock(),
         paced=False,
         seed=config.seed,
         max_num_seqs=config.max_num_seqs,
     )
-
-
-class MortalExecutor(FragileExecutor):
-    """Is killed in its twelfth step."""
-
-    steps = 0
-
-    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
-        self.steps += 1
-        if self.steps == 12:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().submit(inputs, sampling)
-
-
-def assemble_mortal(
-    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
-    return deployment(executor=lambda: MortalExecutor(ENDLESS), clock=HostClock(), paced=False)
 
 
 def assemble_once(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:
