@@ -23,8 +23,8 @@ from corepipe.signals import held_back
 CLOSE_SECONDS = 5.0
 """How long an engine may take to end when it is told to, before it is killed."""
 
-LAST_SECONDS = 1.0
-"""... and when it has closed its end of the connection."""
+LAST_SECONDS = 5.0
+"""... and when it has closed its end of the connection, as it does when it dies."""
 
 REST_BYTES = 1 << 18
 """Read at a time from a connection that has broken."""
@@ -118,8 +118,8 @@ class Child:
         assert self._connection is not None
         assert self._pulse is not None
         assert self._process is not None
-        connection, pulse, pid = self._connection, self._pulse, self._process.pid
-        watchdog = Watchdog(lambda: pulse.read() + connection.heard, lambda: look_at(pid), patience)
+        connection, beats, pid = self._connection, self._pulse.read, self._process.pid
+        watchdog = Watchdog(lambda: beats() + connection.heard, lambda: look_at(pid), patience)
         loop = asyncio.get_running_loop()
         last = loop.time()
         while not await over(TICK_SECONDS):

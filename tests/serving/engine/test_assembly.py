@@ -47,6 +47,13 @@ def test_another_models_pace_and_limits(tmp_path: Path) -> None:
         assert 0.005 < seconds < 0.1, "this is no time of a model with two layers"
 
 
+def test_what_has_loaded_has_computed(tmp_path: Path) -> None:
+    config = validated(EngineConfig, {"model": str(TINY), "cache_dir": tmp_path, "threads": 1})
+    beats = np.zeros(1, np.int64)
+    assemble(config, lambda _what, _done: None, beats).close()
+    assert beats[0] > 0
+
+
 def test_where_the_host_cannot_follow_it_is_said(tmp_path: Path) -> None:
     with assembled(tmp_path, clock="device", kv_cache_bytes=1 << 20, **LARGE) as deployment:
         ready = deployment.ready

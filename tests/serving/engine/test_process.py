@@ -18,6 +18,7 @@ from corepipe.serving.pulse import make_pulse
 from corepipe.signals import SHARED
 from tests.serving.engine_support import submit
 from tests.serving.supervision.test_client import child
+from tests.serving.test_stderr import full_pipe
 
 CONFIG = encode_frame(Start(EngineConfig(model="none").model_dump(mode="json"), epoch=7))
 
@@ -64,12 +65,12 @@ class Wire:
 
 
 @contextmanager
-def engine(assemble: str = "assemble_slow") -> Iterator[Wire]:
+def engine(assemble: str = "assemble_slow", stderr: int | None = None) -> Iterator[Wire]:
     ours, theirs = socket.socketpair()
     ours.settimeout(30)
     fds = [theirs.fileno(), make_pulse()]
     with ours, theirs:
-        process = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds)
+        process = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds, stderr=stderr)
         theirs.close()
         os.close(fds[1])
         try:
@@ -161,6 +162,15 @@ def test_a_bad_frame_ends_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
         assert isinstance(failed, Failed)
         assert not failed.user_error
         assert wire.process.wait(10) == 1
+
+
+def test_last_words_do_not_wait_for_who_reads_the_log() -> None:
+    with full_pipe() as (_reader, writer, _filled), engine("assemble_broken", writer) as wire:
+        wire.connection.sendall(CONFIG)
+        failed = wire.next()
+        assert isinstance(failed, Failed)
+        assert "a fault of ours" in failed.message
+        assert wire.process.wait(60) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")

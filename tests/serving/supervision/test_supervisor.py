@@ -213,6 +213,21 @@ def test_a_request_that_breaks_each_engine_ends_alone(
     supervised(body, config=CONFIG.model_copy(update={"max_num_seqs": 1}))
 
 
+def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
+    async def body(client: ProcessClient) -> None:
+        good = [client.submit(submit(f"r{i}", max_tokens=200)) for i in range(3)]
+        news = [[await anext(stream)] for stream in good]
+        (end,) = await collect(client.submit(submit("bad", prompt=[DEADLY])))
+        assert (end.finish_reason, end.error_kind) == ("error", "unavailable")
+        for outputs, stream in zip(news, good, strict=True):
+            outputs.extend(await collect(stream))
+        assert [ends_of(outputs) for outputs in news] == [["length"]] * 3
+        assert [len(tokens_of(outputs)) for outputs in news] == [200] * 3
+        assert client.restarts == {"crashed": 2}
+
+    supervised(body)
+
+
 def test_a_request_that_comes_while_there_is_no_engine_waits_for_one() -> None:
     async def body(client: ProcessClient) -> None:
         signalled(client)
