@@ -1,7 +1,7 @@
 """stderr for processes that must not wait for whoever reads it: a full pipe, a full disk or no reader at all.
 
 What is written waits here for a thread that writes it.  Of what does not fit, or cannot be written, lines are
-counted; how many they were is told about where they would have stood, once something can be written again.
+counted; how many they were is told once all that waits has been written.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Log(io.TextIOBase):
                 text = "".join(self._texts)
                 self._texts.clear()
             written = self._write(text)
-            if written:
-                self._tell_losses()
+            if written and not self._texts:
+                self._tell_losses()  # behind all that came before them
             with self._changed:
                 self._waiting -= len(text)
                 if not written:
