@@ -14,7 +14,6 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from corepipe.neuron.catalog import instance as find_instance
@@ -127,11 +126,6 @@ class Metrics(Collector):
     def set_ready(self, ready: Ready) -> None:
         """The engine has loaded: show the size of its cache."""
         self._ready = ready
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) in the exposition format that `accept` prefers."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
 
     def observe_iterations(self, stats: Stats) -> None:
         """Count the batch sizes that came with `stats`; to be told of every Stats, once."""

@@ -14,7 +14,6 @@ from time import monotonic
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from corepipe.neuron.catalog import instance as find_instance
@@ -88,11 +87,6 @@ class NeuronMetrics(Collector):
         self._latest[stats.replica] = stats
         history.add(now, stats)
         self._steps.extend((now, *seconds) for seconds in stats.step_seconds)
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) in the exposition format that `accept` prefers."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """All families; called by the registry."""

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.serving.http_support import READY, STATS, FakeEngine, running
 
@@ -48,7 +49,7 @@ def metrics(now, **config):
 
 
 def samples(made):
-    body, _ = made.render("")
+    body, _ = render(made.registry, "")
     return [s for family in parse_text(body.decode()) for s in family.samples]
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header
 from starlette.responses import Response
 
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.telemetry.exposition import render
 
 
 def watch_router(service: Service) -> APIRouter:
@@ -20,12 +21,12 @@ def watch_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(accept: str = Header(default="")) -> Response:
-        body, content_type = service.metrics.render(accept)
+        body, content_type = render(service.metrics.registry, accept)
         return Response(body, headers={"content-type": content_type})
 
     @router.get("/metrics/neuron")
     async def neuron(accept: str = Header(default="")) -> Response:
-        body, content_type = service.neuron.render(accept)
+        body, content_type = render(service.neuron.registry, accept)
         return Response(body, headers={"content-type": content_type})
 
     return router
