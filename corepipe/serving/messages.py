@@ -86,10 +86,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class DeviceTimes(msgspec.Struct, frozen=True):
     """What the emulated device would have taken for the request, in milliseconds.
 
-    arrived_at_s: when the request came, in seconds on the device's timeline.
+    arrived_at_s: when the request came, in seconds on the device's timeline.  The time in the queue is a part
+    of that to the first token, and that of the total.
     """
 
     arrived_at_s: float
+    time_in_queue_ms: float
     time_to_first_token_ms: float
     time_per_output_token_ms: float | None
     total_ms: float
@@ -116,9 +118,6 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     error_kind: str | None = None
     retry_seconds: int | None = None
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
     preemptions: int = 0
 
 
@@ -153,6 +152,7 @@ class Stats(msgspec.Struct, frozen=True):
     prefix_queries: int
     prefix_hits: int
     prompt_tokens: int
+    prompt_tokens_cached: int
     generation_tokens: int
     steps: int
     host_busy_seconds: float

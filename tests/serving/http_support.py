@@ -55,6 +55,7 @@ STATS = Stats(
     prefix_queries=100,
     prefix_hits=40,
     prompt_tokens=60,
+    prompt_tokens_cached=25,
     generation_tokens=50,
     steps=20,
     host_busy_seconds=1.5,
@@ -67,7 +68,11 @@ STATS = Stats(
     step_seconds=[(0.002, 0.003)],
 )
 DEVICE = DeviceTimes(
-    arrived_at_s=0.5, time_to_first_token_ms=12.5, time_per_output_token_ms=2.5, total_ms=20.0
+    arrived_at_s=0.5,
+    time_in_queue_ms=4.5,
+    time_to_first_token_ms=12.5,
+    time_per_output_token_ms=2.5,
+    total_ms=20.0,
 )
 
 Step = Output | float
@@ -173,6 +178,7 @@ class FakeEngine:
 
     async def _play(self, steps: Sequence[Step], stream: OutputStream) -> None:
         """Without a pause between them, outputs are merged as they are when the server lags behind."""
+        stream.start()
         for step in steps:
             if stream.request_id in self.aborted:
                 return

@@ -51,7 +51,7 @@ outputs = st.builds(
     tokens=tokens,
     logprobs=st.lists(logprobs, max_size=3),
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
-    device=st.none() | st.builds(DeviceTimes, floats, floats, st.none() | floats, floats),
+    device=st.none() | st.builds(DeviceTimes, floats, floats, floats, st.none() | floats, floats),
 )
 events = st.one_of(
     st.builds(Outputs, outputs=st.lists(outputs, max_size=4)),

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes.generation import TRACE
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.telemetry.metrics import Finished
+from corepipe.serving.telemetry.requests import Finished
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/invocations"})
 """What is traced, for POST alone."""
@@ -141,6 +141,7 @@ class Trace:
         told: Attributes = {
             "corepipe.emulated": True,
             "corepipe.device.instance": self._engine.instance,
+            "corepipe.device.time_in_queue": times.time_in_queue_ms / 1e3,
             "corepipe.device.time_to_first_token": times.time_to_first_token_ms / 1e3,
             "corepipe.device.e2e": times.total_ms / 1e3,
         }
@@ -150,13 +151,12 @@ class Trace:
 
     def _phases(self, part: Finished) -> None:
         """Children for queue, prefill and decoding, around the first token as the server saw it."""
-        if part.first_token_seconds is None or part.last is None:
+        if part.first_token_seconds is None or part.queue_seconds is None or part.prefill_seconds is None:
             return
-        scale = self._engine.time_scale * _NANOSECONDS
         first = self._began + int(part.first_token_seconds * _NANOSECONDS)
-        scheduled = first - int(part.last.prefill_seconds * scale)
-        queued = scheduled - int(part.last.queue_seconds * scale)
-        decoded = first + int(part.last.decode_seconds * scale)
+        scheduled = first - int(part.prefill_seconds * _NANOSECONDS)
+        queued = scheduled - int(part.queue_seconds * _NANOSECONDS)
+        decoded = first + int((part.decoding_seconds or 0.0) * _NANOSECONDS)
         self._child("queue", queued, scheduled)
         self._child("prefill", scheduled, first)
         if part.generated_tokens > 1:
@@ -234,9 +234,10 @@ def _latencies(part: Finished) -> Attributes:
     told: Attributes = {"gen_ai.latency.e2e": part.seconds}
     if part.first_token_seconds is not None:
         told["gen_ai.latency.time_to_first_token"] = part.first_token_seconds
-    if part.last is not None:
-        told["gen_ai.latency.time_in_queue"] = part.last.queue_seconds
-        told["gen_ai.latency.time_in_model_prefill"] = part.last.prefill_seconds
-        told["gen_ai.latency.time_in_model_decode"] = part.last.decode_seconds
-        told["gen_ai.latency.time_in_model_inference"] = part.last.prefill_seconds + part.last.decode_seconds
+    if part.queue_seconds is not None:
+        told["gen_ai.latency.time_in_queue"] = part.queue_seconds
+    if part.inference_seconds is not None:
+        told["gen_ai.latency.time_in_model_prefill"] = part.prefill_seconds or 0.0
+        told["gen_ai.latency.time_in_model_decode"] = part.decoding_seconds or 0.0
+        told["gen_ai.latency.time_in_model_inference"] = part.inference_seconds
     return told

@@ -45,9 +45,9 @@ class Desk:
         self._runner.remove(request_id)
         return self._reporter.end(request, FinishReason.ABORT)
 
-    def launched(self, flight: Flight, now: float) -> None:
-        """A batch was submitted at `now`."""
-        self._reporter.schedule(flight.step.batch, now)
+    def launched(self, flight: Flight) -> None:
+        """A batch was submitted."""
+        self._reporter.schedule(flight.step.batch, flight.timing.submitted_at)
 
     def landed(self, landing: Landing) -> None:
         """A batch is complete; `outputs` tells of it, when the next one is under way."""
@@ -58,9 +58,9 @@ class Desk:
         for request in landing.overflowed:
             self._runner.remove(request.id)
 
-    def outputs(self, landing: Landing, now: float) -> list[Output]:
-        """What the requests' owners are told of a batch that landed at `now`."""
-        return self._reporter.outputs(landing, now)
+    def outputs(self, landing: Landing) -> list[Output]:
+        """What the requests' owners are told of a batch that has landed."""
+        return self._reporter.outputs(landing)
 
     def stats(self) -> Stats:
         """Gauges and counters of this replica."""

@@ -53,7 +53,7 @@ class Driver:
         )
         self._accepted = 0
         self._moment: float | None = None
-        self._landed: deque[tuple[Desk, Landing, float]] = deque()
+        self._landed: deque[tuple[Desk, Landing]] = deque()
         self._outputs: list[Output] = []
 
     @property
@@ -98,13 +98,13 @@ class Driver:
             lane, landing = completed
             desk = self._desks[lane.number]
             desk.landed(landing)
-            self._landed.append((desk, landing, self._clock.now()))
+            self._landed.append((desk, landing))
 
     def submit(self) -> None:
         """Starts a batch wherever a replica accepts one."""
         self._moment = None
         for lane, flight in self._lanes.submit():
-            self._desks[lane.number].launched(flight, self._clock.now())
+            self._desks[lane.number].launched(flight)
 
     def outputs(self) -> list[Output]:
         """The news since the last call."""
@@ -139,8 +139,8 @@ class Driver:
 
     def _tell(self) -> None:
         while self._landed:
-            desk, landing, now = self._landed.popleft()
-            self._outputs += desk.outputs(landing, now)
+            desk, landing = self._landed.popleft()
+            self._outputs += desk.outputs(landing)
 
     def _admit(self, submit: Submit) -> None:
         try:

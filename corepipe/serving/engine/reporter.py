@@ -1,4 +1,4 @@
-"""What a request's owner is told: the Outputs of one replica, and the times that go with them."""
+"""What a request's owner is told: the Outputs of one replica, and its times on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVERFLOW = (
 
 @dataclass(slots=True)
 class _Tokens:
-    """When the tokens of a request came, in seconds of one clock; first: None until it happened."""
+    """When the tokens of a request came, in seconds of the device; first: None until it happened."""
 
     first: float | None = None
     last: float = 0.0
@@ -34,7 +34,7 @@ class _Tokens:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """arrival: on the device; scheduled: on the driver's clock, None until it happened.
+    """arrival, scheduled: on the device; None until it happened.
 
     resumed: its first tokens are another engine's, so that this one's times are not the request's.
     """
@@ -43,7 +43,6 @@ class _Record:
     arrival: float
     resumed: bool
     scheduled: float | None = None
-    clock: _Tokens = field(default_factory=_Tokens)
     device: _Tokens = field(default_factory=_Tokens)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -60,19 +59,19 @@ class Reporter:
         self._records[request.id] = _Record(request, device_now, request.num_generated > 0)
         self._unscheduled.add(request.id)
 
-    def schedule(self, batch: Batch, now: float) -> None:
-        """Notes which requests have left the queue."""
+    def schedule(self, batch: Batch, device_now: float) -> None:
+        """Notes which requests leave the queue of the device at `device_now`."""
         if self._unscheduled:
             for chunk in batch.chunks:
                 if chunk.request.id in self._unscheduled:
                     self._unscheduled.remove(chunk.request.id)
-                    self._records[chunk.request.id].scheduled = now
+                    self._records[chunk.request.id].scheduled = device_now
 
-    def outputs(self, landing: Landing, now: float) -> list[Output]:
-        """The news of a batch that was complete at `now`."""
+    def outputs(self, landing: Landing) -> list[Output]:
+        """The news of a batch that is complete."""
         logprobs = self._logprobs(landing.result)
         news = [
-            self._output(event, logprobs.get(event.request.id, []), now, landing.device_now)
+            self._output(event, logprobs.get(event.request.id, []), landing.device_now)
             for event in landing.events
             if event.token is not None or event.finish_reason is not None
         ]
@@ -88,17 +87,14 @@ class Reporter:
             request, Output(request.id, finish_reason=error, error=OVERFLOW, error_kind="overflow")
         )
 
-    def _output(
-        self, event: TokenEvent, logprobs: list[TokenLogprobs], now: float, device_now: float
-    ) -> Output:
+    def _output(self, event: TokenEvent, logprobs: list[TokenLogprobs], device_now: float) -> Output:
         request = event.request
         record = self._records[request.id]
         output = Output(request.id, [] if event.token is None else [event.token], logprobs)
         if event.token is not None:
-            if record.clock.first is None and not record.resumed:
+            if record.device.first is None and not record.resumed:
                 prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
                 output = replace(output, prompt_logprobs=prompt_logprobs, cached=cached)
-            record.clock.add(now)
             record.device.add(device_now)
         if event.finish_reason is not None:
             output = self._last(request, replace(output, finish_reason=event.finish_reason.value))
@@ -108,15 +104,7 @@ class Reporter:
         """Adds the times of a request that has ended, and forgets it."""
         self._unscheduled.discard(request.id)
         record = self._records.pop(request.id)
-        scheduled, first = record.scheduled, record.clock.first
-        return replace(
-            output,
-            device=_device_times(record),
-            queue_seconds=0.0 if scheduled is None else scheduled - request.arrival,
-            prefill_seconds=0.0 if first is None or scheduled is None else first - scheduled,
-            decode_seconds=0.0 if first is None else record.clock.last - first,
-            preemptions=request.num_preemptions,
-        )
+        return replace(output, device=_device_times(record), preemptions=request.num_preemptions)
 
     def _logprobs(self, result: StepResult) -> dict[str, list[TokenLogprobs]]:
         """The drawn tokens' logprobs by request; those of prompts are kept until the first token."""
@@ -133,12 +121,13 @@ class Reporter:
 
 def _device_times(record: _Record) -> DeviceTimes | None:
     """The request's times on the device; None where it has no token, or has lost a device."""
-    times, arrival = record.device, record.arrival
-    if times.first is None or record.resumed:
+    times, arrival, scheduled = record.device, record.arrival, record.scheduled
+    if times.first is None or scheduled is None or record.resumed:
         return None
     gaps = record.request.num_generated - 1
     return DeviceTimes(
         arrived_at_s=arrival,
+        time_in_queue_ms=(scheduled - arrival) * MILLISECONDS,
         time_to_first_token_ms=(times.first - arrival) * MILLISECONDS,
         time_per_output_token_ms=(times.last - times.first) / gaps * MILLISECONDS if gaps else None,
         total_ms=(times.last - arrival) * MILLISECONDS,

@@ -19,6 +19,7 @@ class Tally:
         self._overflows = 0
         self._host_seconds = 0.0
         self._prompt_tokens = 0
+        self._prompt_tokens_cached = 0
         self._generation_tokens = 0
         self._iteration_tokens: list[int] = []
         self._step_seconds: list[tuple[float, float]] = []
@@ -38,6 +39,7 @@ class Tally:
                 self._generation_tokens += 1
                 if event.request.num_generated == 1:
                     self._prompt_tokens += len(event.request.prompt)
+                    self._prompt_tokens_cached += event.request.num_cached
 
     def stats(self, lane: Lane, scheduler: Scheduler) -> Stats:
         """All of it; `iteration_tokens` and `step_seconds` start anew."""
@@ -56,6 +58,7 @@ class Tally:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             prompt_tokens=self._prompt_tokens,
+            prompt_tokens_cached=self._prompt_tokens_cached,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
             host_busy_seconds=self._host_seconds,

@@ -122,6 +122,7 @@ class StreamingClient(ABC):
         """Sends a command to a living engine."""
 
     def _take(self, news: Outputs) -> None:
+        self._streams.start(started.id for started in news.started)
         self._streams.push(news.outputs)
         if news.stats is not None:
             self._show(news.stats)
@@ -166,10 +167,10 @@ class InProcessClient(StreamingClient):
         self._inbox.put(command)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        driver = Driver(self._deployment)
-
         def send(news: Outputs) -> None:
             loop.call_soon_threadsafe(self._take, news)
+
+        driver = Driver(self._deployment, lambda started: send(Outputs(started=started)))
 
         try:
             serve(driver, self._inbox, send)

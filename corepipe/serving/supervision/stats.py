@@ -13,6 +13,7 @@ COUNTERS = (
     "prefix_queries",
     "prefix_hits",
     "prompt_tokens",
+    "prompt_tokens_cached",
     "generation_tokens",
     "steps",
     "host_busy_seconds",

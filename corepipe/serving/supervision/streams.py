@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 
 from msgspec.structs import replace
 
@@ -32,10 +33,15 @@ class OutputStream:
 
     What comes while the consumer is busy is merged into one Output; nothing is dropped.  Closing the
     stream, or cancelling the one who waits for it, aborts the request.
+
+    opened_at, started_at: when it was handed over, and when something was first computed for it (None: not
+    yet), in seconds of `perf_counter`.
     """
 
     def __init__(self, request_id: str, abort: Callable[[list[str]], None]) -> None:
         self.request_id = request_id
+        self.opened_at = perf_counter()
+        self.started_at: float | None = None
         self._abort = abort
         self._pending: list[Output] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -59,6 +65,11 @@ class OutputStream:
         if not self._ended:
             self._ended = True
             self._abort([self.request_id])
+
+    def start(self) -> None:
+        """It has left the queue; that it is begun anew, after the loss of an engine, does not count."""
+        if self.started_at is None:
+            self.started_at = perf_counter()
 
     def push(self, output: Output) -> None:
         """Adds news, and wakes the consumer if it waits."""
@@ -96,6 +107,12 @@ class Streams:
     def ids(self) -> list[str]:
         """The requests whose streams are open."""
         return list(self._open)
+
+    def start(self, ids: Iterable[str]) -> None:
+        """Something is about to be computed for these."""
+        for request_id in ids:
+            if request_id in self._open:
+                self._open[request_id].start()
 
     def push(self, outputs: Iterable[Output]) -> None:
         """Hands each Output to its stream; a stream leaves with its last."""

@@ -6,75 +6,21 @@ its latest Stats when Prometheus asks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.tables import ENGINES
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Output, Ready, StageWork, Stats
-
-# Bucket bounds are vLLM's, so that its dashboards and recording rules fit.
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
-_FIRST_TOKEN_LONG = (*_FIRST_TOKEN, 80, 160, 640, 2560)
-_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-_ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_CHOICES = (1, 2, 5, 10, 20)
-_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-# Emulated devices answer faster than 10 ms a token: finer bounds below vLLM's.
-_DEVICE_PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *_PER_TOKEN)
+from corepipe.serving.messages import Ready, StageWork, Stats
+from corepipe.serving.telemetry.histogram import ITERATION, Histogram
+from corepipe.serving.telemetry.requests import RequestMetrics
 
 RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
-
-_REASONS = ("stop", "length", "abort", "error")
-
-
-class Histogram:
-    """Counts of values by bucket; far cheaper than a locked one, and this server has one event loop."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Export as one series of `family`."""
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        counts: Iterable[float] = accumulate(self._counts)
-        family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """One sequence that has ended.  `last` is the engine's last word, if it came: times, preemptions, device.
-
-    `first_token_seconds` and `decoding_seconds` are the times to the first token, and from it to the last, as
-    the server saw them.
-    """
-
-    reason: str
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    max_tokens: int
-    n: int
-    seconds: float
-    first_token_seconds: float | None
-    decoding_seconds: float | None
-    last: Output | None
 
 
 class HasStats(Protocol):
@@ -93,31 +39,9 @@ class Metrics(Collector):
         self._model = model
         self._config = config
         self._ready: Ready | None = None
-        self.time_to_first_token = Histogram(_FIRST_TOKEN_LONG)
-        self.inter_token_latency = Histogram(_PER_TOKEN)
-        self.iteration_tokens = Histogram(_ITERATION)
-        tokens = _token_bounds(config.max_model_len or 2**17)
-        self._requests: dict[str, Histogram] = {
-            "request_time_per_output_token_seconds": Histogram(_PER_TOKEN),
-            "e2e_request_latency_seconds": Histogram(_REQUEST),
-            "request_queue_time_seconds": Histogram(_REQUEST),
-            "request_prefill_time_seconds": Histogram(_REQUEST),
-            "request_decode_time_seconds": Histogram(_REQUEST),
-            "request_inference_time_seconds": Histogram(_REQUEST),
-            "request_prompt_tokens": Histogram(tokens),
-            "request_generation_tokens": Histogram(tokens),
-            "request_max_num_generation_tokens": Histogram(tokens),
-            "request_params_max_tokens": Histogram(tokens),
-            "request_params_n": Histogram(_CHOICES),
-            "request_num_preemptions": Histogram(_PREEMPTIONS),
-            "request_prefill_kv_computed_tokens": Histogram(tokens),
-        }
+        self.requests = RequestMetrics(config.max_model_len or 2**17)
+        self.iteration_tokens = Histogram(ITERATION)
         self._price = find_instance(config.instance).price_per_hour
-        self._device_first_token = Histogram(_FIRST_TOKEN)
-        self._device_per_token = Histogram(_DEVICE_PER_TOKEN)
-        self._reasons = dict.fromkeys(_REASONS, 0)
-        self._rejections = 0
-        self._cached_tokens = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -132,32 +56,14 @@ class Metrics(Collector):
         for tokens in stats.iteration_tokens:
             self.iteration_tokens.observe(tokens)
 
-    def finish(self, request: Finished) -> None:
-        """Count a sequence that has ended, in whatever way."""
-        self._reasons[request.reason if request.reason in self._reasons else "error"] += 1
-        self._cached_tokens += request.cached_tokens
-        seen: dict[str, float] = {
-            "e2e_request_latency_seconds": request.seconds,
-            "request_prompt_tokens": request.prompt_tokens,
-            "request_generation_tokens": request.generated_tokens,
-            "request_max_num_generation_tokens": request.generated_tokens,
-            "request_params_max_tokens": request.max_tokens,
-            "request_params_n": request.n,
-            "request_prefill_kv_computed_tokens": request.prompt_tokens - request.cached_tokens,
-        }
-        if request.decoding_seconds is not None and request.generated_tokens > 1:
-            per_token = request.decoding_seconds / (request.generated_tokens - 1)
-            seen["request_time_per_output_token_seconds"] = per_token
-        for name, value in seen.items():
-            self._requests[name].observe(value)
-        if request.last is not None:
-            self._finish_engine(request.last)
-
     def collect(self) -> Iterator[Metric]:
         """All families; called by the registry."""
         yield from self._engine_families()
         yield self._restarts()
-        yield from self._request_families()
+        yield from self.requests.families(self._model)
+        yield self.iteration_tokens.family(
+            "vllm:iteration_tokens_total", "Tokens in a batch.", {"model_name": self._model}
+        )
         yield from self._device_families()
         if self._ready is not None:
             yield self._cache_config(self._ready)
@@ -165,21 +71,6 @@ class Metrics(Collector):
     def _engine_pid(self) -> str:
         """Where /proc has the engine's process; nowhere while there is none."""
         return str(self._ready.pid) if self._ready and self._ready.pid else "none"
-
-    def _finish_engine(self, last: Output) -> None:
-        if last.error_kind == "overloaded":
-            self._rejections += 1
-        if last.finish_reason in ("error", "abort"):
-            return
-        self._requests["request_queue_time_seconds"].observe(last.queue_seconds)
-        self._requests["request_prefill_time_seconds"].observe(last.prefill_seconds)
-        self._requests["request_decode_time_seconds"].observe(last.decode_seconds)
-        self._requests["request_inference_time_seconds"].observe(last.prefill_seconds + last.decode_seconds)
-        self._requests["request_num_preemptions"].observe(last.preemptions)
-        if last.device is not None:
-            self._device_first_token.observe(last.device.time_to_first_token_ms / 1e3)
-            if last.device.time_per_output_token_ms is not None:
-                self._device_per_token.observe(last.device.time_per_output_token_ms / 1e3)
 
     def _engine_families(self) -> Iterator[Metric]:
         for name, help_text, read in _ENGINE_GAUGES:
@@ -192,6 +83,16 @@ class Metrics(Collector):
             for stats in self._engine.stats:
                 counter.add_metric((self._model, str(stats.replica)), read(stats))
             yield counter
+        labels = ("model_name", "engine")
+        what = "Requests in the queue, by what they wait for."
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", what, labels=(*labels, "reason"))
+        what = "Prompt tokens of requests with a first token, by where they came from."
+        prompts = CounterMetricFamily("vllm:prompt_tokens_by_source", what, labels=(*labels, "source"))
+        for stats in self._engine.stats:
+            for family, parts in ((waiting, _WAITING), (prompts, _SOURCES)):
+                for part, read in parts.items():
+                    family.add_metric((self._model, str(stats.replica), part), read(stats))
+        yield from (waiting, prompts)
 
     def _restarts(self) -> Metric:
         family = CounterMetricFamily(
@@ -200,31 +101,6 @@ class Metrics(Collector):
         for reason in RESTART_REASONS:
             family.add_metric((reason,), self._engine.restarts.get(reason, 0))
         return family
-
-    def _request_families(self) -> Iterator[Metric]:
-        reasons = CounterMetricFamily(
-            "vllm:request_success", "Requests ended, by reason.", labels=("model_name", "finished_reason")
-        )
-        for reason, count in self._reasons.items():
-            reasons.add_metric((self._model, reason), count)
-        yield reasons
-        rejections = CounterMetricFamily(
-            "vllm:admission_rejections", "Requests refused by a full queue.", labels=("model_name", "reason")
-        )
-        rejections.add_metric((self._model, "queue_full"), self._rejections)
-        yield rejections
-        cached = CounterMetricFamily(
-            "vllm:prompt_tokens_cached", "Prompt tokens from the prefix cache.", labels=("model_name",)
-        )
-        cached.add_metric((self._model,), self._cached_tokens)
-        yield cached
-        own = {
-            "time_to_first_token_seconds": self.time_to_first_token,
-            "inter_token_latency_seconds": self.inter_token_latency,
-            "iteration_tokens_total": self.iteration_tokens,
-        }
-        for name, histogram in (own | self._requests).items():
-            yield _histogram(f"vllm:{name}", _HELP[name], histogram, {"model_name": self._model})
 
     def _device_families(self) -> Iterator[Metric]:
         fixed = {"device": self._config.instance, "emulated": "true"}
@@ -239,13 +115,7 @@ class Metrics(Collector):
         if self._price is not None:
             price.add_metric(tuple(fixed.values()), self._price)
         yield price
-        first, per_token = "time_to_first_token_seconds", "time_per_output_token_seconds"
-        told = "as the emulated device would have taken."
-        for name, help_text, histogram in (
-            (first, f"Time to the first token {told}", self._device_first_token),
-            (per_token, f"Time per token {told}", self._device_per_token),
-        ):
-            yield _histogram(f"corepipe_device_{name}", help_text, histogram, fixed)
+        yield from self.requests.device_families(fixed)
 
     def _core_families(self, fixed: Mapping[str, str]) -> Iterator[Metric]:
         labels = (*fixed, "engine", "core")
@@ -280,18 +150,6 @@ class Metrics(Collector):
         return family
 
 
-def _histogram(name: str, help_text: str, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
-    family = HistogramMetricFamily(name, help_text, labels=tuple(labels))
-    histogram.add_to(family, tuple(labels.values()))
-    return family
-
-
-def _token_bounds(largest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, ... up to `largest`."""
-    steps = (mantissa * 10**power for power in range(10) for mantissa in (1, 2, 5))
-    return tuple(step for step in steps if step <= largest)
-
-
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:num_requests_running", "Requests in the batch.", lambda s: s.running),
     ("vllm:num_requests_waiting", "Requests in the queue.", lambda s: s.waiting),
@@ -308,6 +166,11 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
 
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:prompt_tokens", "Prompt tokens of requests with a first token.", lambda s: s.prompt_tokens),
+    (
+        "vllm:prompt_tokens_cached",
+        "Prompt tokens of requests with a first token, from the prefix cache.",
+        lambda s: s.prompt_tokens_cached,
+    ),
     ("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.prefix_hits),
@@ -320,6 +183,16 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
     ("corepipe_host_busy_seconds", "Seconds in which the host computed.", lambda s: s.host_busy_seconds),
 )
+
+_WAITING: Mapping[str, Callable[[Stats], float]] = {"capacity": lambda s: s.waiting, "deferred": lambda _: 0}
+"""vLLM's reasons: here all wait for a seat or blocks, and none for an adapter or a transfer."""
+
+_SOURCES: Mapping[str, Callable[[Stats], float]] = {
+    "local_compute": lambda s: s.prompt_tokens - s.prompt_tokens_cached,
+    "local_cache_hit": lambda s: s.prompt_tokens_cached,
+    "external_kv_transfer": lambda _: 0,
+}
+"""vLLM's sources: here keys and values never come from another server."""
 
 _DEVICE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     (
@@ -358,22 +231,3 @@ _CORE_COUNTERS: tuple[tuple[str, str, Callable[[float, StageWork], float]], ...]
 )
 
 _PRICE = "List price of the emulated instance, in dollars an hour; none where it has no published one."
-
-_HELP: Mapping[str, str] = {
-    "time_to_first_token_seconds": "From the request to its first token.",
-    "inter_token_latency_seconds": "From one token to the next.",
-    "iteration_tokens_total": "Tokens in a batch.",
-    "request_time_per_output_token_seconds": "Mean time per token after the first.",
-    "e2e_request_latency_seconds": "From the request to its end.",
-    "request_queue_time_seconds": "Time in the queue.",
-    "request_prefill_time_seconds": "From the first batch to the first token.",
-    "request_decode_time_seconds": "From the first token to the last.",
-    "request_inference_time_seconds": "From the first batch to the last token.",
-    "request_prompt_tokens": "Prompt tokens of a request.",
-    "request_generation_tokens": "Tokens generated for a request.",
-    "request_max_num_generation_tokens": "Most tokens generated for a choice of a request.",
-    "request_params_max_tokens": "max_tokens of a request.",
-    "request_params_n": "n of a request.",
-    "request_num_preemptions": "Preemptions of a request.",
-    "request_prefill_kv_computed_tokens": "Prompt tokens computed, without those from the prefix cache.",
-}

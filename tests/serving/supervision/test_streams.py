@@ -21,12 +21,12 @@ news = st.builds(
 @settings(deadline=None)
 @given(st.lists(news, min_size=1, max_size=6), st.booleans())
 def test_merging_loses_nothing(outputs: list[Output], ended: bool) -> None:
-    last = Output("a", [7], finish_reason="stop", queue_seconds=2.0) if ended else Output("a", [7])
+    last = Output("a", [7], finish_reason="stop", preemptions=2) if ended else Output("a", [7])
     merged = merge_outputs([*outputs, last])
     assert merged.tokens == [token for output in outputs for token in output.tokens] + [7]
     assert merged.logprobs == [logprob for output in outputs for logprob in output.logprobs]
     assert merged.cached == max(output.cached for output in outputs)
-    assert (merged.finish_reason, merged.queue_seconds) == (last.finish_reason, last.queue_seconds)
+    assert (merged.finish_reason, merged.preemptions) == (last.finish_reason, last.preemptions)
 
 
 def aborts() -> tuple[list[str], Streams]:

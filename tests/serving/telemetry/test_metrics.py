@@ -8,10 +8,19 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.serving.messages import Output
-from corepipe.serving.telemetry.metrics import Histogram
-from tests.serving.http_support import STATS, FakeEngine, running, saying
+from corepipe.serving.telemetry.histogram import Histogram
+from tests.servers import until
+from tests.serving.http_support import STATS, FakeEngine, running, saying, tokenizer
 
 BODY = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}
+REASONS = ("stop", "length", "abort", "error")
+PHASES = ("queue", "prefill", "decode", "inference")
+PER_SEQUENCE = (
+    "e2e_request_latency_seconds", "request_time_per_output_token_seconds", "request_prompt_tokens",
+    "request_generation_tokens", "request_params_max_tokens", "request_prefill_kv_computed_tokens",
+    *(f"request_{phase}_time_seconds" for phase in PHASES),
+)  # fmt: skip
+PER_PROMPT = ("request_params_n", "request_max_num_generation_tokens")
 
 
 @pytest.fixture
@@ -45,6 +54,12 @@ def test_the_engines_figures_are_read_from_its_stats(url, engine):
     assert told["vllm:num_requests_waiting",] == 1
     assert told["vllm:kv_cache_usage_perc",] == 0.25
     assert told["vllm:prompt_tokens_total",] == 60
+    assert told["vllm:prompt_tokens_cached_total",] == 25
+    assert told["vllm:prompt_tokens_by_source_total", "source=local_compute"] == 35
+    assert told["vllm:prompt_tokens_by_source_total", "source=local_cache_hit"] == 25
+    assert told["vllm:prompt_tokens_by_source_total", "source=external_kv_transfer"] == 0
+    assert told["vllm:num_requests_waiting_by_reason", "reason=capacity"] == 1
+    assert told["vllm:num_requests_waiting_by_reason", "reason=deferred"] == 0
     assert told["vllm:generation_tokens_total",] == 50
     assert told["vllm:prefix_cache_queries_total",] == 100
     assert told["vllm:prefix_cache_hits_total",] == 40
@@ -67,18 +82,75 @@ def test_requests_are_counted_once_each_by_how_they_ended(url, engine):
         Output(submit.id, finish_reason="error", error="full", error_kind="overloaded")
     ]
     assert ask(url).status_code == 429
-    engine.script = saying("on ", pause=0.05)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(url + "/v1/completions", json=BODY | {"max_tokens": 200}, timeout=0.1)
-    while samples(url)["vllm:request_success_total", "finished_reason=abort"] == 0:
-        pass
+    leave(url, engine)
+    assert until(lambda: samples(url)["vllm:request_success_total", "finished_reason=abort"] == 1)
     told = samples(url)
     counts = {
         r: told["vllm:request_success_total", f"finished_reason={r}"] for r in ("stop", "length", "error")
     }
     assert counts == {"stop": 1, "length": 1, "error": 1}
     assert told["vllm:admission_rejections_total", "reason=queue_full"] == 1
-    assert told["vllm:e2e_request_latency_seconds_count",] == 4
+    for name in PER_SEQUENCE:
+        assert told[f"vllm:{name}_count",] == 2, name
+
+
+def leave(url, engine):
+    """A client that goes away when it has had a token, of an answer that would never end."""
+    engine.script = lambda submit: [*saying("on ")(submit)[:1], 3600.0]
+    with httpx.stream(
+        "POST", url + "/v1/completions", json=BODY | {"max_tokens": 200, "stream": True}
+    ) as answer:
+        assert next(answer.iter_lines()).startswith("data: ")
+
+
+def test_a_refused_request_is_in_no_histogram(url, engine):
+    """Whichever of its sequences was refused, and whatever the others had done by then."""
+    refused = {"overloaded": 429, "invalid": 400, "expired": 504, "unavailable": 503}
+    for kind, status in refused.items():
+        engine.script = lambda submit, kind=kind: (
+            [Output(submit.id, finish_reason="error", error="no", error_kind=kind)]
+            if submit.id.endswith("-1")
+            else [*saying("on ")(submit)[:1], 3600.0]
+        )
+        assert ask(url, n=3).status_code == status
+    told = samples(url)
+    reasons = {r: told["vllm:request_success_total", f"finished_reason={r}"] for r in REASONS}
+    assert reasons == {"stop": 0, "length": 0, "abort": 0, "error": 12}
+    assert told["vllm:admission_rejections_total", "reason=queue_full"] == 1
+    histograms = {name: told[f"vllm:{name}_count",] for name in (*PER_SEQUENCE, *PER_PROMPT)}
+    assert set(histograms.values()) == {0}, histograms
+
+
+def test_tokens_that_leave_together_all_count(url, engine):
+    """Three in the first piece of news, two in the second, one in the last."""
+    one = tokenizer().encode("on ", add_special_tokens=False)[:1]
+    engine.script = lambda submit: [
+        Output(submit.id, one * 3, cached=2), 0.01, Output(submit.id, one * 2), 0.01,
+        Output(submit.id, one, finish_reason="length"),
+    ]  # fmt: skip
+    assert ask(url, stream=True).status_code == 200
+    told = samples(url)
+    assert told["vllm:time_to_first_token_seconds_count",] == 1
+    assert told["vllm:inter_token_latency_seconds_count",] == 5
+    decoding = told["vllm:request_decode_time_seconds_sum",]
+    assert told["vllm:inter_token_latency_seconds_sum",] == pytest.approx(decoding)
+    assert told["vllm:request_time_per_output_token_seconds_sum",] == pytest.approx(decoding / 5)
+
+
+def test_times_are_the_clients_and_the_devices_are_labelled(url):
+    """What the engine says of the device is in no series of vLLM's, whatever clock it runs under."""
+    ask(url, stream=True)
+    told = samples(url)
+    seconds = {
+        name: told[f"vllm:{name}_seconds_sum",] for name in ("time_to_first_token", "e2e_request_latency")
+    }
+    part = {name: told[f"vllm:request_{name}_time_seconds_sum",] for name in PHASES}
+    assert 0 <= part["queue"] + part["prefill"] <= seconds["time_to_first_token"]
+    assert part["inference"] == pytest.approx(part["prefill"] + part["decode"])
+    assert seconds["time_to_first_token"] + part["decode"] <= seconds["e2e_request_latency"]
+    emulated = ("device=inf2.xlarge", "emulated=true")
+    device = {name: told[f"corepipe_device_{name}_time_seconds_sum", *emulated] for name in PHASES}
+    assert device == pytest.approx({"queue": 0.0045, "prefill": 0.008, "decode": 0.0075, "inference": 0.0155})
 
 
 def test_a_request_is_measured(url, engine):
@@ -92,7 +164,6 @@ def test_a_request_is_measured(url, engine):
     assert told["vllm:time_to_first_token_seconds_count",] == 1
     assert told["vllm:inter_token_latency_seconds_count",] == 5
     assert 0 < told["vllm:request_time_per_output_token_seconds_sum",] < 5
-    assert told["vllm:prompt_tokens_cached_total",] == 2
     emulated = ("device=inf2.xlarge", "emulated=true")
     assert told["corepipe_device_time_to_first_token_seconds_sum", *emulated] == 0.0125
     assert told["corepipe_device_time_per_output_token_seconds_sum", *emulated] == 0.0025

@@ -20,7 +20,8 @@ from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes.rendering import Ending, Logprobs
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
-from corepipe.serving.telemetry.metrics import Finished, Metrics
+from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.telemetry.requests import Finished, RequestMetrics
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "expired": (expired, "It has waited too long."),
@@ -79,16 +80,16 @@ class Choice:
     def ended(self) -> bool:
         return self.ending is not None
 
-    def take(self, output: Output, metrics: Metrics, arrival: float) -> Delta:
+    def take(self, output: Output, metrics: RequestMetrics, arrival: float) -> Delta:
         """The text and logprobs that `output` adds; raises ApiError if it says that the request failed."""
         if output.finish_reason in ("error", "abort"):
             raise self._failed(output)
         self.cached = max(self.cached, output.cached)
-        if output.tokens:
-            self._clock(len(output.tokens), metrics, arrival)
-        delta = self._opening(output)
+        delta, before = self._opening(output), self.generated
         if not self.silent:
             self._append(delta, output)
+        if self.generated > before:
+            self._clock(self.generated - before, metrics, arrival)
         if output.finish_reason is not None:
             self.last = output
             if self.ending is None:
@@ -98,17 +99,19 @@ class Choice:
                 )
         return delta
 
-    def finished(self, reason: str, n: int, arrival: float) -> Finished:
-        """What the metrics are told at the end."""
-        first = self._first_at
+    def finished(self, reason: str, n: int, arrival: float, stream: OutputStream) -> Finished:
+        """What the metrics are told at the end; times are the server's own, whatever the engine's clock."""
+        started, first = stream.started_at, self._first_at
         return Finished(
             reason=reason,
             prompt_tokens=len(self.submit.prompt),
             cached_tokens=self.cached,
             generated_tokens=self.generated,
-            max_tokens=self.submit.max_tokens,
+            max_tokens=0 if self.silent else self.submit.max_tokens,
             n=n,
             seconds=perf_counter() - arrival,
+            queue_seconds=None if started is None else started - stream.opened_at,
+            prefill_seconds=None if started is None or first is None else first - started,
             first_token_seconds=None if first is None else first - arrival,
             decoding_seconds=None if first is None else self._last_at - first,
             last=self.last,
@@ -168,12 +171,14 @@ class Choice:
             return output.tokens[-1]
         return None
 
-    def _clock(self, count: int, metrics: Metrics, arrival: float) -> None:
+    def _clock(self, count: int, metrics: RequestMetrics, arrival: float) -> None:
+        """So many tokens have come together: each after the first has a gap before it."""
         now = perf_counter()
         if self._first_at is None:
-            self._first_at = now
+            self._first_at = self._last_at = now
             metrics.time_to_first_token.observe(now - arrival)
-        else:
+            count -= 1
+        if count:
             metrics.inter_token_latency.observe((now - self._last_at) / count, count)
         self._last_at = now
 

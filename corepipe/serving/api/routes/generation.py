@@ -28,7 +28,7 @@ from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
 from corepipe.serving.messages import Output, Submit
 from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
-from corepipe.serving.telemetry.metrics import Finished
+from corepipe.serving.telemetry.requests import Finished
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -116,7 +116,7 @@ class Generation:
                 await (self._stream(news, send) if self._plan.request.stream else self._whole(news, send))
         finally:
             await news.close()
-            self._settle()
+            self._settle(streams)
 
     def _make_choices(self) -> Iterator[Choice]:
         plan, service = self._plan, self._service
@@ -204,7 +204,7 @@ class Generation:
             choice = self._choices[index]
             if not choice.ended:
                 break
-        delta = choice.take(output, self._service.metrics, self._arrival)
+        delta = choice.take(output, self._service.metrics.requests, self._arrival)
         if choice.ending is not None:
             self._left -= 1
             if choice.cut:
@@ -236,13 +236,18 @@ class Generation:
         times = [choice.last.device if choice.last else None for choice in self._choices]
         return device_fields(self._service.engine.instance, times)
 
-    def _settle(self) -> None:
-        """Tell the metrics, and the trace if there is one, how each choice ended."""
-        plan, parts = self._plan, []
-        for choice in self._choices:
-            reason = choice.ending.finish_reason if choice.ending else "abort"
-            parts.append(choice.finished(reason, plan.request.n, self._arrival))
-            self._service.metrics.finish(parts[-1])
+    def _settle(self, streams: Sequence[OutputStream]) -> None:
+        """Tell the metrics, and the trace if there is one, how each choice ended.
+
+        What has no end of its own was given up: with the choice that failed, else by the client.
+        """
+        plan, ends = self._plan, [c.ending.finish_reason if c.ending else None for c in self._choices]
+        given_up = "error" if "error" in ends else "abort"
+        parts = [
+            choice.finished(end or given_up, plan.request.n, self._arrival, stream)
+            for choice, end, stream in zip(self._choices, ends, streams, strict=True)
+        ]
+        self._service.metrics.requests.finish(parts)
         if plan.trace is not None:
             operation = "chat" if plan.source == "messages" else "text_completion"
             plan.trace.answered(operation, plan.request, self._envelope.id, parts)

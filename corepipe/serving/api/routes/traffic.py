@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.serving.api.http_errors import internal, send_error
-from corepipe.serving.telemetry.metrics import Histogram
+from corepipe.serving.telemetry.histogram import Histogram
 
 _SECONDS = (
     0.01,
