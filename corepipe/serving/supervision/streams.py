@@ -47,6 +47,11 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._pending)
+
     def __aiter__(self) -> OutputStream:
         return self
 

@@ -282,12 +282,13 @@ class Single:
 
 
 class Merged:
-    """News of several sequences, in the order they come."""
+    """News of several sequences, in the order they come; first of all those that were refused at once."""
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:
         self._streams = streams
         self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue(MAX_PENDING)
-        self._tasks = [asyncio.create_task(self._pump(*item)) for item in enumerate(streams)]
+        refused_first = sorted(enumerate(streams), key=lambda item: not item[1].has_news)
+        self._tasks = [asyncio.create_task(self._pump(*item)) for item in refused_first]
 
     async def next(self) -> tuple[int, Output]:
         item = await self._queue.get()
@@ -299,8 +300,9 @@ class Merged:
         await self._streams[index].aclose()
 
     async def close(self) -> None:
-        for stream, task in zip(self._streams, self._tasks, strict=True):
+        for stream in self._streams:
             await stream.aclose()
+        for task in self._tasks:
             task.cancel()
 
     async def _pump(self, index: int, stream: OutputStream) -> None:
