@@ -25,6 +25,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.faults import KINDS, SECONDS
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Ready
+from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.cli.test_main import COMMANDS, named
@@ -209,7 +210,7 @@ def families() -> dict[str, tuple[str, str]]:
 
 async def collected() -> dict[str, tuple[str, str]]:
     """In an event loop, as when they are scraped."""
-    metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"))
+    metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"), Lateness(1.0))
     HttpMetrics(metrics.registry, PATHS)
     metrics.registry.register(CrowdMetrics(Crowd(1)))
     InjectedFaults(metrics.registry)

@@ -21,11 +21,9 @@ from corepipe.serving.api.limits import check_bind
 from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.keys import read_keys
-from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.child import EngineError
-from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.supervisor import ProcessClient
-from corepipe.serving.telemetry.lateness import Lateness
 
 
 def launch(engine: EngineConfig, server: ServerConfig) -> None:
@@ -46,7 +44,7 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     urls = [_url(one, server) for one in listeners]
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
     app = create_app(client, tokenizer, engine, server, __version__)
-    _watch_lateness(client)
+    app.state.service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     if server.inject:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
     try:
@@ -69,17 +67,6 @@ def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
         except UserError as error:
             raise UserError(f"{path}: {error.message}") from error
     return tokenizer
-
-
-def _watch_lateness(client: EngineClient) -> None:
-    """A line on stderr where the host cannot keep up with the device."""
-    lateness, others = Lateness(lambda line: errors().print(f"corepipe: {line}")), client.on_stats
-
-    def take(stats: Stats) -> None:
-        others(stats)
-        lateness.take(stats)
-
-    client.on_stats = take
 
 
 def _url(listener: socket.socket, server: ServerConfig) -> str:

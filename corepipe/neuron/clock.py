@@ -29,8 +29,8 @@ class Clock(Protocol):
     def wait_until(self, t: float) -> None:
         """Returns when what the device finishes at `t` may be used."""
 
-    def late(self, t: float) -> bool:
-        """Whether what the device finishes at `t` comes too late, because the host takes longer."""
+    def behind(self, t: float) -> float | None:
+        """Host seconds by which what the device finishes at `t` is overdue; None where it never can be."""
 
 
 class HostClock:
@@ -46,9 +46,8 @@ class HostClock:
     def wait_until(self, t: float) -> None:
         """Returns at once: on the host a result is ready when it has been computed."""
 
-    def late(self, t: float) -> bool:  # noqa: ARG002
-        """Never: the host sets the pace."""
-        return False
+    def behind(self, t: float) -> None:
+        """The host sets the pace."""
 
 
 class PacedClock:
@@ -80,8 +79,8 @@ class PacedClock:
         while self.now() < t:
             self._sleep(0)
 
-    def late(self, t: float) -> bool:
-        return (self.now() - t) * self._scale > LATE_SECONDS
+    def behind(self, t: float) -> float:
+        return max(0.0, (self.now() - t) * self._scale)
 
 
 class VirtualClock:
@@ -96,6 +95,5 @@ class VirtualClock:
     def wait_until(self, t: float) -> None:
         self._now = max(self._now, t)
 
-    def late(self, t: float) -> bool:  # noqa: ARG002
-        """Never: the host takes no time."""
-        return False
+    def behind(self, t: float) -> None:
+        """The host takes no time."""

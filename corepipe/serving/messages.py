@@ -133,12 +133,25 @@ class StageWork(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: float
 
 
+class StepPace(msgspec.Struct, frozen=True, array_like=True):
+    """How the host kept the device's pace in a step.
+
+    Device seconds since the step before was due: those without work, and from there until this one was due.
+    Host seconds by which it came too late.
+    """
+
+    idle_seconds: float
+    device_seconds: float
+    behind_seconds: float
+
+
 class Stats(msgspec.Struct, frozen=True):
     """Gauges and counters of one replica; counters count since the start.
 
     `core_busy_seconds` is emulated device time, one entry a core of the replica; `work` has one a stage.
     `iteration_tokens` are the batch sizes (in tokens) since the last Stats; `step_seconds` are the emulated
-    times of the same batches: on the device, and from the scheduler's hand to the tokens.
+    times of the same batches: on the device, and from the scheduler's hand to the tokens; `paces` are theirs,
+    where the device sets one.
     """
 
     replica: int
@@ -165,6 +178,7 @@ class Stats(msgspec.Struct, frozen=True):
     step_seconds: list[tuple[float, float]] = []
     overflows: int = 0
     """Requests that ended because their logits were not numbers."""
+    paces: list[StepPace] = []
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""

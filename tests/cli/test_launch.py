@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -30,6 +32,16 @@ PACED = (
 def paced(scale: float, *flags: object) -> Iterator[Served]:
     with served(TINY, "--served-model-name", "tiny", *PACED, "--time-scale", scale, *flags) as server:
         yield server
+
+
+def test_times_under_vllms_names_are_the_clients() -> None:
+    """A second of the device takes 50 of the client's, which tells the two apart however busy the host is."""
+    with paced(50.0) as server:
+        assert ask(server, 4).status_code == 200
+        for name in ("prefill", "decode", "inference"):
+            device = server.metric(f"corepipe_device_{name}_time_seconds_sum", 'emulated="true"')
+            assert server.metric(f"vllm:request_{name}_time_seconds_sum") > 5 * device > 0
+        assert server.metric("vllm:request_queue_time_seconds_count") == 1
 
 
 def ask(server: Served, tokens: int, **fields: object) -> httpx.Response:
@@ -67,7 +79,24 @@ def test_a_host_that_is_too_slow_is_told_once() -> None:
         assert until(lambda: any(HOST_IS_SLOWER in line for line in server.stderr))
         late, steps = (server.metric(f"corepipe_{name}_total") for name in ("late_steps", "steps"))
         assert 0.9 * steps < late <= steps
-        assert sum(HOST_IS_SLOWER in line for line in server.stderr) == 1
+        told = [line for line in server.stderr if HOST_IS_SLOWER in line]
+        assert len(told) == 1
+        assert re.search(r"not valid \(\d+ of \d+ steps late; --time-scale \S+ would do\)", told[0])
+
+        assert server.metric("corepipe_device_times_valid") == 0
+        needed = server.metric("corepipe_time_scale_needed")
+        assert needed > 1e-4
+        device = ask(server, 5, device_metrics=True).json()["corepipe"]
+        assert (device["emulated"], device["valid"]) == (True, False)
+        assert device["time_scale_needed"] == server.metric("corepipe_time_scale_needed")
+
+        load = ("--requests", 4, "--concurrency", 2, "--input-len", 8, "--output-len", 40)
+        bench = run("bench", server.url, *load, "--json")
+        found = json.loads(bench.stdout)
+        assert found["host_was_late"] is True
+        assert found["device"]["valid"] is False
+        assert found["device"]["time_scale_needed"] > 1e-4
+        assert f"--time-scale {found['device']['time_scale_needed']:g} would do" in bench.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,7 +15,7 @@ from tests.cli.test_reading import PLACEMENT
 LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
 
 
-def reading(at, busy, replicas, tokens=1000.0, dollars=21.5):
+def reading(at, busy, replicas, tokens=1000.0, dollars=21.5, valid=1.0):
     labels = [have for have in LABELS if int(have["engine"]) < replicas]
     return Reading(
         at,
@@ -23,6 +23,8 @@ def reading(at, busy, replicas, tokens=1000.0, dollars=21.5):
             "corepipe_device_seconds_total": [({"engine": str(replica)}, at) for replica in range(replicas)],
             "corepipe_core_busy_seconds_total": [(have, busy * at) for have in labels],
             "corepipe_device_dollars_per_hour": [({}, dollars)],
+            "corepipe_device_times_valid": [({}, valid)],
+            "corepipe_time_scale_needed": [({}, 3.4)],
             "vllm:generation_tokens_total": [({}, tokens * at)],
             "corepipe_kv_blocks": [({}, 100)],
             "corepipe_kv_blocks_held": [({}, 25)],
@@ -31,10 +33,19 @@ def reading(at, busy, replicas, tokens=1000.0, dollars=21.5):
 
 
 def shown(
-    replicas=1, height=None, width=80, problem="", between=True, tokens=1000.0, dollars=21.5, **placement
+    replicas=1,
+    height=None,
+    width=80,
+    problem="",
+    between=True,
+    tokens=1000.0,
+    dollars=21.5,
+    valid=1.0,
+    **placement,
 ):
     deployment = Deployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
-    before, after = (reading(at, 0.5, replicas, tokens, dollars) for at in (1.0, 3.0))
+    before = reading(1.0, 0.5, replicas, tokens, dollars)
+    after = reading(3.0, 0.5, replicas, tokens, dollars, valid)
     told = Between(before, after, deployment) if between else None
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(
@@ -72,6 +83,8 @@ def test_what_is_missing_is_said():
     assert any(
         "the device's, times 2; 0 of 0 steps late" in line for line in shown(clock="device", time_scale=2)
     )
+    late = shown(clock="device", time_scale=2, valid=0.0)
+    assert any("0 of 0 steps late: not valid; --time-scale 3.4 would do" in line for line in late)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def _latencies(document: Mapping[str, Any]) -> Figures:
     if device is not None:
         for name in ("ttft", "tpot"):
             cells = (f"{device[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS)
-            table.add_row(f"{name.upper()}, emulated", *cells, style="dim")
+            what = "emulated" if device["valid"] else "emulated, not valid"
+            table.add_row(f"{name.upper()}, {what}", *cells, style="dim")
     return table
 
 

@@ -138,7 +138,11 @@ class Picture:
             took = f"{host / device:.1f} s of the host for one of the device" if device else "no work"
             return f"as fast as the host can; {took}"
         steps, late = between.count("corepipe_steps_total"), between.count("corepipe_late_steps_total")
-        return f"the device's, times {self.deployment.time_scale:g}; {late:.0f} of {steps:.0f} steps late"
+        told = f"{late:.0f} of {steps:.0f} steps late"
+        if not any(value == 0 for _, value in between.after.values("corepipe_device_times_valid")):
+            return f"the device's, times {self.deployment.time_scale:g}; {told}"
+        needed = between.after.total("corepipe_time_scale_needed")
+        return f"{told}: not valid; --time-scale {needed:g} would do"
 
 
 def _latencies(between: Between, host: str, device: str) -> str:

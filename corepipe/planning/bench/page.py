@@ -24,7 +24,8 @@ def run_page(report: Report) -> str:
     document = report.document()
     rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl")]
     if "device" in document:
-        rows += [(f"{name}, emulated", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
+        what = "emulated" if document["device"]["valid"] else "emulated, not valid: the host was too slow"
+        rows += [(f"{name}, {what}", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
     shown = charts.table([("milliseconds", *SHOWN), *rows])
     return charts.page(_title(report), _about(report), _over_time(report), shown)
 

@@ -14,7 +14,7 @@ from corepipe.planning.bench.recorder import Recorder
 from corepipe.planning.bench.report import Conditions, Load, Report
 from corepipe.planning.bench.runner import Run
 from corepipe.planning.bench.setup import Setup
-from corepipe.planning.bench.target import Found, Http, steps
+from corepipe.planning.bench.target import Found, Http, Pace, pace
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Session, Workload
 
@@ -80,13 +80,14 @@ class LoadTest:
         self._run = Run(workload, client, recorder)
         self._played += 1
         self._watch(self._run, recorder, workload, name)
-        before, cpu = await self._steps(), process_time()
+        before, cpu = await self._pace(), process_time()
         if self.stopped:
             self._run.stop()
         span = await self._run.play()
         cpu = process_time() - cpu
-        after = await self._steps()
-        load = Load(cpu, *(max(0, now - then) for now, then in zip(after, before, strict=True)))
+        after = await self._pace()
+        steps, late = max(0, after.steps - before.steps), max(0, after.late_steps - before.late_steps)
+        load = Load(cpu, steps, late, after.time_scale_needed)
         return Report(self._conditions(workload), recorder, span, load, self.stopped)
 
     def _speller(self) -> Speller:
@@ -100,8 +101,8 @@ class LoadTest:
         _, tokenizer = self._settings.tokenizer
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
-    async def _steps(self) -> tuple[int, int]:
-        return await steps(self._http) if self._found.is_corepipe else (0, 0)
+    async def _pace(self) -> Pace:
+        return await pace(self._http) if self._found.is_corepipe else Pace()
 
     def _conditions(self, workload: Workload) -> Conditions:
         settings = self._settings

@@ -20,7 +20,7 @@ from corepipe.planning.bench.recorder import (
 )
 from corepipe.planning.bench.runner import Span
 from corepipe.planning.slo import NO_SLO, Slo
-from corepipe.serving.telemetry.lateness import HOST_IS_SLOWER, LATE_SHARE
+from corepipe.serving.telemetry.lateness import not_valid, too_late
 
 SCHEMA = "corepipe.bench/1"
 ENDPOINTS: Mapping[Api, str] = {"completions": "openai", "chat": "openai-chat"}
@@ -53,11 +53,16 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the generator and the server's engine say of the run: shares of a core, steps and late ones."""
+    """What the generator and the server's engine say of the run: CPU time, steps and late ones.
+
+    time_scale_needed: at which the server's host would keep the device's pace; None where it does, or is not
+    known to.
+    """
 
     cpu_seconds: float = 0.0
     steps: int = 0
     late_steps: int = 0
+    time_scale_needed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,8 @@ class Report:
 
     @property
     def host_is_slower(self) -> bool:
-        """Whether a server with the device's clock could not keep up with it."""
-        return self.load.late_steps > LATE_SHARE * self.load.steps
+        """Whether a server with the device's clock could not keep up with it: its figures are not valid."""
+        return too_late(self.load.late_steps, self.load.steps)
 
     def document(self) -> dict[str, Any]:
         """For machines: milliseconds, tokens, requests, seconds."""
@@ -118,7 +123,7 @@ class Report:
                 f"{self.cpu_share:.0%} of a core): its delays are in these latencies"
             )
         if self.host_is_slower:
-            yield f"{HOST_IS_SLOWER} ({self.load.late_steps} of {self.load.steps} steps late)"
+            yield not_valid(self.load.late_steps, self.load.steps, self.load.time_scale_needed)
         completed = recorder.ends["completed"]
         if 0 < completed < FEW:
             yield f"{completed} requests: the 99th percentile is the slowest of them"
@@ -187,12 +192,15 @@ class Report:
             "p99_late_ms": late.at(99.0) * 1e3,
             "generator_cpu_share": self.cpu_share,
             "generator_was_late": self.late,
+            "host_was_late": self.host_is_slower,
         }
         if self.conditions.server is not None:
             predicted = [entry for name in device for entry in _statistics(name, device[name])]
             found["server"] = dict(self.conditions.server)
             found["device"] = {
                 "emulated": True,
+                "valid": not self.host_is_slower,
+                "time_scale_needed": self.load.time_scale_needed if self.host_is_slower else None,
                 **dict(predicted),
                 "steps": self.load.steps,
                 "late_steps": self.load.late_steps,

@@ -184,16 +184,30 @@ async def _document(http: Http, path: str) -> Mapping[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-STEPS = ("corepipe_steps_total", "corepipe_late_steps_total")
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a corepipe server has kept the device's pace so far, over its replicas.
+
+    time_scale_needed: with which it would, if it does not; None: unknown.
+    """
+
+    steps: int = 0
+    late_steps: int = 0
+    time_scale_needed: float | None = None
 
 
-async def steps(http: Http) -> tuple[int, int]:
-    """(steps, late steps) of a corepipe server so far, over its replicas; zeros if it does not answer."""
+async def pace(http: Http) -> Pace:
+    """Of a corepipe server; zeros if it does not answer."""
     try:
         _, body = await http.ask("/metrics")
     except TransportError:  # the requests have told already
-        return 0, 0
+        return Pace()
     text = body.decode(errors="replace")
-    found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in STEPS]
-    total, late = (int(sum(map(float, values))) for values in found)
-    return total, late
+
+    def total(name: str) -> float:
+        values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values))
+
+    steps, late = (int(total(f"corepipe_{name}_total")) for name in ("steps", "late_steps"))
+    valid = total("corepipe_device_times_valid")
+    return Pace(steps, late, None if valid else total("corepipe_time_scale_needed") or None)

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
-from corepipe.neuron.clock import Clock
+from corepipe.neuron.clock import LATE_SECONDS, Clock
 from corepipe.scheduler.request import Request
 from corepipe.serving.engine.engine import Engine, Flight, Landing
 from corepipe.serving.engine.router import choose_replica
+from corepipe.serving.messages import StepPace
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +24,8 @@ class Lane:
     """Replica number `number`: its engine and its batches in flight, oldest first, each with its time.
 
     accepts_at: when the first core takes another batch.  stirred: something has happened since the
-    scheduler last had nothing to give.
+    scheduler last had nothing to give.  landed_at: when the last batch was due.  paces: of the batches that
+    have landed, where the host has a pace to keep; whoever reads them takes them.
     """
 
     number: int
@@ -33,6 +35,8 @@ class Lane:
     accepts_at: float = 0.0
     stirred: bool = False
     late_steps: int = 0
+    landed_at: float = 0.0
+    paces: list[StepPace] = field(default_factory=list)
 
     @property
     def may_submit(self) -> bool:
@@ -43,6 +47,13 @@ class Lane:
     def due(self) -> float:
         """When the oldest batch is due; infinity where none is in flight."""
         return self.flights[0][0] if self.flights else inf
+
+    def keep_pace(self, flight: Flight, due: float, behind: float) -> None:
+        """Notes that the host had a batch `behind` seconds too late."""
+        began = max(self.landed_at, flight.timing.submitted_at)
+        self.late_steps += behind > LATE_SECONDS
+        self.paces.append(StepPace(began - self.landed_at, due - began, behind))
+        self.landed_at = due
 
     def next_event(self) -> float:
         """When a batch is due or another can be submitted; infinity: not before a request comes."""
@@ -132,7 +143,9 @@ class Lanes:
     def _land(self, lane: Lane) -> Landing:
         due, flight = lane.flights.popleft()
         landing = lane.engine.complete(flight)
-        lane.late_steps += self._clock.late(due)
+        behind = self._clock.behind(due)
+        if behind is not None:
+            lane.keep_pace(flight, due, behind)
         self._clock.wait_until(due)
         self._stir(lane, due)
         return landing

@@ -42,9 +42,10 @@ class Tally:
                     self._prompt_tokens_cached += event.request.num_cached
 
     def stats(self, lane: Lane, scheduler: Scheduler) -> Stats:
-        """All of it; `iteration_tokens` and `step_seconds` start anew."""
+        """All of it; `iteration_tokens`, `step_seconds` and `paces` start anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
         step_seconds, self._step_seconds = self._step_seconds, []
+        paces, lane.paces = lane.paces, []
         busy = self._timeline.busy_seconds
         return Stats(
             replica=lane.number,
@@ -73,4 +74,5 @@ class Tally:
             ],
             step_seconds=step_seconds,
             overflows=self._overflows,
+            paces=paces,
         )

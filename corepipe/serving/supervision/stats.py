@@ -45,6 +45,7 @@ def idle(stats: Stats) -> Stats:
         blocks_cached=0,
         iteration_tokens=[],
         step_seconds=[],
+        paces=[],
     )
 
 

@@ -18,6 +18,7 @@ from corepipe.neuron.tables import ENGINES
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Ready, StageWork, Stats
 from corepipe.serving.telemetry.histogram import ITERATION, Histogram
+from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.requests import RequestMetrics
 
 RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
@@ -34,8 +35,9 @@ class HasStats(Protocol):
 class Metrics(Collector):
     """Everything that `/metrics` shows, in a registry of its own."""
 
-    def __init__(self, engine: HasStats, model: str, config: EngineConfig) -> None:
+    def __init__(self, engine: HasStats, model: str, config: EngineConfig, lateness: Lateness) -> None:
         self._engine = engine
+        self._lateness = lateness
         self._model = model
         self._config = config
         self._ready: Ready | None = None
@@ -115,6 +117,14 @@ class Metrics(Collector):
         if self._price is not None:
             price.add_metric(tuple(fixed.values()), self._price)
         yield price
+        verdict = self._lateness.verdict
+        for name, what, value in (
+            ("corepipe_device_times_valid", _VALID, float(verdict.valid)),
+            ("corepipe_time_scale_needed", _NEEDED, verdict.time_scale_needed),
+        ):
+            gauge = GaugeMetricFamily(name, what, labels=tuple(fixed))
+            gauge.add_metric(tuple(fixed.values()), value)
+            yield gauge
         yield from self.requests.device_families(fixed)
 
     def _core_families(self, fixed: Mapping[str, str]) -> Iterator[Metric]:
@@ -230,4 +240,6 @@ _CORE_COUNTERS: tuple[tuple[str, str, Callable[[float, StageWork], float]], ...]
     ),
 )
 
+_VALID = "1 where the host keeps the device's pace; 0: emulated figures, and latencies, are the host's."
+_NEEDED = "Host seconds for one of the device, with which the host would keep up."
 _PRICE = "List price of the emulated instance, in dollars an hour; none where it has no published one."

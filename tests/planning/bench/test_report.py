@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corepipe.cli.run.bench_view import print_report
 from corepipe.errors import UserError
 from corepipe.planning.bench.assertions import Assertion, unmet
 from corepipe.planning.bench.compare import compared, differences, load_result
 from corepipe.planning.bench.outcome import Outcome
+from corepipe.planning.bench.page import run_page
 from corepipe.planning.bench.recorder import METRICS, Distribution, Recorder
 from corepipe.planning.bench.report import KEYS, Conditions, Load, Report, detail
 from corepipe.planning.bench.runner import Span
@@ -37,12 +39,17 @@ def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> O
     )  # fmt: skip
 
 
-def report(*outcomes: Outcome, slo: Slo | None = None, load: Load | None = None) -> Report:
+def report(
+    *outcomes: Outcome,
+    slo: Slo | None = None,
+    load: Load | None = None,
+    server: dict[str, bool] | None = None,
+) -> Report:
     recorder = Recorder(slo or Slo(), keep_stamps=True)
     for one in outcomes:
         recorder.take(one)
     conditions = Conditions(
-        "http://x", "m", "chat", "words", None, {"rate": 4.0, "users": None}, "s", slo or Slo()
+        "http://x", "m", "chat", "words", None, {"rate": 4.0, "users": None}, "s", slo or Slo(), server
     )
     return Report(conditions, recorder, Span(10.0, 11.0, 12.0), load or Load())
 
@@ -121,12 +128,34 @@ def test_notes() -> None:
     late.sent = late.intended + 0.5
     assert any("generator itself was late" in note for note in report(late).notes())
     assert report(*THREE, load=Load(cpu_seconds=1.9)).late
-    slow = report(*THREE, load=Load(steps=100, late_steps=50))
-    expected = "host slower than the device: percentiles are the host's (50 of 100 steps late)"
+    slow = report(*THREE, load=Load(steps=100, late_steps=50, time_scale_needed=3.4))
+    expected = (
+        "host slower than the device: percentiles are the host's, and emulated figures are not valid "
+        "(50 of 100 steps late; --time-scale 3.4 would do)"
+    )
     assert expected in list(slow.notes())
     short = outcome(0, 10.0, 0.1, 0.01, 5)
     short.asked_output = 50
     assert any("5 of 50 tokens" in note for note in report(short).notes())
+
+
+@pytest.mark.parametrize(("late", "valid"), [(0, True), (3, True), (4, False)])
+def test_figures_of_a_slow_host_are_marked(
+    late: int, valid: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Past three steps of a hundred, in the document, in the table and on the page."""
+    load = Load(steps=100, late_steps=late, time_scale_needed=2.5)
+    found = report(*THREE, load=load, server={"emulated": True})
+    document = found.document()
+    assert document["host_was_late"] is not valid
+    assert document["device"]["valid"] is valid
+    assert document["device"]["time_scale_needed"] == (None if valid else 2.5)
+    assert any("not valid" in note for note in found.notes()) is not valid
+    print_report(found)
+    for shown in (capsys.readouterr().out, run_page(found)):
+        assert "TTFT, emulated" in shown or "ttft, emulated" in shown
+        assert ("not valid" in shown) is not valid
+    assert report(*THREE).document()["host_was_late"] is False
 
 
 @pytest.mark.parametrize(
@@ -140,6 +169,7 @@ def test_notes() -> None:
         ("request_throughput>1.4", True),
         ("request_goodput>0", False),
         ("generator_was_late==0", True),
+        ("host_was_late==0", True),
     ],
 )
 def test_conditions(text: str, holds: bool) -> None:

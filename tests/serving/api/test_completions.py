@@ -8,9 +8,10 @@ import time
 import httpx
 import openai
 import pytest
+from msgspec.structs import replace
 
-from corepipe.serving.messages import Output
-from tests.serving.http_support import FakeEngine, running, saying, tokenizer
+from corepipe.serving.messages import Output, StepPace
+from tests.serving.http_support import STATS, FakeEngine, running, saying, tokenizer
 
 HELLO = "Hello world. "
 
@@ -215,10 +216,23 @@ def test_echo_of_token_ids_and_of_no_token_more(url, client, engine):
     assert engine.submitted[0].max_tokens == 1
 
 
+def test_device_times_of_a_slow_host_are_marked(url, client, engine):
+    """In plain answers and in streams; with the time scale that would do."""
+    engine.on_stats(replace(STATS, paces=[StepPace(1.0, 0.01, 0.02)] * 100))
+    device = post(url, device_metrics=True).json()["corepipe"]
+    assert (device["valid"], device["time_scale_needed"], device["emulated"]) == (False, 3.2, True)
+    said, _ = events(url, device_metrics=True, max_tokens=5)
+    assert said[-1]["corepipe"] == device
+    engine.on_stats(replace(STATS, paces=[StepPace(1.0, 0.01, 0.0)] * 10_000))
+    assert post(url, device_metrics=True).json()["corepipe"]["valid"] is True
+
+
 def test_device_times_by_field_and_by_header(url, client):
     expected = {
         "device": "inf2.xlarge",
         "emulated": True,
+        "valid": True,
+        "time_scale_needed": None,
         "arrived_at_s": 0.5,
         "time_to_first_token_ms": 12.5,
         "time_per_output_token_ms": 2.5,

@@ -1,38 +1,146 @@
-"""The line that says that the host cannot keep up: once, and only when it matters."""
+"""Whether the host keeps up: told once when it matters, with the time scale that would do."""
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from corepipe.serving.telemetry.lateness import FEWEST_STEPS, HOST_IS_SLOWER, Lateness
+from corepipe.neuron.clock import PacedClock
+from corepipe.neuron.program import StepOutput
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.messages import StepPace
+from corepipe.serving.telemetry.lateness import (
+    FEWEST_STEPS,
+    HOST_IS_SLOWER,
+    WINDOW_STEPS,
+    Lateness,
+    Verdict,
+    late_at,
+)
+from tests.null_executor import NullExecutor
+from tests.serving.engine.test_driver_time import ManualTime
+from tests.serving.engine_support import VOCAB, FlatCost, deployment, submit
 from tests.serving.http_support import STATS
 
+STEP = 0.01
+"""Device seconds of each step."""
 
-def told(*counts: tuple[int, int, int]) -> list[str]:
-    """The lines after Stats of (replica, late, steps)."""
+
+def steps(late: int, in_time: int = 0, behind: float = 0.005) -> list[StepPace]:
+    """Each with a pause before it in which the host catches up."""
+    return [StepPace(1.0, STEP, behind)] * late + [StepPace(1.0, STEP, 0.0)] * in_time
+
+
+def told(*paces: tuple[int, list[StepPace]]) -> list[str]:
+    """The lines after Stats of (replica, paces)."""
     lines: list[str] = []
-    lateness = Lateness(lines.append)
-    for replica, late, steps in counts:
-        lateness.take(replace(STATS, replica=replica, late_steps=late, steps=steps))
+    lateness = Lateness(1.0)
+    lateness.warn = lines.append
+    for replica, one in paces:
+        lateness.take(replace(STATS, replica=replica, paces=one))
     return lines
 
 
 def test_a_few_late_steps_are_nothing_to_tell() -> None:
-    assert told((0, 3, 100), (0, 6, 200)) == []
+    assert told((0, steps(3, 97)), (0, steps(3, 97))) == []
 
 
-def test_more_are_told_once() -> None:
-    (line,) = told((0, 0, 100), (0, 20, 200), (0, 40, 300))
+def test_more_are_told_once_with_what_would_do() -> None:
+    (line,) = told((0, steps(0, 100)), (0, steps(20, 80)), (0, steps(20, 80)))
     assert line.startswith(HOST_IS_SLOWER)
+    assert "not valid" in line
     assert "20 of 200" in line
-    assert "--time-scale" in line
+    assert "--time-scale 1.6 would do" in line  # a tenth more than 15 ms for 10, but for a millisecond
 
 
 def test_the_first_steps_say_nothing() -> None:
-    assert told((0, FEWEST_STEPS - 1, FEWEST_STEPS - 1)) == []
+    assert told((0, steps(FEWEST_STEPS - 1))) == []
 
 
 def test_replicas_count_together() -> None:
-    assert told((0, 0, 1000), (1, 20, 200)) == []
-    (line,) = told((0, 0, 100), (1, 20, 200))
+    assert told((0, steps(0, 1000)), (1, steps(20, 80))) == []
+    (line,) = told((0, steps(0, 100)), (1, steps(20, 180)))
     assert "20 of 300" in line
+
+
+def test_a_slow_moment_is_forgiven() -> None:
+    lateness = Lateness(1.0)
+    lateness.take(replace(STATS, paces=steps(FEWEST_STEPS)))
+    assert not lateness.verdict.valid
+    lateness.take(replace(STATS, paces=steps(0, WINDOW_STEPS)))
+    assert lateness.verdict.valid
+    assert lateness.verdict.time_scale_needed == 1.0
+
+
+def test_what_is_not_paced_is_valid() -> None:
+    lateness = Lateness(1.0)
+    lateness.take(STATS)
+    assert (lateness.verdict.valid, lateness.verdict.steps, lateness.verdict.time_scale_needed) == (
+        True,
+        0,
+        1.0,
+    )
+
+
+@pytest.mark.parametrize(("scale", "needed"), [(1.0, 3.4), (0.001, 3.4), (2.0, 3.4)])
+def test_a_host_that_is_always_slower_needs_what_it_takes(scale: float, needed: float) -> None:
+    """30 ms of the host for 10 of the device; what it is late with one step comes on top of the next."""
+    lag = 0.03 - scale * STEP
+    paces = [StepPace(0.0, STEP, lag * (at + 1)) for at in range(200)]
+    verdict = Verdict(scale, [paces])
+    assert late_at(scale, paces, scale) == verdict.late == 200
+    assert verdict.time_scale_needed == pytest.approx(needed)
+
+
+class Host(NullExecutor):
+    """Needs so many seconds for one batch after the other, over and over."""
+
+    def __init__(self, time: ManualTime, seconds: list[float]) -> None:
+        super().__init__(VOCAB)
+        self._time = time
+        self._seconds = seconds
+        self._done = 0
+
+    def wait(self, ticket: int) -> StepOutput:
+        self._time.sleep(self._seconds[self._done % len(self._seconds)])
+        self._done += 1
+        return super().wait(ticket)
+
+
+def verdict_of(scale: float, seconds: list[float], stages: int) -> Verdict:
+    """After requests that come together, on a clock that is controlled."""
+    time, lateness = ManualTime(), Lateness(scale)
+    driver = Driver(
+        deployment(
+            clock=PacedClock(scale, time.read, time.sleep),
+            executor=lambda: Host(time, seconds),
+            cost=FlatCost(stages, fixed=STEP),
+            stages=stages,
+        )
+    )
+    for number in range(4):
+        driver.handle(submit(f"r{number}", max_tokens=80))
+    while driver.busy:
+        driver.turn()
+        for stats in driver.stats():
+            lateness.take(stats)
+    return lateness.verdict
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.004, 0.009, 0.012, 0.03, 0.2]), min_size=1, max_size=30),
+    st.sampled_from([0.5, 1.0, 3.0]),
+    st.sampled_from([1, 2]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_time_scale_that_is_named_would_do(seconds: list[float], scale: float, stages: int) -> None:
+    """The same host, at that scale, keeps up; at four fifths of it it does not."""
+    found = verdict_of(scale, seconds, stages)
+    assert found.late == late_at(scale, found.replicas[0], scale)
+    assume(not found.valid)
+    needed = found.time_scale_needed
+    assert needed > scale
+    assert verdict_of(needed, seconds, stages).valid
+    assert needed <= 1.25 * scale or not verdict_of(needed / 1.25, seconds, stages).valid

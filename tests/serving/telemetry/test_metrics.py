@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from corepipe.serving.messages import Output
+from corepipe.serving.messages import Output, StepPace
 from corepipe.serving.telemetry.histogram import Histogram
 from tests.servers import until
 from tests.serving.http_support import STATS, FakeEngine, running, saying, tokenizer
@@ -167,6 +168,19 @@ def test_a_request_is_measured(url, engine):
     emulated = ("device=inf2.xlarge", "emulated=true")
     assert told["corepipe_device_time_to_first_token_seconds_sum", *emulated] == 0.0125
     assert told["corepipe_device_time_per_output_token_seconds_sum", *emulated] == 0.0025
+
+
+def test_figures_of_a_slow_host_are_marked(url, engine):
+    emulated = ("device=inf2.xlarge", "emulated=true")
+
+    def marks():
+        told = samples(url)
+        names = ("corepipe_device_times_valid", "corepipe_time_scale_needed")
+        return [told[name, *emulated] for name in names]
+
+    assert marks() == [1, 1]
+    engine.on_stats(replace(STATS, paces=[StepPace(1.0, 0.01, 0.02)] * 100))
+    assert marks() == [0, 3.2]
 
 
 def test_http_is_counted_by_fixed_labels(url):

@@ -54,10 +54,15 @@ class Usage(Strict):
 
 
 class DeviceTimes(Strict):
-    """What the emulated device would have taken; asked for with `device_metrics`."""
+    """What the emulated device would have taken; asked for with `device_metrics`.
+
+    Not `valid` where the host cannot keep the device's pace, but with the `time_scale_needed`.
+    """
 
     device: str
     emulated: Literal[True]
+    valid: bool
+    time_scale_needed: float | None
     arrived_at_s: float | None
     time_to_first_token_ms: float | None
     time_per_output_token_ms: float | None

@@ -234,7 +234,7 @@ class Generation:
         if not self._plan.device_metrics:
             return {}
         times = [choice.last.device if choice.last else None for choice in self._choices]
-        return device_fields(self._service.engine.instance, times)
+        return device_fields(self._service.engine.instance, times, self._service.lateness.verdict)
 
     def _settle(self, streams: Sequence[OutputStream]) -> None:
         """Tell the metrics, and the trace if there is one, how each choice ended.

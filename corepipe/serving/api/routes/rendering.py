@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from corepipe.serving.messages import DeviceTimes, TokenLogprobs
+from corepipe.serving.telemetry.lateness import Verdict
 
 DONE = b"data: [DONE]\n\n"
 
@@ -241,15 +242,18 @@ class Renderer:
         return body + self._no_usage + tail + b"}\n\n"
 
 
-def device_fields(instance: str, times: Sequence[DeviceTimes | None]) -> dict[str, Any]:
+def device_fields(instance: str, times: Sequence[DeviceTimes | None], verdict: Verdict) -> dict[str, Any]:
     """The `corepipe` object: emulated times; over several choices, the arrival and the first token are the
-    earliest, and the time per token is the mean.  Null where no choice has one.
+    earliest, and the time per token is the mean.  Null where no choice has one.  `verdict` says whether the
+    host is fast enough for them.
     """
     known = [one for one in times if one is not None]
     per_token = [one.time_per_output_token_ms for one in known if one.time_per_output_token_ms is not None]
     first = min((one.time_to_first_token_ms for one in known), default=None)
     mean = sum(per_token) / len(per_token) if per_token else None
     shown = {
+        "valid": verdict.valid,
+        "time_scale_needed": None if verdict.valid else verdict.time_scale_needed,
         "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
         "time_to_first_token_ms": first,
         "time_per_output_token_ms": mean,

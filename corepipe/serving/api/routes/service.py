@@ -16,6 +16,7 @@ from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 
@@ -61,7 +62,8 @@ class Service:
         self.engine = engine
         self.version = version
         self.names = server.served_model_names or (engine.model,)
-        self.metrics = Metrics(client, self.names[0], engine)
+        self.lateness = Lateness(engine.time_scale)
+        self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
         client.on_stats = self._take
         client.on_ready = self.set_ready
@@ -88,6 +90,7 @@ class Service:
     def _take(self, stats: Stats) -> None:
         self.metrics.observe_iterations(stats)
         self.neuron.take(stats)
+        self.lateness.take(stats)
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
