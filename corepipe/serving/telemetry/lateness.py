@@ -20,10 +20,11 @@ LATE_SHARE = 0.03
 """Of all steps; from here on more than the slowest hundredth of the latencies is the host's."""
 
 FEWEST_STEPS = 50
-"""Before so many nothing is said of their share: the first steps touch memory for the first time."""
+"""Before so many nothing is said of their share: the first steps touch memory for the first time.  Then they
+are judged anew after as many more."""
 
 WINDOW_STEPS = 1000
-"""The last steps of a replica, which are judged: a host that was slow for a moment is forgiven."""
+"""The last steps, over all replicas, which are judged: a host that was slow for a moment is forgiven."""
 
 HEADROOM = 1.1
 """What is advised is more than what would just have done."""
@@ -104,16 +105,23 @@ class Lateness:
     def __init__(self, time_scale: float) -> None:
         self._time_scale = time_scale
         self._windows: dict[int, deque[StepPace]] = {}
+        self._unjudged = 0
         self._told = False
         self.verdict = Verdict(time_scale, ())
         self.warn: Callable[[str], None] = _nobody
 
     def take(self, stats: Stats) -> None:
         """The latest steps of a replica."""
-        if not stats.paces:
-            return
         self._windows.setdefault(stats.replica, deque(maxlen=WINDOW_STEPS)).extend(stats.paces)
-        self.verdict = verdict = Verdict(self._time_scale, [tuple(one) for one in self._windows.values()])
+        self._unjudged += len(stats.paces)
+        if self._unjudged >= FEWEST_STEPS:
+            self._judge()
+
+    def _judge(self) -> None:
+        self._unjudged = 0
+        most = max(1, WINDOW_STEPS // len(self._windows))
+        verdict = Verdict(self._time_scale, [tuple(window)[-most:] for window in self._windows.values()])
+        self.verdict = verdict
         if not self._told and not verdict.valid:
             self._told = True
             self.warn(not_valid(verdict.late, verdict.steps, verdict.time_scale_needed))

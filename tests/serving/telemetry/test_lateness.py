@@ -60,7 +60,7 @@ def test_the_first_steps_say_nothing() -> None:
 
 
 def test_replicas_count_together() -> None:
-    assert told((0, steps(0, 1000)), (1, steps(20, 80))) == []
+    assert told((0, steps(0, 1000)), (1, steps(15, 85))) == []
     (line,) = told((0, steps(0, 100)), (1, steps(20, 180)))
     assert "20 of 300" in line
 
