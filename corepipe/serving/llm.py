@@ -100,8 +100,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order; `params` for all, or one for each.
 
-        Raises UserError for a prompt or parameters that cannot be honoured, for logits that overflow, and after
-        `close`.
+        Raises UserError for a prompt or parameters that cannot be honoured, for logits that overflow, and
+        after `close`.
         """
         self._check_open()
         listed = _listed(prompts)
