@@ -26,7 +26,7 @@ soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile an
 	$(BIN)/python -m tests.reliability.overload
 	$(BIN)/python -m tests.reliability.fairness
 	$(BIN)/python -m tests.reliability.soak --minutes $(MINUTES)
-	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py tests/serving/test_keys.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py $(ARGS)
 	$(BIN)/python benchmarks/slowloris.py
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks

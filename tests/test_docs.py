@@ -18,7 +18,7 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import SPLIT_UNITS
 from corepipe.serving.api.app import PATHS
-from corepipe.serving.api.crowd import Crowd, CrowdMetrics
+from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.inject import InjectedFaults
 from corepipe.serving.api.routes.traffic import HttpMetrics
 from corepipe.serving.config import EngineConfig
@@ -212,7 +212,7 @@ async def collected() -> dict[str, tuple[str, str]]:
     """In an event loop, as when they are scraped."""
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"), Lateness(1.0))
     HttpMetrics(metrics.registry, PATHS)
-    metrics.registry.register(CrowdMetrics(Crowd(1)))
+    metrics.registry.register(ConnectionMetrics(ConnectionLimit(1)))
     InjectedFaults(metrics.registry)
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))

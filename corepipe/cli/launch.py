@@ -17,6 +17,7 @@ from corepipe.models import cache, hub, integrity, registry
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.models.tokenizer_trial import try_tokenizer
 from corepipe.serving.api.app import create_app, listen_all, serve
+from corepipe.serving.api.connection_limit import make_room, too_few_files
 from corepipe.serving.api.limits import check_bind
 from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import EngineConfig, ServerConfig
@@ -35,6 +36,9 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
     read_keys(server.api_keys, server.api_key_file)
     listeners = listen_all(server)
+    warning = too_few_files(server.max_connections, make_room(server.max_connections))
+    if warning is not None:
+        errors().print(f"corepipe: {warning}")
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
         if server.verify:

@@ -106,6 +106,14 @@ SslKeyfile = Annotated[
 MaxConnections = Annotated[
     int, _option("--max-connections", help="Most connections that may be open.", panel=SERVER, min=1)
 ]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    _option(
+        "--allowed-origin",
+        help="Origin whose web pages may use the server, as https://ui.example (repeatable); * needs keys.",
+        panel=SERVER,
+    ),
+]
 ServerUrl = Annotated[str, typer.Argument(help="Of a running server.")]
 ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="COREPIPE_API_KEY", help="The server's API key.")
@@ -120,6 +128,14 @@ ServedNames = Annotated[
 ChatTemplate = Annotated[
     Path | None,
     _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),
+]
+SpecialTokensInText = Annotated[
+    bool,
+    _option(
+        "--allow-special-tokens-in-text",
+        help="Let chat messages spell special tokens, such as </s>, which are text otherwise.",
+        panel=SERVER,
+    ),
 ]
 Verify = Annotated[
     bool,

@@ -34,8 +34,10 @@ def serve(
     ssl_keyfile: options.SslKeyfile = None,
     max_connections: options.MaxConnections = 4096,
     insecure: options.Insecure = False,
+    allowed_origin: options.AllowedOrigins = None,
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
+    allow_special_tokens_in_text: options.SpecialTokensInText = False,
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
     otlp_traces_endpoint: options.TracesEndpoint = None,
@@ -91,6 +93,7 @@ def _given(flags: Mapping[str, Any]) -> dict[str, object]:
         "chat_template": _text(flags["chat_template"]),
         "api_key": flags["api_key"] or [],
         "admin_api_key": flags["admin_api_key"] or [],
+        "allowed_origin": flags["allowed_origin"] or [],
         "inject": flags["inject"] or "",
     }
 
@@ -103,6 +106,7 @@ SETTINGS = {
     "max_num_queued_tokens": "max_queued_tokens",
     "api_key": "api_keys",
     "admin_api_key": "admin_api_keys",
+    "allowed_origin": "allowed_origins",
     "served_model_name": "served_model_names",
 }
 """Flags whose setting has another name."""

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from corepipe.errors import UserError, shown
+from corepipe.models.client_text import Guard
 from corepipe.signals import held_back
 
 LENGTH_BYTES = 4
@@ -55,6 +56,9 @@ class Job(msgspec.Struct):
 
     messages: list[Any]
     variables: dict[str, Any]
+    guard: Guard | None = None
+    given: list[str] = []
+    """Names of those variables that clients gave: guarded as their messages are."""
 
 
 class Answer(msgspec.Struct):
@@ -63,6 +67,10 @@ class Answer(msgspec.Struct):
     text: str | None = None
     error: str = ""
     hostile: bool = False
+
+
+class TemplateRefusalError(UserError):
+    """The template does not take these messages."""
 
 
 class ChatTemplate:
@@ -83,22 +91,31 @@ class ChatTemplate:
         Raises UserError if it is not valid, reaches out of its sandbox, or takes more time, memory or room
         than a conversation may.  That it refuses this one is its good right.
         """
-        answer = self._ask(GREETING, {"add_generation_prompt": True})
+        answer = self._ask(Job(GREETING, {"add_generation_prompt": True}))
         if answer.hostile:
             raise UserError(f"the chat template is refused: {shown(answer.error, 300)}")
 
-    def render(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> str:
-        """The prompt's text; raises UserError for messages the template refuses, or takes too long over."""
-        answer = self._ask(messages, variables)
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        variables: Mapping[str, object],
+        guard: Guard | None = None,
+        given: Iterable[str] = (),
+    ) -> str:
+        """The prompt's text.  Raises TemplateRefusalError, and UserError for messages that take too long.
+
+        With a `guard` the template sees the messages, and the variables that are `given` by clients, in other
+        characters, and what it makes of them has these.
+        """
+        answer = self._ask(Job(list(messages), dict(variables), guard, list(given)))
         if answer.text is None:
-            raise UserError(
-                f"the chat template refuses these messages: {shown(answer.error, 300)}", "messages"
-            )
+            message = f"the chat template refuses these messages: {shown(answer.error, 300)}"
+            raise TemplateRefusalError(message, "messages")
         return answer.text
 
-    def _ask(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> Answer:
+    def _ask(self, asked: Job) -> Answer:
         try:
-            job = msgspec.msgpack.encode(Job(list(messages), dict(variables)))
+            job = msgspec.msgpack.encode(asked)
         except (UnicodeEncodeError, TypeError, RecursionError) as error:
             raise UserError(
                 f"the messages cannot be rendered: {shown(str(error), 200)}", "messages"

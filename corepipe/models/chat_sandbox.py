@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from corepipe.models.chat import MAX_FRAME, MAX_MEMORY, MAX_OUTPUT, Answer, Job, receive, send
+from corepipe.models.client_text import guarded
 from corepipe.signals import leave_to_parent
 
 
@@ -129,9 +130,18 @@ def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
 def _answer(sandbox: Sandbox, job: Job, cpu_seconds: float) -> Answer:
     try:
         with _time_limit(cpu_seconds):
-            return Answer(sandbox.render(job.messages, job.variables))
+            return Answer(sandbox.render(*_seen(job)))
     except Exception as error:  # whatever its expressions raise: the messages are not what it expects
         return Answer(error=_line(error), hostile=isinstance(error, SecurityError | MemoryError))
+
+
+def _seen(job: Job) -> tuple[list[Any], dict[str, Any]]:
+    """The messages and variables as the template is to see them."""
+    if job.guard is None:
+        return job.messages, job.variables
+    table = job.guard.there
+    given = {name: guarded(job.variables[name], table) for name in job.given}
+    return [guarded(message, table) for message in job.messages], job.variables | given
 
 
 @contextlib.contextmanager

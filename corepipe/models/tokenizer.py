@@ -14,6 +14,7 @@ from tokenizers import processors
 from corepipe.errors import UserError, shown
 from corepipe.models.chat import ChatTemplate
 from corepipe.models.config import read_json
+from corepipe.models.control_tokens import ControlTokens
 from corepipe.models.files import read_bytes
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
@@ -77,13 +78,15 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` puts bos in front where the model wants it."""
-        try:
+        with _unencodable():
             # Of the backend's ways to encode this one lets other threads run, and is the quickest.
-            with _failures("the tokenizer cannot encode this text"):
-                (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except (TypeError, ValueError) as error:
-            raise UserError("the text is not valid Unicode (a lone surrogate?)", "prompt") from error
-        return list(found.ids)
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found.ids)
+
+    def encode_chat(self, marked: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of what `render_chat` returned."""
+        with _unencodable():
+            return self._control.encode(marked, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
@@ -120,6 +123,10 @@ class Tokenizer:
         return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @cached_property
+    def _control(self) -> ControlTokens:
+        return ControlTokens(self._backend, self._chat_template or "")
+
+    @cached_property
     def _template(self) -> ChatTemplate:
         if self._chat_template is None:
             raise UserError(
@@ -134,8 +141,24 @@ class Tokenizer:
         **variables: object,
     ) -> str:
         """The prompt's text for a conversation; `variables` (tools, documents, ...) go to the template."""
-        known = {"tools": None, "documents": None, **self._special, **variables}
-        return self._template.render(messages, {**known, "add_generation_prompt": add_generation_prompt})
+        return self._template.render(messages, self._variables(add_generation_prompt, variables))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> str:
+        """As `apply_chat_template`, for `encode_chat` alone: it knows the template's control tokens from text
+        in the messages and variables that is spelled alike."""
+        guard = self._control.guard(messages, variables)
+        known = self._variables(add_generation_prompt, variables)
+        return self._control.mark(self._template.render(messages, known, guard, variables), guard)
+
+    def _variables(self, add_generation_prompt: bool, given: Mapping[str, object]) -> dict[str, object]:
+        """What a template knows besides the messages."""
+        known = {"tools": None, "documents": None, **self._special, **given}
+        return {**known, "add_generation_prompt": add_generation_prompt}
 
     def check_chat_template(self) -> None:
         """Tries the template, if any; raises UserError for one that is not valid, unsafe or endless."""
@@ -147,6 +170,16 @@ class Tokenizer:
         other = Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
         other.check_chat_template()
         return other
+
+
+@contextmanager
+def _unencodable() -> Iterator[None]:
+    """What a backend fails on becomes a UserError."""
+    try:
+        with _failures("the tokenizer cannot encode this text"):
+            yield
+    except (TypeError, ValueError) as error:
+        raise UserError("the text is not valid Unicode (a lone surrogate?)", "prompt") from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +17,11 @@ from corepipe.serving.keys import digest_of
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
 FormatName = Literal["fp32", "bf16", "int8", "int8-weights"]
+
+
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
+)
 
 
 class _Config(BaseModel):
@@ -77,6 +83,7 @@ class ServerConfig(_Config):
     api_key_file: Path | None = None
     max_requests_per_key: int | None = Field(default=None, ge=1)
     max_tokens_per_minute_per_key: int | None = Field(default=None, ge=1)
+    allowed_origins: tuple[str, ...] = ()
     insecure: bool = False
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
@@ -86,6 +93,7 @@ class ServerConfig(_Config):
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
     chat_template: str | None = None
+    allow_special_tokens_in_text: bool = False
     verify: bool = False
     otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()
@@ -126,6 +134,20 @@ class ServerConfig(_Config):
             digest_of(entry)
         return entries
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_what_browsers_send(
+        cls, origins: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
+        for origin in origins:
+            if origin == "*" and not _has_keys(info.data):
+                raise ValueError("* lets every web page use a server without API keys: name the origins")
+            if origin != "*" and not _is_origin(origin):
+                raise ValueError(
+                    f"{origin!r}: give an origin as browsers send it, such as https://ui.example:8443"
+                )
+        return origins
+
     @field_validator("max_requests_per_key", "max_tokens_per_minute_per_key")
     @classmethod
     def _limits_are_for_keys(cls, limit: int | None, info: ValidationInfo) -> int | None:
@@ -136,6 +158,12 @@ class ServerConfig(_Config):
 
 def _has_keys(fields: Mapping[str, Any]) -> bool:
     return any(fields.get("api_keys", ())) or fields.get("api_key_file") is not None
+
+
+def _is_origin(text: str) -> bool:
+    """Whether it is a scheme, a host in lower case, and no path nor the port that the scheme has anyway."""
+    found = _ORIGIN.fullmatch(text)
+    return found is not None and (found["scheme"], found["port"]) not in (("http", "80"), ("https", "443"))
 
 
 Config = TypeVar("Config", bound=_Config)

@@ -67,12 +67,17 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self.digests)
 
-    def find(self, authorization: bytes) -> int | None:
-        """Which of `digests` this Authorization header presents as `Bearer`; None: none of them."""
-        scheme, _, presented = authorization.partition(b" ")
-        digest = hashlib.sha256(presented.strip()).digest()
+    def find(self, presented: bytes) -> int | None:
+        """Which of `digests` this key has; None: none of them."""
+        digest = hashlib.sha256(presented).digest()
         found = None
         for number, one in enumerate(self.digests):
             if hmac.compare_digest(one, digest):
                 found = number
-        return found if scheme.lower() == b"bearer" else None
+        return found
+
+
+def bearer(authorization: bytes) -> bytes | None:
+    """The key that an Authorization header presents as `Bearer`; None: none."""
+    scheme, _, presented = authorization.partition(b" ")
+    return presented.strip() if scheme.lower() == b"bearer" else None

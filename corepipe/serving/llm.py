@@ -118,12 +118,23 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        allow_special_tokens_in_text: bool = False,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, put into words by the model's chat template."""
+        """Answers one conversation or several, put into words by the model's chat template.
+
+        What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
+        these are allowed.
+        """
         self._check_open()
-        conversations = _conversations(messages)
-        texts = [self._tokenizer.apply_chat_template(turns) for turns in conversations]
-        return self.generate([self._tokenizer.encode(t, add_special_tokens=False) for t in texts], params)
+        encode = self._spelled if allow_special_tokens_in_text else self._said
+        return self.generate([encode(turns) for turns in _conversations(messages)], params)
+
+    def _said(self, messages: Conversation) -> Prompt:
+        return self._tokenizer.encode_chat(self._tokenizer.render_chat(messages))
+
+    def _spelled(self, messages: Conversation) -> Prompt:
+        text = self._tokenizer.apply_chat_template(messages)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def close(self) -> None:
         """Frees the model; once is enough."""

@@ -39,6 +39,7 @@ from tests.deploy.charts import (
 
 SETTINGS = {
     "verify": (True, "verify"),
+    "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
     "format": ("bf16", "format"),
     "seed": (3, "seed"),
     "instance": ("trn1.2xlarge", "instance"),
@@ -69,7 +70,7 @@ SETTINGS = {
 }
 """Value -> an example, and the server's setting that it is."""
 
-OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
+OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "allowed_origin", "served_model_name", "chat_template"} | {
     "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
 }  # fmt: skip

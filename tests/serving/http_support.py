@@ -147,6 +147,7 @@ class FakeEngine:
     stats: list[Stats] = field(default_factory=lambda: [STATS])
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    abort_calls: int = 0
     closed: bool = False
     on_stats: Callable[[Stats], None] = field(default=print)
 
@@ -168,6 +169,7 @@ class FakeEngine:
         return stream
 
     def abort_all(self) -> None:
+        self.abort_calls += 1
         self.abort([submit.id for submit in self.submitted])
 
     def abort(self, ids: Sequence[str]) -> None:
@@ -191,6 +193,15 @@ class FakeEngine:
 @contextmanager
 def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object) -> Iterator[str]:
     """The real app behind the real HTTP server, in a thread; yields its URL."""
+    with running_ports(engine, ready=ready, **server) as (public, *_):
+        yield public
+
+
+@contextmanager
+def running_ports(
+    engine: FakeEngine, *, ready: Ready | None = READY, **server: object
+) -> Iterator[list[str]]:
+    """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
     config = ServerConfig.model_validate({"port": 0, **server})
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
     app = create_app(engine, tokenizer(), deployment, config, "1.2.3", ready)
@@ -199,7 +210,7 @@ def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
+        yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
     finally:
         http.stop()
         thread.join(10)

@@ -134,6 +134,15 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert len(llm.chat([conversation, conversation], GREEDY)) == 2
 
 
+def test_a_chat_spells_special_tokens_only_where_it_may(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hello<eos>"}]
+    (said,) = llm.chat(conversation, GREEDY)
+    (spelled,) = llm.chat(conversation, GREEDY, allow_special_tokens_in_text=True)
+    assert EOS not in said.prompt_token_ids
+    assert byte_tokenizer().decode(said.prompt_token_ids) == "user: hello<eos>\n"
+    assert spelled.prompt_token_ids.count(EOS) == 1
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> None:
     with pytest.raises(UserError, match="tokens"):
         llm.generate(["abc", "x" * 300], GREEDY)

@@ -28,9 +28,10 @@ from corepipe.errors import UserError
 from corepipe.models.tokenizer import Tokenizer
 from corepipe.serving.api import http_errors
 from corepipe.serving.api.connection import HEAD_SECONDS, Connection
-from corepipe.serving.api.crowd import Crowd, CrowdMetrics, make_room
+from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.api.limits import Guard
+from corepipe.serving.api.origins import Origins
 from corepipe.serving.api.planes import STATE_KEY, Planes
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
@@ -134,6 +135,7 @@ def create_app(
         app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
     app.state.close = _trace(app, server, engine, version)
     app.add_middleware(Guard, config=server, tenants=tenants)
+    app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
     if server.admin_port is not None:
         app.state.admin = _admin_app(service, server, http)
@@ -148,6 +150,7 @@ def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> Fas
     tenants = Tenants(server.admin_api_keys)
     _furnish(admin, service, routers, paths, keys=bool(tenants))
     admin.add_middleware(Guard, config=server, tenants=tenants, admin=True)
+    admin.add_middleware(Origins)
     admin.add_middleware(Traffic, metrics=http)
     return admin
 
@@ -227,15 +230,15 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     service: Service = app.state.service
-    crowd = Crowd(make_room(server.max_connections))
-    service.metrics.registry.register(CrowdMetrics(crowd))
+    limit = ConnectionLimit(make_room(server.max_connections))
+    service.metrics.registry.register(ConnectionMetrics(limit))
     certificate = tls_certificate(server.ssl_certfile, server.ssl_keyfile)
     tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
-    running = Server(config, server.shutdown_timeout, crowd, tls, kind)
+    running = Server(config, server.shutdown_timeout, limit, tls, kind)
     running.orders[signal.SIGHUP] = Reload(server, app.state.tenants, certificate).begin
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        running.orders[number] = partial(tell_state, service, crowd, running.server_state.tasks)
+        running.orders[number] = partial(tell_state, service, limit, running.server_state.tasks)
     return running
 
 
@@ -276,12 +279,12 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         drain_seconds: float,
-        crowd: Crowd,
+        limit: ConnectionLimit,
         tls: ssl.SSLContext | None,
         kind: type[Connection] = Connection,
     ) -> None:
         super().__init__(config)
-        self._crowd = crowd
+        self._limit = limit
         self._tls = tls
         self._kind = kind
         self.on_drain: Callable[[], None] = _nothing
@@ -296,12 +299,12 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(1)
         loop = asyncio.get_running_loop()
-        crowds = (self._crowd, Crowd(ADMIN_CONNECTIONS))
+        limits = (self._limit, ConnectionLimit(ADMIN_CONNECTIONS))
         tls, seconds = self._tls, None if self._tls is None else HEAD_SECONDS
         self.servers = []
         for at, one in enumerate(sockets or []):
             state = {**self.lifespan.state, STATE_KEY: at == 1}
-            make = partial(self._kind, self.config, self.server_state, state, crowds[at], loop)
+            make = partial(self._kind, self.config, self.server_state, state, limits[at], loop)
             self.servers.append(
                 await loop.create_server(
                     make, sock=one, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=seconds

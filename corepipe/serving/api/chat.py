@@ -39,6 +39,17 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
     return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def joined(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """One message for those of the same role and name that follow each other, with empty lines between."""
+    turns: list[dict[str, str]] = []
+    for message in messages:
+        if turns and {**turns[-1], "content": ""} == {**message, "content": ""}:
+            turns[-1]["content"] += "\n\n" + message["content"]
+        else:
+            turns.append(dict(message))
+    return turns
+
+
 def _plain(message: Mapping[str, Any], where: str) -> dict[str, str]:
     fields = screen(message, _HONOURED, NEUTRAL_MESSAGE, f"{where}.")
     role = fields.get("role")

@@ -14,14 +14,13 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from corepipe.serving.api.crowd import Crowd, Refusal
+from corepipe.serving.api import request_head
+from corepipe.serving.api.connection_limit import ConnectionLimit, Entry, Refusal
+from corepipe.serving.api.http10 import until_close
 from corepipe.serving.api.http_errors import ApiError, on_the_wire
+from corepipe.serving.api.request_head import MAX_HEAD, MAX_HEADERS, MAX_URL, malformed
 from corepipe.serving.api.upgrades import without_offer
 
-MAX_HEAD = 16 * 1024
-"""Bytes of a request line and its headers."""
-MAX_HEADERS = 100
-MAX_URL = 8 * 1024
 MAX_PIPELINED = 16
 """Requests that a connection may have waiting behind the one that is being answered."""
 HEAD_SECONDS = 8.0
@@ -84,11 +83,11 @@ class Connection(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        crowd: Crowd,
+        limit: ConnectionLimit,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
-        self._crowd = crowd
+        self._limit = limit
         self._socket: asyncio.Transport
         self._next = _Next.REQUEST
         self._messages = 0
@@ -115,8 +114,11 @@ class Connection(HttpToolsProtocol):
         self._socket = cast("asyncio.Transport", transport)
         self._wire = Wire(self._socket, self)
         super().connection_made(cast("asyncio.Transport", self._wire))
-        if self._crowd.enter(self):
+        entry = self._limit.enter(self)
+        if entry is Entry.TAKEN:
             self._after(HEAD_SECONDS, self._head_is_late)
+        elif entry is Entry.DROPPED:
+            self._socket.abort()
         else:
             self._next = _Next.HEAD  # it is about to ask, and is to read why not
             message = "Too many connections."
@@ -124,7 +126,7 @@ class Connection(HttpToolsProtocol):
             self._part_with(on_the_wire(ApiError(503, message, code="service_unavailable", headers=headers)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.leave(self)
+        self._limit.leave(self)
         self._after(None)
         self._end_write_timer()
         self._wire.let_go(self._socket)
@@ -143,7 +145,7 @@ class Connection(HttpToolsProtocol):
             self._farewell = b""  # answered in HTTP/1.1; what follows is in another protocol
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
-            self._reject(self._refusal or _malformed("This is not valid HTTP/1.1."))
+            self._reject(self._refusal or malformed("This is not valid HTTP/1.1."))
         self._start()
         if not self._closing and self._farewell is None:
             self._await_next(len(data))
@@ -187,16 +189,11 @@ class Connection(HttpToolsProtocol):
     def is_closing(self) -> bool:
         return self._closing or self._socket.is_closing()
 
-    def evict(self) -> None:
-        """Makes room for another connection."""
-        self._crowd.leave(self)
-        self._closing = True
-        self._socket.abort()
-
     # The parser's side
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._limit.asks(self)
         self._next = _Next.HEAD
         self._messages += 1
         self._head_bytes = self._held_back = self._body_bytes = self._body_seen = 0
@@ -213,7 +210,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD or len(self.headers) > MAX_HEADERS:
-            self._refuse(_head_too_large())
+            self._refuse(request_head.too_large())
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -221,6 +218,7 @@ class Connection(HttpToolsProtocol):
             self._plain_head = without_offer(self.url, self.parser.get_http_version(), self.headers)
             return  # the parser skips the body of such a request
         super().on_headers_complete()
+        self.scope["path"] = request_head.path_of(self.scope["raw_path"])
         self._keep_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False  # what answers before the body has ended, ends the connection
         self._next = _Next.BODY
@@ -237,25 +235,16 @@ class Connection(HttpToolsProtocol):
         if not self.cycle.response_started:  # which has told the client that it is the last
             self.cycle.keep_alive = self._keep_alive
         self._next = _Next.REQUEST
-        self._crowd.asked(self)
 
     def _check_head(self) -> None:
         version = self.parser.get_http_version()
-        if version not in ("1.0", "1.1"):
-            self._refuse(_malformed("Speak HTTP/1.1."))
-        if self.parser.get_method() == b"CONNECT":
-            allow = {"allow": "GET, POST"}
-            self._refuse(ApiError(405, "This is no proxy.", code="method_not_allowed", headers=allow))
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version == "1.0"):
-                self._refuse(_malformed("The only Transfer-Encoding taken is chunked."))
-            elif name == b"expect" and value.lower() != b"100-continue":
-                self._refuse(ApiError(417, "The only Expect met is 100-continue.", code="expectation_failed"))
-        if hosts != 1 and (hosts or version == "1.1"):
-            self._refuse(_malformed("Send one Host header."))
+        try:
+            request_head.check(self.parser.get_method(), version, self.headers)
+            self.url = request_head.origin_form(self.url, self.headers)
+        except ApiError as error:
+            self._refuse(error)
+        if version == "1.0":
+            self.expect_100_continue = False  # which such a client does not know
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(
                 ApiError(429, "Too many requests before the first answer.", code="rate_limit_exceeded")
@@ -269,9 +258,9 @@ class Connection(HttpToolsProtocol):
 
     def _start(self) -> None:
         if self._starting is not None:
-            self._answering = self._starting[0]
-            super()._start_asgi_task(*self._starting)
-            self._starting = None
+            cycle, app = self._starting
+            self._answering, self._starting = cycle, None
+            super()._start_asgi_task(cycle, until_close(cycle, app) if _is_http10(cycle) else app)
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -286,10 +275,9 @@ class Connection(HttpToolsProtocol):
             self._part_with(self._farewell)
         elif self._next is _Next.BODY:  # nobody waits for the rest of it
             self.close()
-        else:
-            self._crowd.waits(self)
-            if self._next is _Next.REQUEST:
-                self._after(IDLE_SECONDS, self.close)
+        elif self._next is _Next.REQUEST:
+            self._limit.rests(self)
+            self._after(IDLE_SECONDS, self.close)
 
     def _refuse(self, error: ApiError) -> NoReturn:
         """Ends the parsing."""
@@ -298,7 +286,7 @@ class Connection(HttpToolsProtocol):
 
     def _reject(self, error: ApiError) -> None:
         """Answers a request that is not to be executed, after those before it."""
-        self._crowd.refusals[_BY_STATUS.get(error.status, Refusal.MALFORMED)] += 1
+        self._limit.refusals[_BY_STATUS.get(error.status, Refusal.MALFORMED)] += 1
         if self._next is _Next.BODY and self._forget(self.cycle):
             self.close()
         elif self._answering is not None or self._starting is not None or self.pipeline:
@@ -336,7 +324,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._held_back += fed  # the parser keeps a header, or a trailer, until it is whole
             if self._held_back > MAX_HEAD:
-                self._reject(_head_too_large())
+                self._reject(request_head.too_large())
 
     def _set_time(self) -> None:
         if self._next is _Next.REQUEST:
@@ -356,7 +344,7 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # our own doing
             self._after(HEAD_SECONDS, self._head_is_late)
         elif self._messages == 0:
-            self._crowd.refusals[Refusal.LATE] += 1
+            self._limit.refusals[Refusal.LATE] += 1
             self.close()
         else:
             self._reject(_late("The head did not come in time."))
@@ -372,7 +360,7 @@ class Connection(HttpToolsProtocol):
             self._after(BODY_GRACE_SECONDS / 2, self._check_body)
 
     def _drop_slow_reader(self) -> None:
-        self._crowd.refusals[Refusal.SLOW_READER] += 1
+        self._limit.refusals[Refusal.SLOW_READER] += 1
         self._socket.abort()
 
     def _end_write_timer(self) -> None:
@@ -386,14 +374,9 @@ class Connection(HttpToolsProtocol):
             self._socket.abort()
 
 
-def _malformed(message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_http")
+def _is_http10(cycle: RequestResponseCycle) -> bool:
+    return cycle.scope["http_version"] == "1.0"
 
 
 def _late(message: str) -> ApiError:
     return ApiError(408, message, code="request_timeout")
-
-
-def _head_too_large() -> ApiError:
-    message = f"A head has at most {MAX_HEAD} bytes and {MAX_HEADERS} headers."
-    return ApiError(431, message, code="headers_too_large")

@@ -13,6 +13,7 @@ from corepipe.errors import UserError
 from corepipe.serving.api.http_errors import ApiError, invalid, send_error
 from corepipe.serving.api.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, Tenants
 from corepipe.serving.config import ServerConfig
+from corepipe.serving.keys import bearer
 
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
@@ -113,25 +114,31 @@ class Guard:
             await self._app(scope, receive, telling)
 
     def _check(self, scope: Scope) -> Tenant:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._check_host and not is_loopback(_host_name(headers.get(b"host", b""))):
+        if self._check_host and not _is_to_loopback(scope):
             message = "This server answers on loopback only; Host names another place."
             raise ApiError(421, message, code="misdirected_request")
         tenant = ANYONE
         if self._tenants and scope["path"] not in PUBLIC_PATHS:
-            tenant = self._owner([value for name, value in scope["headers"] if name == b"authorization"])
+            tenant = self._owner(scope["headers"])
         if scope["method"] == "POST":
             self._check_body(scope["headers"])
         return tenant
 
-    def _owner(self, presented: list[bytes]) -> Tenant:
-        """Whose key this is; two Authorization headers are nobody's."""
-        tenant = self._tenants.find(presented[0]) if len(presented) == 1 else None
-        if tenant is not None:
-            return tenant
-        code = "invalid_api_key" if presented else "missing_api_key"
-        message = "Incorrect API key." if presented else "Send an API key: Authorization: Bearer KEY."
-        raise ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+    def _owner(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:
+        """Whose key this is, sent as Authorization or x-api-key; two of a kind are nobody's."""
+        given = [bearer(value) for name, value in headers if name == b"authorization"]
+        named = [value.strip() for name, value in headers if name == b"x-api-key"]
+        if not given and not named:
+            raise _unauthorized("Send an API key: Authorization: Bearer KEY.", "missing_api_key")
+        if len(given) > 1 or len(named) > 1:
+            raise _unauthorized("Send one API key.")
+        if len({*given, *named}) > 1:
+            raise _unauthorized("Authorization and x-api-key are not the same key.")
+        key = given[0] if given else named[0]
+        tenant = None if key is None else self._tenants.find(key)
+        if tenant is None:
+            raise _unauthorized("Incorrect API key.")
+        return tenant
 
     def _check_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """By all headers of a name, not by one of them: another reader may take the other one."""
@@ -165,6 +172,16 @@ class Guard:
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self._max_body} bytes."
         return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+
+
+def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def _is_to_loopback(scope: Scope) -> bool:
+    """Whether Host is a loopback name; HTTP/1.0, which no browser speaks, need not have one."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
+    return scope["http_version"] == "1.0" if host is None else is_loopback(_host_name(host))
 
 
 def _host_name(host: bytes) -> str:

@@ -6,14 +6,14 @@ import logging
 import sys
 from collections.abc import Iterator, Sized
 
-from corepipe.serving.api.crowd import Crowd
+from corepipe.serving.api.connection_limit import ConnectionLimit
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.messages import Stats
 
 
-def tell_state(service: Service, crowd: Crowd, answers: Sized) -> None:
+def tell_state(service: Service, connections: ConnectionLimit, answers: Sized) -> None:
     """`answers`: the HTTP requests under way."""
-    for line in _lines(service, len(crowd), len(answers)):
+    for line in _lines(service, len(connections), len(answers)):
         logging.getLogger(__name__).warning(line)
 
 

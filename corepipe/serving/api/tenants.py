@@ -152,9 +152,9 @@ class Tenants:
         made = make_tenants(self._keys.digests, *self._limits)
         self._tenants = [replace(one, quota=quotas.get(one.salt, one.quota)) for one in made]
 
-    def find(self, authorization: bytes) -> Tenant | None:
-        """Whose key this Authorization header presents; None: nobody's."""
-        number = self._keys.find(authorization)
+    def find(self, key: bytes) -> Tenant | None:
+        """Whose key this is; None: nobody's."""
+        number = self._keys.find(key)
         return None if number is None else self._tenants[number]
 
 

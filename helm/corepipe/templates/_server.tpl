@@ -27,6 +27,9 @@
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
+{{- if .allowSpecialTokensInText }}
+- --allow-special-tokens-in-text
+{{- end }}
 {{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
 {{- include "corepipe.flag" (list "max-queue-seconds" .batching.maxQueueSeconds) }}
 {{- include "corepipe.flag" (list "otlp-traces-endpoint" .tracing.otlpEndpoint) }}
@@ -72,6 +75,9 @@
 {{- end }}
 {{- if not .apiKeys.existingSecret }}
 - --insecure
+{{- end }}
+{{- range .allowedOrigins }}
+{{- include "corepipe.flag" (list "allowed-origin" .) }}
 {{- end }}
 {{- range .extraArgs }}
 - {{ . | quote }}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.serving.api.chat import plain_messages
+from corepipe.serving.api.chat import joined, plain_messages
 from corepipe.serving.api.http_errors import ApiError
 
 
@@ -53,3 +53,19 @@ def test_what_is_not_text_is_refused(message, param):
 def test_no_messages():
     with pytest.raises(ApiError, match="empty"):
         plain_messages([])
+
+
+def test_messages_of_one_speaker_are_joined():
+    user, other = {"role": "user"}, {"role": "user", "name": "Ann"}
+    messages = [
+        user | {"content": "a"},
+        user | {"content": "b"},
+        other | {"content": "c"},
+        user | {"content": "d"},
+    ]
+    assert joined(messages) == [
+        user | {"content": "a\n\nb"},
+        other | {"content": "c"},
+        user | {"content": "d"},
+    ]
+    assert messages[0]["content"] == "a"

@@ -7,7 +7,8 @@ import time
 import httpx
 import pytest
 
-from corepipe.serving.api import connection
+from corepipe.serving.api import connection, connection_limit
+from tests.servers import until
 from tests.serving.http_support import FakeEngine, running, saying
 from tests.wires import HOST, JSON, MALFORMED, POST, connected, everything, exchange, get, post, replies
 
@@ -253,33 +254,157 @@ def test_a_reader_who_does_not_read_is_dropped_and_its_request_aborted(hasty):
         assert httpx.get(where + "/health").status_code == 200
 
 
-def test_a_full_house_still_answers(url):
-    """Who has yet to ask makes room; who waits for an answer stays."""
-    engine = FakeEngine(saying("a b", pause=0.05))
-    with running(engine, max_connections=8) as where:
-        with connected(where) as working:
-            working.sendall(post("/v1/completions", BODY))
-            time.sleep(0.05)
-            idle = [socket.create_connection(working.getpeername()) for _ in range(40)]
-            try:
-                assert exchange(where, get("/health"))[0].status == 200
-                assert replies(everything(working))[0].status == 200
-            finally:
-                for one in idle:
-                    one.close()
-        busy = [socket.create_connection(address(where)) for _ in range(8)]
-        try:
-            for one in busy:
-                one.sendall(
-                    post("/v1/completions", json.dumps({**json.loads(BODY), "max_tokens": 20}).encode())
-                )
-            time.sleep(0.1)
-            turned_away = exchange(where, get("/health"))
-            assert [one.status for one in turned_away] == [503]
-            assert turned_away[0].headers["retry-after"] == "1"
-        finally:
-            for one in busy:
-                one.close()
+HALF = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY[:5]
+
+
+def full_house(where, count, sent):
+    """So many connections that have sent as much."""
+    house = [socket.create_connection(address(where), timeout=20) for _ in range(count)]
+    for one in house:
+        one.sendall(sent)
+    return house
+
+
+def test_where_all_places_are_taken_a_newcomer_is_told_and_nobody_else_goes():
+    with running(FakeEngine(), max_connections=8) as where:
+        sending = [*full_house(where, 3, HALF), *full_house(where, 3, HALF[:30]), *full_house(where, 2, b"")]
+        until_refused(where)
+        for _ in range(20):
+            (turned_away,) = exchange(where, get("/health"))
+            assert (turned_away.status, turned_away.headers["retry-after"]) == (503, "1")
+            assert turned_away.error["code"] == "service_unavailable"
+        rests = [BODY[5:]] * 3 + [HALF[30:] + BODY[5:]] * 3 + [HALF + BODY[5:]] * 2
+        for one, rest in zip(sending, rests, strict=True):
+            one.sendall(rest)
+            assert replies(everything(one))[0].status == 200
+            one.close()
+        assert until(lambda: exchange(where, get("/health"))[0].status == 200)
+
+
+def until_refused(where):
+    """Until the server has seen all that connected before."""
+    assert until(lambda: exchange(where, get("/health"))[0].status == 503)
+
+
+def test_who_rests_between_two_requests_gives_way_after_a_while(monkeypatch):
+    """The longest resting first; who has been answered just now may have sent another request."""
+    with running(FakeEngine(), max_connections=3) as where:
+        resting = []
+        for _ in range(3):
+            client = httpx.Client(base_url=where)
+            assert client.get("/health").status_code == 200
+            resting.append(client)
+        assert exchange(where, get("/health"))[0].status == 503
+        monkeypatch.setattr(connection_limit, "RESTED_SECONDS", 0.0)
+        assert exchange(where, get("/health"))[0].status == 200
+        sockets = [client._transport._pool.connections[0] for client in resting]  # type: ignore[attr-defined]
+        assert until(lambda: [one.is_idle() and one.has_expired() for one in sockets] == [True, False, False])
+        for client in resting:
+            client.close()
+
+
+def test_more_newcomers_than_can_be_told_are_closed():
+    with running(FakeEngine(), max_connections=2) as where:
+        sending = full_house(where, 2, HALF)
+        until_refused(where)
+        crowd = [socket.create_connection(address(where), timeout=20) for _ in range(80)]
+        heard = [everything(one) for one in crowd]
+        assert 0 < len([one for one in heard if one]) <= 80
+        assert {one[:12] for one in heard} <= {b"HTTP/1.1 503", b""}
+        for one in [*sending, *crowd]:
+            one.close()
+
+
+def test_the_room_for_connections_is_that_for_files(monkeypatch):
+    limits = [(256, 1000)]
+    monkeypatch.setattr(connection_limit.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(connection_limit.resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert connection_limit.make_room(500) == 500
+    assert limits[-1] == (628, 1000)
+    assert connection_limit.too_few_files(500, 500) is None
+    assert connection_limit.make_room(4096) == 872
+    assert "--max-connections 4096: there is room for 872" in connection_limit.too_few_files(4096, 872)
+
+
+def old(method, path, *headers, body=b""):
+    length = b"Content-Length: %d\r\n" % len(body) if body else b""
+    return method + b" " + path + b" HTTP/1.0\r\n" + b"".join(headers) + length + b"\r\n" + body
+
+
+def test_http_1_0_is_answered_without_chunks_until_the_connection_closes(url, engine):
+    engine.script = saying("Hello world. ", pause=0.001)
+    asked = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 5, "stream": True}).encode()
+    for version, chunked in ((b"1.1", True), (b"1.0", False)):
+        sent = post("/v1/completions", asked).replace(b"HTTP/1.1", b"HTTP/" + version)
+        with connected(url) as client:
+            client.sendall(sent)
+            head, _, body = everything(client).partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in head.lower()) == chunked
+        assert b"connection: close" in head.lower()
+        if not chunked:
+            events = body.decode().split("\n\n")
+            assert events[-2:] == ["data: [DONE]", ""]
+            texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-2]]
+            assert "".join(texts) == "Hello w"
+    engine.script = saying("Hello world. ")
+
+
+def test_http_1_0_needs_no_host_and_http_1_1_does(url):
+    for path in (b"/health", b"/health/live", b"/ping", b"/v1/models"):
+        (answer,) = exchange(url, old(b"GET", path))
+        assert answer.status == 200
+        assert int(answer.headers["content-length"]) == len(answer.body)
+    (answer,) = exchange(url, old(b"POST", b"/v1/completions", JSON, body=BODY))
+    assert json.loads(answer.body)["usage"]["completion_tokens"] == 2
+    expecting = old(b"POST", b"/v1/completions", JSON, b"Expect: 100-continue\r\n", body=BODY)
+    assert [one.status for one in exchange(url, expecting)] == [200], "1.0 knows no 100"
+    assert [one.status for one in exchange(url, old(b"GET", b"/health", HOST, HOST))] == [400]
+    assert [one.status for one in exchange(url, old(b"GET", b"/health", b"Host: evil.example\r\n"))] == [421]
+    refused(url, b"GET /health HTTP/1.1\r\n\r\n", 400)
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost/health", b"evil.example", 200),
+        (b"http://127.0.0.1:8000/v1/models?x=y", b"localhost", 200),
+        (b"HTTP://[::1]:8000/health", b"localhost", 200),
+        (b"http://evil.example/health", b"localhost", 421),
+        (b"http://evil.example/v1/models", b"127.0.0.1:8000", 421),
+        (b"http://localhost", b"localhost", 404),
+        (b"http://localhost@evil.example/health", b"localhost", 400),
+        (b"http://evil.example@localhost/health", b"localhost", 400),
+        (b"ftp://localhost/health", b"localhost", 400),
+        (b"http:///health", b"localhost", 400),
+        (b"localhost/health", b"localhost", 400),
+    ],
+)
+def test_a_target_in_absolute_form_decides_and_not_the_host_header(url, target, host, status):
+    sent = b"GET " + target + b" HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n"
+    assert [one.status for one in exchange(url, sent)] == [status]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models", 200),
+        ("/%76%31/models", 200),
+        ("/v1%2fmodels", 404),
+        ("/v1%2Fmodels", 404),
+        ("/v1/models%2ftiny", 404),
+        ("/v1/models/tiny", 200),
+        ("/health%2flive", 404),
+    ],
+)
+def test_an_encoded_slash_is_no_slash(url, path, status):
+    assert [one.status for one in exchange(url, get(path))] == [status]
+
+
+def test_a_served_name_may_have_a_slash():
+    with running(FakeEngine(), served_model_names=("org/tiny", "a%2Fb")) as where:
+        for path in ("/v1/models/org/tiny", "/v1/models/org%2Ftiny", "/v1/models/org%2ftiny"):
+            (answer,) = exchange(where, get(path))
+            assert (answer.status, json.loads(answer.body)["id"]) == (200, "org/tiny")
 
 
 def address(url):

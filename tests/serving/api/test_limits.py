@@ -82,6 +82,26 @@ def test_a_refusal_says_what_is_missing(guarded):
     assert right.status_code == 200
 
 
+def test_a_key_may_come_as_x_api_key(guarded):
+    """Both may be sent, as some clients do, where they are the same."""
+
+    def ask(*headers):
+        answer = httpx.post(guarded + "/v1/completions", json=BODY, headers=headers)
+        return answer.status_code, answer.json().get("error", {}).get("message")
+
+    bearer, named = ("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)
+    assert [ask(named)[0], ask(bearer, named)[0], ask(("X-Api-Key", KEY))[0]] == [200, 200, 200]
+    wrong = (401, "Incorrect API key.")
+    assert [ask(("x-api-key", "no")), ask(("x-api-key", "")), ask(("x-api-key", f"Bearer {KEY}"))] == [
+        wrong
+    ] * 3
+    differ = (401, "Authorization and x-api-key are not the same key.")
+    assert ask(bearer, ("x-api-key", "no")) == differ
+    assert ask(("authorization", "Bearer no"), named) == differ
+    assert ask(("authorization", f"Basic {KEY}"), named) == differ
+    assert ask(named, named) == (401, "Send one API key.")
+
+
 @pytest.mark.parametrize(
     "host",
     [

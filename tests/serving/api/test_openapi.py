@@ -49,7 +49,7 @@ def test_the_document_has_the_routes_of_the_application_and_no_others(split, key
             path for path, item in served["paths"].items() if "security" not in next(iter(item.values()))
         }
         assert secured == served["paths"].keys() - PUBLIC_PATHS
-        assert served["security"] == ([{"key": []}] if keys else [])
+        assert served["security"] == ([{"key": []}, {"named": []}] if keys else [])
 
 
 def served_document(app):

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import threading
-
 import httpx
 import pytest
-import uvloop
 
-from corepipe.serving.api.app import create_app, listen_all, make_server
+from corepipe.serving.api.app import create_app
 from corepipe.serving.config import EngineConfig, ServerConfig
-from tests.serving.http_support import READY, FakeEngine, saying, tokenizer
+from tests.serving.http_support import READY, FakeEngine, running_ports, saying, tokenizer
 
 ADMIN_ALONE = {"/metrics": "GET", "/v1/placement": "GET", "/abort_requests": "POST"}
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 200}
@@ -21,15 +18,8 @@ def engine():
 
 @pytest.fixture(scope="module")
 def ports(engine):
-    config = ServerConfig(port=0, admin_port=0, api_keys=("user",), admin_api_keys=("root",))
-    app = create_app(engine, tokenizer(), EngineConfig(model="tiny"), config, "1", READY)
-    listeners = listen_all(config)
-    server = make_server(app, config)
-    thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=listeners)))
-    thread.start()
-    yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
-    server.stop()
-    thread.join(10)
+    with running_ports(engine, admin_port=0, api_keys=("user",), admin_api_keys=("root",)) as urls:
+        yield urls
 
 
 def ask(url, path, method="GET", key=None, **headers):

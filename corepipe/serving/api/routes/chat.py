@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from corepipe.serving.api.chat import plain_messages
+from corepipe.models.chat import TemplateRefusalError
+from corepipe.serving.api.chat import joined, plain_messages
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import NEUTRAL_CHAT, ChatRequest, check_combination, parse
@@ -46,22 +48,39 @@ class Chat:
         await Generation(service, plan, arrival).answer(receive, send)
 
     async def _prompt(self, request: ChatRequest) -> Prompt:
-        text = await render_chat(self._service, request.messages)
-        ids = await self._service.encode(
-            text, "messages", self._service.require_ready().max_model_len, add_special_tokens=False
-        )
+        ids = await encode_chat(self._service, request.messages, self._service.require_ready().max_model_len)
         if not ids:
             raise invalid("messages render to an empty prompt.", "messages")
         return Prompt(ids)
 
 
-async def render_chat(service: Service, messages: list[dict[str, object]]) -> str:
-    """The prompt of a chat, up to where the assistant speaks.  Raises ApiError, and UserError for what the
-    template refuses; one that takes its time holds up nobody else."""
+async def encode_chat(
+    service: Service, messages: list[dict[str, object]], most: int, add_special_tokens: bool = False
+) -> list[int]:
+    """The prompt of a chat, up to where the assistant speaks; special tokens in it are the template's alone,
+    unless the server allows texts to spell them.
+
+    Raises ApiError, also for more than `most` tokens, and UserError for what the template refuses; one that
+    takes its time holds up nobody else.
+    """
     plain = plain_messages(messages)
-    if not service.tokenizer.has_chat_template:
+    tokenizer = service.tokenizer
+    if not tokenizer.has_chat_template:
         message = "This model has no chat template: use /v1/completions."
         raise invalid(message, "messages", "unsupported_value")
-    return await service.beside(
-        LONG_TEXT, lambda: service.tokenizer.apply_chat_template(plain, add_generation_prompt=True)
-    )
+    allowed = service.special_tokens_in_text
+    render = tokenizer.apply_chat_template if allowed else tokenizer.render_chat
+    encode: Callable[[str, bool], list[int]] = tokenizer.encode if allowed else tokenizer.encode_chat
+    text = await service.beside(LONG_TEXT, lambda: _rendered(render, plain))
+    return await service.encode(text, "messages", most, lambda one: encode(one, add_special_tokens))
+
+
+def _rendered(render: Callable[[list[dict[str, str]]], str], messages: list[dict[str, str]]) -> str:
+    """The prompt's text; messages of one speaker are joined for templates that want roles to alternate."""
+    try:
+        return render(messages)
+    except TemplateRefusalError:
+        turns = joined(messages)
+        if len(turns) == len(messages):
+            raise
+        return render(turns)

@@ -65,7 +65,8 @@ class Completions:
         if isinstance(prompt, str):
             most = self._service.require_ready().max_model_len
             special = request.add_special_tokens
-            ids = await self._service.encode(prompt, "prompt", most, add_special_tokens=special)
+            encode = self._service.tokenizer.encode
+            ids = await self._service.encode(prompt, "prompt", most, lambda text: encode(text, special))
             text = prompt if request.echo else ""
         else:
             ids = list(prompt)

@@ -36,7 +36,7 @@ def info_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str) -> dict[str, Any]:
-        return card(service.require_model(model))
+        return card(service.require_model(model.replace("%2F", "/")))  # as clients encode a name with slashes
 
     @router.get("/version")
     async def version() -> dict[str, str]:

@@ -40,7 +40,11 @@ _ANYWHERE: dict[int, str] = {
     503: "The engine is loading or has stopped, or there are too many connections.",
 }
 _WITH_KEYS: dict[int, str] = {401: "No API key, or not one of the server's."}
-_WITH_BODY: dict[int, str] = {413: "The body is too large.", 415: "The body is no JSON, or compressed."}
+_WITH_BODY: dict[int, str] = {
+    403: "A web page of an origin that is not allowed.",
+    413: "The body is too large.",
+    415: "The body is no JSON, or compressed.",
+}
 _WITH_MODEL: dict[int, str] = {404: "No such model."}
 
 
@@ -150,13 +154,16 @@ def document(paths: Iterable[str], version: str, models: Sequence[str], *, keys:
         routes.setdefault(one.path, {})[one.method] = _operation(one, models, keys=keys)
     components: dict[str, Any] = {"schemas": schemas}
     if keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "named": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "corepipe", "version": version},
         "paths": routes,
         "components": components,
-        "security": [{"key": []}] if keys else [],
+        "security": [{"key": []}, {"named": []}] if keys else [],
     }
 
 

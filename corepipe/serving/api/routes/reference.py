@@ -51,9 +51,10 @@ With `--admin-port` the routes `/metrics`, `/v1/placement` and `/abort_requests`
 beside the probes; it has keys of its own (`--admin-api-key`).
 | `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
 
-With API keys set (`Authorization: Bearer KEY`) every route needs one but `/health`, `/health/live`,
-`/health/ready`, `/ping` and `/version`. Without, the server listens on a loopback address only and answers
-only to loopback names in `Host`.
+With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
+route needs one but `/health`, `/health/live`, `/health/ready`, `/ping` and `/version`. Without, the server
+listens on a loopback address only and answers only to loopback names in `Host`. Web pages are served if their
+origin is allowed: [connections](connections.md).
 
 ## Keys and their limits
 
@@ -91,6 +92,12 @@ they are the earliest arrival, the earliest first token and the mean time per to
 - Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
   times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
 - Prompts times `n` is at most 128.
+- What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as such,
+  nor are other tokens that the chat template writes or that are named `<|...|>`; `--allow-special-tokens-in-text`
+  lets them. The prompt of a completion is all its author's, and special tokens in it are tokens. `/tokenize`
+  does as the route does whose `messages` or `prompt` it is given.
+- Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
+  with an empty line between.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
 - When the client goes away its requests are aborted at once.
 
@@ -106,6 +113,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
 | 400 | `context_length_exceeded` | prompt and answer do not fit |
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
+| 403 | `origin_not_allowed` | a web page of an origin that is not allowed |
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
 | 405 | `method_not_allowed` | |
 | 400 | `invalid_http` | it is not HTTP/1.1 as the standard has it: [connections](connections.md) |
@@ -116,7 +124,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `internal_error` | the server's log says why |
-| 503 | `service_unavailable` | the engine is loading, restarting or lost, or the server is about to end |
+| 503 | `service_unavailable` | the engine is loading, restarting or lost, the server is about to end, or has no place for another connection |
 | 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
 
 A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.

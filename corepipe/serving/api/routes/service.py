@@ -39,6 +39,9 @@ WORK_SECONDS = 10.0
 WORKERS = 2
 """Threads that long texts may take from the engine."""
 
+Encode = Callable[[str], list[int]]
+"""From text to token ids; raises UserError for what is no text."""
+
 R = TypeVar("R")
 
 
@@ -62,6 +65,7 @@ class Service:
         self.engine = engine
         self.version = version
         self.names = server.served_model_names or (engine.model,)
+        self.special_tokens_in_text = server.allow_special_tokens_in_text
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
@@ -135,7 +139,7 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
 
-    async def encode(self, text: str, field: str, most: int, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
 
         Raises ApiError (400) for text that is sure to have more than `most` tokens, and (429) where it takes
@@ -144,8 +148,8 @@ class Service:
 
         def found() -> list[int]:
             if len(text) > max(most, LONG_TEXT):
-                self._check_length(text, field, most)
-            return self.tokenizer.encode(text, add_special_tokens)
+                _check_length(text, field, most, encode)
+            return encode(text)
 
         return await self.beside(len(text), found)
 
@@ -162,20 +166,6 @@ class Service:
         except TimeoutError:
             raise overloaded("Too much long text is being worked on.") from None
 
-    def _check_length(self, text: str, field: str, most: int) -> None:
-        """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
-
-        Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
-        """
-        count = 0
-        for at in range(0, len(text), LONG_TEXT):
-            count += len(self.tokenizer.encode(text[at : at + LONG_TEXT], add_special_tokens=False))
-            if count > 2 * most:
-                message = (
-                    f"The {len(text)} characters of the {field} are more than the {most} tokens that fit."
-                )
-                raise invalid(message, field, "context_length_exceeded")
-
     @cached_property
     def fingerprint(self) -> str:
         """Stable for a configuration: the same one gives the same answers to the same seeds."""
@@ -186,6 +176,19 @@ class Service:
         }
         digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
         return f"fp_{digest.hexdigest()[:10]}"
+
+
+def _check_length(text: str, field: str, most: int, encode: Encode) -> None:
+    """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
+
+    Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+    """
+    count = 0
+    for at in range(0, len(text), LONG_TEXT):
+        count += len(encode(text[at : at + LONG_TEXT]))
+        if count > 2 * most:
+            message = f"The {len(text)} characters of the {field} are more than the {most} tokens that fit."
+            raise invalid(message, field, "context_length_exceeded")
 
 
 def _nothing() -> None:

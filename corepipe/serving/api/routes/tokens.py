@@ -10,7 +10,7 @@ from starlette.responses import Response
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest, parse
-from corepipe.serving.api.routes.chat import render_chat
+from corepipe.serving.api.routes.chat import encode_chat
 from corepipe.serving.api.routes.service import Service
 
 MAX_TOKENIZED = 16_384
@@ -65,9 +65,11 @@ def _json(body: bytes) -> Response:
 async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
-    chat = asked.messages is not None
-    text = await render_chat(service, asked.messages) if asked.messages is not None else asked.prompt or ""
-    field = "messages" if chat else "prompt"
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
-    special = not chat if asked.add_special_tokens is None else asked.add_special_tokens
-    return await service.encode(text, field, most, add_special_tokens=special)
+    special = asked.add_special_tokens
+    if asked.messages is not None:
+        return await encode_chat(service, asked.messages, most, bool(special))
+    encode = service.tokenizer.encode
+    return await service.encode(
+        asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
+    )
