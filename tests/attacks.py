@@ -12,7 +12,8 @@ import psutil
 from tests.servers import Served, until
 
 GOLDEN = {"model": "tiny", "prompt": "golden", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-HEALTH_SECONDS = 0.1
+SETTLE_SECONDS = 60.0
+"""A limit for what never settles; an idle machine takes a fraction of a second."""
 RSS_BYTES = 32 * 1024 * 1024
 FILES = 2
 TASKS = 2
@@ -36,23 +37,23 @@ class Watch:
         self.http = httpx.Client(base_url=self.server.url, headers=headers, timeout=60, limits=ONE)
         self._golden = self._ask()
         self._tasks = self._loop_tasks()
-        assert until(self._grown, 30.0), "it grows by itself"
+        assert until(self._grown, 2 * SETTLE_SECONDS), "it grows by itself"
         self._files = {one.pid: one.num_fds() for one in self._all()}
         self._memory = {one.pid: one.memory_info().rss for one in self._all()}
 
-    def check(self, settle: float = 5.0) -> None:
-        """Fails unless the server is, within `settle` seconds, as it was at rest."""
+    def check(self) -> None:
+        """Fails unless the server comes to be as it was at rest."""
         now = self._all()
         assert {one.pid for one in now} == set(self._memory), "another set of processes"
-        assert until(self._at_rest, settle), self.metrics()
-        assert until(lambda: self._health_seconds() < HEALTH_SECONDS), "/health is slow"
+        assert until(self._answers, SETTLE_SECONDS), "/health does not answer"
+        assert until(self._at_rest, SETTLE_SECONDS), self.metrics()
         assert self._ask() == self._golden, "the golden answer changed"
         for one in now:
             files = self._files[one.pid]
-            assert until(lambda: abs(one.num_fds() - files) <= FILES, settle), "files stay open"  # noqa: B023
+            assert until(lambda: abs(one.num_fds() - files) <= FILES, SETTLE_SECONDS), "open files"  # noqa: B023
             more = one.memory_info().rss - self._memory[one.pid]
             assert more <= RSS_BYTES, f"{more >> 20} MiB more"
-        assert until(lambda: abs(self._loop_tasks() - self._tasks) <= TASKS, settle), "tasks do not end"
+        assert until(lambda: abs(self._loop_tasks() - self._tasks) <= TASKS, SETTLE_SECONDS), "open tasks"
         assert "Traceback" not in "".join(self.server.stderr)
 
     def close(self) -> None:
@@ -73,10 +74,9 @@ class Watch:
         assert tasks > 0
         return tasks
 
-    def _health_seconds(self) -> float:
-        began = time.perf_counter()
-        assert self.http.get("/health").status_code == 200
-        return time.perf_counter() - began
+    def _answers(self) -> bool:
+        """Whether it has a place for this client, which a crowd may have taken."""
+        return self.http.get("/health").status_code == 200
 
     def _at_rest(self) -> bool:
         metrics = self.metrics()

@@ -70,7 +70,8 @@ SETTINGS = {
 }
 """Value -> an example, and the server's setting that it is."""
 
-OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "allowed_origin", "served_model_name", "chat_template"} | {
+OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
+    "allowed_origin",
     "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
 }  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
+from corepipe.models.tokenizer import Tokenizer
+from corepipe.serving.api.routes import service
 from tests.serving.http_support import FakeEngine, running, saying, tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -226,7 +229,24 @@ def test_long_texts_are_encoded_too(url):
     assert tokenizer().decode(answer.json()["tokens"]) == "word " * 10_000
 
 
-def test_a_template_that_hangs_on_demand_holds_up_nobody_else():
+def test_long_text_is_encoded_beside_the_event_loop(url, monkeypatch):
+    """While it is, other requests are answered: the encoding waits for one."""
+    answered, encode = threading.Event(), Tokenizer.encode
+
+    def slow(self, text, add_special_tokens=True):
+        assert answered.wait(60), "the event loop stands still"
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{url}/tokenize", json={"prompt": "word " * 4_000}, timeout=90)
+        assert httpx.get(f"{url}/health", timeout=90).status_code == 200
+        answered.set()
+        assert asked.result().status_code == 200
+
+
+def test_a_template_that_hangs_on_demand_holds_up_nobody_else(monkeypatch):
+    monkeypatch.setattr(service, "WORK_SECONDS", 1e3)  # two seconds of processor time may take long
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = "{% if messages[0].content == 'boom' %}" + loop + "{% endif %}{{ messages[0].content }}"
     order: list[str] = []

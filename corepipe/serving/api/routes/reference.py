@@ -92,10 +92,10 @@ they are the earliest arrival, the earliest first token and the mean time per to
 - Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
   times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
 - Prompts times `n` is at most 128.
-- What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as such,
-  nor are other tokens that the chat template writes or that are named `<|...|>`; `--allow-special-tokens-in-text`
-  lets them. The prompt of a completion is all its author's, and special tokens in it are tokens. `/tokenize`
-  does as the route does whose `messages` or `prompt` it is given.
+- What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as
+  such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
+  `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it
+  are tokens. `/tokenize` does as the route does whose `messages` or `prompt` it is given.
 - Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
   with an empty line between.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
@@ -124,7 +124,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `internal_error` | the server's log says why |
-| 503 | `service_unavailable` | the engine is loading, restarting or lost, the server is about to end, or has no place for another connection |
+| 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
 | 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
 
 A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
