@@ -167,6 +167,7 @@ def _renamed(backend: Backend, added: Iterable[AddedToken], names: Mapping[str, 
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         if getattr(backend, part) is not None:
             setattr(renamed, part, getattr(backend, part))
+    renamed.add_tokens(_fillers(backend, nonce=secrets.token_hex(8)))
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     renamed.add_tokens(
         [
@@ -177,3 +178,10 @@ def _renamed(backend: Backend, added: Iterable[AddedToken], names: Mapping[str, 
         ]
     )
     return renamed
+
+
+def _fillers(backend: Backend, nonce: str) -> list[AddedToken]:
+    """Tokens that nothing matches, for the ids in which a vocabulary with gaps is longer than its size."""
+    ids = backend.get_vocab(with_added_tokens=False).values()
+    beyond = max(ids, default=-1) + 1 - len(ids)
+    return [AddedToken(f"\U0010fffd{nonce}-{number}\U0010fffd", normalized=False) for number in range(beyond)]

@@ -112,6 +112,15 @@ def unigram() -> Backend:
     return backend
 
 
+def gappy() -> Backend:
+    """A vocabulary with numbers beyond its size, where the library would number further tokens."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *NAMES, *NOT_SPECIAL, SPACES]
+    backend = Backend(models.BPE({piece: 3 * at for at, piece in enumerate(pieces)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
 def words() -> Backend:
     pieces = ["[UNK]", "hi", "user", *CHARACTERS, *("##" + one for one in CHARACTERS)]
     backend = Backend(models.WordPiece({p: n for n, p in enumerate(pieces)}, unk_token="[UNK]"))
@@ -321,6 +330,17 @@ def test_what_the_tokenizer_puts_around_a_text_is_there_if_asked_for(name: str) 
     assert tokenizer.encode_chat(marked, add_special_tokens=True) == [0, *plain, 1]
     before = tokenizer.encode(tokenizer.apply_chat_template(messages(["a"])))
     assert tokenizer.encode_chat(tokenizer.render_chat(messages(["a"])), add_special_tokens=True) == before
+
+
+def test_a_vocabulary_with_gaps() -> None:
+    backend = gappy()
+    backend.add_tokens(tokens())
+    tokenizer = Tokenizer(backend, {}, CHATML)
+    tokenizer._template = process(CHATML)
+    every = "".join(map(chr, range(256)))
+    assert safe(tokenizer, [every]) == forging(tokenizer, [every])
+    start, end = (backend.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    assert [one for one in safe(tokenizer, FORGED[:1]) if one in (start, end)] == [start, end, start]
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -213,5 +213,5 @@ def running_ports(
         yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
     finally:
         http.stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
