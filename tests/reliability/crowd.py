@@ -13,9 +13,11 @@ from typing import Any
 
 import aiohttp
 
+from tests.servers import PATIENCE_SECONDS
+
 Body = dict[str, Any]
 
-TIMEOUT = aiohttp.ClientTimeout(total=120)
+TIMEOUT = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class Outcome:
 
     kind: "done", "refused" (429), "unavailable" (503), "expired" (504), "error" (an event in a stream), or
     "broken": no outcome that a client could rely on.
+    device: when the emulated device had it, where the body asked for `device_metrics`.
     """
 
     kind: str = "broken"
@@ -32,6 +35,7 @@ class Outcome:
     seconds: float = 0.0
     first_seconds: float | None = None
     retry_after: int | None = None
+    device: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {200: "done", 429: "refused", 503: "unavailable", 504: "expired"}
@@ -56,6 +60,7 @@ def _read(answer: aiohttp.ClientResponse, document: Any, outcome: Outcome) -> No
     outcome.kind = KINDS.get(answer.status, "broken")
     if answer.status == 200:
         outcome.text = document["choices"][0]["text"]
+        outcome.device = document.get("corepipe", {})
     else:
         outcome.detail = f"{answer.status} {document}"
         outcome.retry_after = int(answer.headers["retry-after"]) if "retry-after" in answer.headers else None
@@ -82,6 +87,7 @@ async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float
             continue
         outcome.text += event["choices"][0]["text"]
         finish = event["choices"][0]["finish_reason"] or finish
+        outcome.device = event.get("corepipe", outcome.device)
 
 
 @dataclass
@@ -148,8 +154,8 @@ def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> li
     return made
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Polls for a condition that must come true; False if it does not in this time."""
+async def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Polls for a condition that must come true; False if it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -172,11 +172,11 @@ def visited(server: Served, cycles: int) -> tuple[Counter[str], list[str]]:
 
     before = asyncio.run(answers(server.url, golden))
     asyncio.run(run(6 * AT_ONCE))  # warm: buffers, KV blocks that are touched for the first time
-    assert until(lambda: idle(server), 60)
+    assert until(lambda: idle(server))
     base = Held.by(server)
     done = asyncio.run(run(cycles))
-    wrong = [] if until(lambda: idle(server), 60) else ["something runs, waits or is held for ever"]
-    until(lambda: not Held.by(server).excess(base), 10)
+    wrong = [] if until(lambda: idle(server)) else ["something runs, waits or is held for ever"]
+    until(lambda: not Held.by(server).excess(base))
     wrong += Held.by(server).excess(base)
     if asyncio.run(answers(server.url, golden)) != before:
         wrong.append("a greedy answer has changed")

@@ -57,19 +57,25 @@ def client(key: str) -> aiohttp.ClientSession:
 
 def body(rng: random.Random, tokens: int) -> Body:
     prompt = [rng.randrange(3, 200) for _ in range(32)]
-    return {"model": "model", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return {
+        "model": "model", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True,
+        "device_metrics": True,
+    }  # fmt: skip
 
 
 @dataclass
 class Neighbour:
-    """A key that always has `in_flight` requests under way, for as long as it is entered."""
+    """A key that always has `in_flight` requests under way, for as long as it is entered, or until `finish`."""
 
     url: str
     in_flight: int
     tokens: tuple[int, int]
     outcomes: Counter[str] = field(default_factory=Counter)
+    devices: list[dict[str, float]] = field(default_factory=list)
+    """When the emulated device had each answer."""
 
     async def __aenter__(self) -> Neighbour:
+        self._over = False
         self._session = await client(HEAVY).__aenter__()
         self._tasks = [asyncio.create_task(self._ask(random.Random(n))) for n in range(self.in_flight)]
         return self
@@ -80,10 +86,17 @@ class Neighbour:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
+    async def finish(self) -> None:
+        """Waits for what is under way, and asks no more."""
+        self._over = True
+        await asyncio.gather(*self._tasks)
+
     async def _ask(self, rng: random.Random) -> None:
-        while True:
+        while not self._over:
             outcome = await ask(self._session, self.url, body(rng, rng.randint(*self.tokens)))
             self.outcomes[outcome.kind] += 1
+            if outcome.kind == "done":
+                self.devices.append(outcome.device)
             if outcome.kind == "refused":
                 await asyncio.sleep(0.1)
 
