@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from tests.servers import PATIENCE_SECONDS
+
 HOST = b"Host: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -71,7 +73,7 @@ class Reply:
 
 
 @contextlib.contextmanager
-def connected(url: str, timeout: float = 20.0) -> Iterator[socket.socket]:
+def connected(url: str, timeout: float = PATIENCE_SECONDS) -> Iterator[socket.socket]:
     """A plain connection to the server at `url`."""
     where = urlsplit(url)
     with socket.create_connection((where.hostname, where.port), timeout=timeout) as connection:

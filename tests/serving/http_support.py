@@ -28,6 +28,7 @@ from corepipe.serving.messages import (
     TokenLogprobs,
 )
 from corepipe.serving.supervision.streams import OutputStream
+from tests.servers import PATIENCE_SECONDS
 
 TEXT = Path(__file__).parent.parent / "data" / "perplexity.txt"
 MODEL = "tiny"
@@ -75,6 +76,7 @@ DEVICE = DeviceTimes(
     total_ms=20.0,
 )
 
+FOREVER = 86400.0
 Step = Output | float
 Script = Callable[[Submit], Sequence[Step]]
 
@@ -121,6 +123,15 @@ def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: 
                 )
             )
         return steps
+
+    return script
+
+
+def begun(text: str) -> Script:
+    """Says the first token of `text`, and then nothing more for as long as any test takes."""
+
+    def script(submit: Submit) -> list[Step]:
+        return [Output(submit.id, tokenizer().encode(text)[:1], cached=2), FOREVER]
 
     return script
 
@@ -179,13 +190,18 @@ class FakeEngine:
         self.closed = True
 
     async def _play(self, steps: Sequence[Step], stream: OutputStream) -> None:
-        """Without a pause between them, outputs are merged as they are when the server lags behind."""
+        """Without a pause between them, outputs are merged as they are when the server lags behind.
+
+        With one they are not, however long the server takes.
+        """
         stream.start()
         for step in steps:
             if stream.request_id in self.aborted:
                 return
             if isinstance(step, float):
                 await asyncio.sleep(step)
+                while stream._pending and stream.request_id not in self.aborted:
+                    await asyncio.sleep(0.001)
             else:
                 stream.push(step)
 
@@ -213,5 +229,5 @@ def running_ports(
         yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
     finally:
         http.stop()
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
