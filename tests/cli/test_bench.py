@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from corepipe.errors import UserError
 from corepipe.planning.bench.assertions import Assertion
 from corepipe.planning.bench.report import KEYS
 from tests.planning.bench.stub import running
-from tests.servers import TINY, Served, command, served
+from tests.servers import PATIENCE_SECONDS, TINY, Served, command, served, until
 
 SMALL = ["--requests", "12", "--input-len", "20", "--output-len", "5"]
 
@@ -74,20 +74,32 @@ def test_conditions_decide_the_exit_code(stub: str) -> None:
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_what_was_measured_is_told_when_it_is_interrupted(
-    stub: str, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    asked = command(
-        "bench", stub, "--duration", 600, "--input-len", 20, "--output-len", 5, "--json", "--concurrency", 2
-    )
-    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.5)
-    process.send_signal(number)
-    told, errors = process.communicate(timeout=20)
+    log = tmp_path / "sent.jsonl"
+    load = ["--duration", 600, "--input-len", 20, "--output-len", 5, "--concurrency", 2]
+    with running(first=0.02, gap=0.002, log=str(log)) as url:
+        asked = command("bench", url, *load, "--json")
+        with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert until(lambda: len(answered(log)) >= 10)
+                process.send_signal(number)
+                told, errors = process.communicate(timeout=PATIENCE_SECONDS)
+            finally:
+                process.kill()
+        known = answered(log)
     assert process.returncode == code, errors
     document = json.loads(told)
     assert document["interrupted"] is True
+    assert len(known) - 2 <= document["completed"] <= len(known)
     assert document["unfinished"] <= 2
     assert "interrupted: " in errors
+
+
+def answered(log: Path) -> list[str]:
+    """The ids of the load's own requests, which begin after two probes; as far as whole lines are written."""
+    ids = re.findall(r'{"id": "(.*?)".*"whole": true}$', log.read_text(), re.MULTILINE)
+    return [one for one in ids if re.fullmatch(r"bench-\w+-0-\d+", one)]
 
 
 def test_a_corepipe_tells_its_predictions(corepipe: Served) -> None:
@@ -110,8 +122,9 @@ def test_conversations_with_a_corepipe(corepipe: Served) -> None:
 
 
 def test_a_sweep(stub: str) -> None:
-    asked = ["--sweep", "--rate", "20,10", "--duration", "0.5", "--output-len", "2", "--input-len", "5"]
-    shown = bench(stub, *asked, "--assert", "sustained_request_rate>=20")
+    """At rates at which no stage has as many requests as a server may be behind with."""
+    asked = ["--sweep", "--rate", "4,2", "--duration", "0.6", "--output-len", "2", "--input-len", "5"]
+    shown = bench(stub, *asked, "--assert", "sustained_request_rate>=4")
     assert shown.exit_code == 0, shown.stderr
     assert "No stage was more than the server can take." in shown.stdout
 

@@ -1,16 +1,16 @@
-"""Load tests in the test's own process, against a stub in another."""
+"""Load tests against a stub in virtual time: what they find does not depend on the machine."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
-
-import uvloop
+from typing import Any, TypeVar
+from unittest import mock
 
 from corepipe.planning.arrivals import Arrivals
+from corepipe.planning.bench import client, runner, setup, transport
 from corepipe.planning.bench.client import Asking
 from corepipe.planning.bench.play import LoadTest, Settings
 from corepipe.planning.bench.report import Report
@@ -20,6 +20,15 @@ from corepipe.planning.bench.target import Http, Target, find
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import PrefixTree, Synthetic, Workload
+from tests.planning.bench import stub as stubs
+from tests.planning.bench.stub import Behaviour, Connection, Stub
+from tests.planning.bench.virtual_time import VirtualTimeLoop
+
+URL = "http://stub"
+AFTER_SECONDS = 60.0
+"""For the server to notice whatever it has to."""
+
+T = TypeVar("T")
 
 
 def synthetic(prompt: int = 20, output: int = 10, **more: Any) -> Synthetic:
@@ -33,56 +42,66 @@ def synthetic(prompt: int = 20, output: int = 10, **more: Any) -> Synthetic:
     )  # fmt: skip
 
 
-@asynccontextmanager
-async def prepared(
-    url: str, slo: Slo = NO_SLO, shape: Shape | None = None, **asking: Any
-) -> AsyncIterator[LoadTest]:
-    """Everything that comes before a run, and after it."""
-    http = Http(Target.parse(url), None)
-    try:
+def run(
+    behaviour: Behaviour,
+    body: Callable[[LoadTest], Awaitable[T]],
+    slo: Slo = NO_SLO,
+    shape: Shape | None = None,
+    **asking: Any,
+) -> T:
+    """Everything that comes before a run, `body`, and everything that comes after it."""
+
+    async def main() -> T:
+        made.append(Stub(behaviour))
+        http = Http(Target.parse(URL), None)
         found = await find(http, None)
         asked = replace(Asking(found.model), **asking)
-        setup = await set_up(http, found, asked, "salt", None, shape or Shape())
+        ready = await set_up(http, found, asked, "salt", None, shape or Shape())
         settings = Settings(asked, slo, "salt", keep_stamps=True)
-        yield LoadTest(http, found, setup, settings, lambda *_: None)
-    finally:
+        result = await body(LoadTest(http, found, ready, settings, lambda *_: None))
         http.pool.close()
+        await asyncio.sleep(AFTER_SECONDS)
+        made[0].close()
+        return result
+
+    made: list[Stub] = []
+    loop = VirtualTimeLoop(lambda: Connection(made[0]))
+    with ExitStack() as stack:
+        for module in (client, runner, setup, stubs, transport):
+            stack.enter_context(mock.patch.object(module, "perf_counter", loop.time))
+        return stack.enter_context(asyncio.Runner(loop_factory=lambda: loop)).run(main())
 
 
-def play(url: str, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any) -> Report:
+def play(
+    behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any
+) -> Report:
     """Plays one workload."""
-
-    async def main() -> Report:
-        shape = Shape()
-        if isinstance(workload, Synthetic):
-            shape = Shape(workload.turns > 1, workload.prefixes != PrefixTree())
-        async with prepared(url, slo, shape, keep_text=shape.turns, **asking) as test:
-            return await test.play(workload.workload() if isinstance(workload, Synthetic) else workload)
-
-    return uvloop.run(main())
+    shape = Shape()
+    if isinstance(workload, Synthetic):
+        shape = Shape(workload.turns > 1, workload.prefixes != PrefixTree())
+        workload = workload.workload()
+    return run(behaviour, lambda test: test.play(workload), slo, shape, keep_text=shape.turns, **asking)
 
 
-def play_sweep(url: str, workload: Synthetic, seconds: float, **more: Any) -> Sweep:
+def play_sweep(behaviour: Behaviour, workload: Synthetic, seconds: float, **more: Any) -> Sweep:
     """A sweep to its end."""
 
-    async def main() -> Sweep | None:
-        async with prepared(url) as test:
-            return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
+    async def whole(test: LoadTest) -> Sweep | None:
+        return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
 
-    found = uvloop.run(main())
+    found = run(behaviour, whole)
     assert found is not None
     return found
 
 
-def stopped_after(url: str, workload: Synthetic, seconds: float) -> Report:
+def stopped_after(behaviour: Behaviour, workload: Synthetic, seconds: float) -> Report:
     """A run that is ended early."""
 
-    async def main() -> Report:
-        async with prepared(url) as test:
-            if seconds:
-                asyncio.get_running_loop().call_later(seconds, test.stop)
-            else:
-                test.stop()
-            return await test.play(workload.workload())
+    async def cut(test: LoadTest) -> Report:
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, test.stop)
+        else:
+            test.stop()
+        return await test.play(workload.workload())
 
-    return uvloop.run(main())
+    return run(behaviour, cut)

@@ -52,6 +52,10 @@ class Stub:
         self.asked = 0
         self.models = {"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "nobody"}]}
 
+    def close(self) -> None:
+        if self.log is not None:
+            self.log.close()
+
     def answer(self, connection: Connection, path: str, headers: dict[str, str], body: bytes) -> None:
         if self.behaviour.key and headers.get("authorization") != f"Bearer {self.behaviour.key}":
             connection.send(401, {"error": {"message": "no such key"}})

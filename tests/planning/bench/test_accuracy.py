@@ -11,12 +11,10 @@ import pytest
 from corepipe.planning.bench.report import Report
 from corepipe.planning.workload import Synthetic
 from tests.planning.bench.harness import play, synthetic
-from tests.planning.bench.stub import running, sends
+from tests.planning.bench.stub import Behaviour, sends
 
-ATTEMPTS = 3
-"""A machine that others use may hold either process up between a send and its reception."""
-
-MEDIAN, TAIL = 0.02, 0.05
+WITHIN = 0.002
+"""Relative: histograms are within 0.05 %, and the loop takes a turn or two to hand over what it has read."""
 
 
 def seen_by_the_server(report: Report, log: Path) -> dict[str, np.ndarray]:
@@ -41,16 +39,11 @@ def errors(report: Report, log: Path, percent: float) -> dict[str, float]:
 
 
 def check(workload: Synthetic, tmp_path: Path, **behaviour: Any) -> None:
-    found: list[tuple[dict[str, float], dict[str, float]]] = []
-    for attempt in range(ATTEMPTS):
-        log = tmp_path / f"{attempt}.jsonl"
-        with running(log=str(log), **behaviour) as url:
-            report = play(url, workload)
-        assert report.recorder.ends["completed"] == len(report.recorder.outcomes) > 20
-        found.append((errors(report, log, 50.0), errors(report, log, 99.0)))
-        if max(found[-1][0].values()) < MEDIAN and max(found[-1][1].values()) < TAIL:
-            return
-    pytest.fail(f"off by {found}")
+    log = tmp_path / "sent.jsonl"
+    report = play(Behaviour(log=str(log), **behaviour), workload)
+    assert report.recorder.ends["completed"] == len(report.recorder.outcomes) > 20
+    assert max(errors(report, log, 50.0).values()) < WITHIN
+    assert max(errors(report, log, 99.0).values()) < WITHIN
 
 
 def test_in_a_closed_loop(tmp_path: Path) -> None:
@@ -65,19 +58,17 @@ def test_in_an_open_loop_with_a_queue(tmp_path: Path) -> None:
 def test_tokens_that_come_several_at_a_time(tmp_path: Path) -> None:
     workload = synthetic(users=8, requests=24, output=12)
     log = tmp_path / "log.jsonl"
-    with running(log=str(log), first=0.05, gap=0.005, chunk=4) as url:
-        report = play(url, workload)
+    report = play(Behaviour(log=str(log), first=0.05, gap=0.005, chunk=4), workload)
     assert report.recorder.output_tokens == 24 * 12
     for outcome in report.recorder.outcomes:
         assert len(outcome.stamps) == 3
         assert outcome.tpot == pytest.approx((outcome.last - outcome.first) / 11)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 20.0, 60.0])
 def test_for_longer(rate: float | None, tmp_path: Path) -> None:
     """2,000 tokens a second and more, long answers, many connections."""
-    load = {"users": 40, "requests": 600} if rate is None else {"rate": rate, "duration": 20.0}
+    load = {"users": 40, "requests": 120} if rate is None else {"rate": rate, "duration": 5.0}
     check(synthetic(output=50, **load), tmp_path, first=0.2, gap=0.015, slots=0)
 
 
@@ -87,11 +78,9 @@ def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
     The server sends nothing for 0.6 s.  In the open loop all that were due in it have waited; in the closed
     loop just one for each user.
     """
-    stall = (1.2, 1.8)
-    with running(first=0.02, gap=0.001, stall=stall) as url:
-        open_loop = play(url, synthetic(rate=60.0, duration=2.2))
-    with running(first=0.02, gap=0.001, stall=stall) as url:
-        closed = play(url, synthetic(users=2, duration=2.2))
+    stalling = Behaviour(first=0.02, gap=0.001, stall=(1.2, 1.8))
+    open_loop = play(stalling, synthetic(rate=60.0, duration=2.2))
+    closed = play(stalling, synthetic(users=2, duration=2.2))
     waited = [sum(o.ttft > 0.1 for o in r.recorder.outcomes) for r in (open_loop, closed)]
     assert waited[0] > 20
     assert waited[1] <= 6

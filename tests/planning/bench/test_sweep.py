@@ -8,7 +8,7 @@ import pytest
 from corepipe.planning.bench.page import run_page, sweep_page
 from corepipe.planning.bench.sweep import SWEPT, Sweep
 from tests.planning.bench.harness import play, play_sweep, synthetic
-from tests.planning.bench.stub import running, sends
+from tests.planning.bench.stub import Behaviour, sends
 
 SLOTS, FIRST, GAP, TOKENS = 4, 0.05, 0.005, 11
 
@@ -25,8 +25,8 @@ def capacity(log: Path) -> float:
 
 def saturated(tmp_path: Path, seconds: float, **more: object) -> tuple[Sweep, float]:
     log = tmp_path / "log.jsonl"
-    with running(first=FIRST, gap=GAP, slots=SLOTS, log=str(log)) as url:
-        found = play_sweep(url, synthetic(output=TOKENS, duration=1.0), seconds, **more)
+    stub = Behaviour(first=FIRST, gap=GAP, slots=SLOTS, log=str(log))
+    found = play_sweep(stub, synthetic(output=TOKENS, duration=1.0), seconds, **more)
     return found, capacity(log)
 
 
@@ -46,9 +46,9 @@ def test_the_saturation_rate_is_found_unaided(tmp_path: Path) -> None:
 
 
 def test_nothing_saturates_who_answers_all(tmp_path: Path) -> None:
-    with running(first=0.01, gap=0.001) as url:
-        found = play_sweep(url, synthetic(output=2, duration=1.0), 0.5, rates=(20.0, 40.0))
-        single = play(url, synthetic(requests=5, output=4))
+    quick = Behaviour(first=0.01, gap=0.001)
+    found = play_sweep(quick, synthetic(output=2, duration=1.0), 0.5, rates=(20.0, 40.0))
+    single = play(quick, synthetic(requests=5, output=4))
     assert found.saturation is None
     assert found.sustained.rate == 40.0
     document = found.document()
