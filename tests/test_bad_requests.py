@@ -32,7 +32,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def http(server: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url) as client:
         yield client
 
 

@@ -91,7 +91,7 @@ def test_a_cached_prefix_changes_no_answer(server: Served) -> None:
 def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
     aborted = server.metric("vllm:request_success_total", 'finished_reason="abort"')
     body = {**LONG, "model": MODEL, "prompt": "Count: 1 2 3"}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         assert until(lambda: server.metric("vllm:num_requests_running") == 1)
@@ -133,7 +133,7 @@ def test_a_signal_during_an_answer_ends_it_too() -> None:
         engine = server.engine()
         name = server.get("/v1/models").json()["data"][0]["id"]
         body = {**LONG, "model": name}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             server.process.send_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ MAX_FRAME = 1 << 26
 START_SECONDS = 60.0
 """Until the process is up; it takes a tenth of a second on an idle machine."""
 ANSWER_SECONDS = 20.0
-"""For what the kernel's own limit on processor time does not end: a process that was stopped."""
+"""Without any processor time, for what the kernel's own limit on it does not end: a process that was stopped."""
 
 ENVIRONMENT = (
     "PATH",
@@ -161,9 +161,33 @@ class _Renderer:
         self._connection.settimeout(seconds)
         try:
             send(self._connection, frame)
+            self._await_answer()
             return msgspec.msgpack.decode(receive(self._connection, MAX_FRAME), type=Answer)
         except (EOFError, OSError, ValueError) as error:
             raise _EndedError(self._why(error)) from error
+
+    def _await_answer(self) -> None:
+        """Raises TimeoutError where the process gets on no more; on a busy machine it may take its time."""
+        spent = -1.0
+        while True:
+            try:
+                self._connection.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                before, spent = spent, self._spent()
+                if spent <= before:
+                    raise
+            else:
+                return
+
+    def _spent(self) -> float:
+        """Seconds of processor time."""
+        import psutil  # noqa: PLC0415 -- the process that renders imports this module, and is started often
+
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return -1.0
+        return float(times.user + times.system)
 
     def _why(self, error: Exception) -> str:
         if not isinstance(error, TimeoutError):
@@ -171,7 +195,9 @@ class _Renderer:
                 self._process.wait(1.0)
         code = self._process.poll()
         self._close()
-        if isinstance(error, TimeoutError) or code == -signal.SIGPROF:
+        if isinstance(error, TimeoutError):
+            return "waits for a process that gets no processor time"
+        if code == -signal.SIGPROF:
             return f"takes more than {self._cpu_seconds:g} s of processor time"
         return "ended the process that renders it" + ("" if code is None else f" ({code})")
 

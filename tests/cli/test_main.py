@@ -13,7 +13,7 @@ import typer.main
 
 import corepipe
 from corepipe.cli import app
-from tests.servers import TINY, command, run
+from tests.servers import PATIENCE_SECONDS, TINY, command, run
 
 
 def named(group: Any = None, before: str = "") -> dict[str, Any]:
@@ -101,5 +101,7 @@ def test_an_interrupt_while_it_starts_is_one_line(module: str, tmp_path: Path) -
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:
     shell = " ".join(command("ls", "--instance", "trn2.48xlarge", "--json")) + " | head -c 1"
-    shown = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(
+        shell, shell=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert (shown.stdout, shown.stderr) == ("[", "")

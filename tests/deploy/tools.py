@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def run(
     env: Mapping[str, str] | None = None,
     *,
     cwd: Path | None = None,
-    seconds: float = 300,
+    seconds: float = 1800,
 ) -> subprocess.CompletedProcess[str]:
     """A command to its end, whatever that is."""
     return subprocess.run(
@@ -88,8 +89,10 @@ def _made(target: Path, make: Callable[[Path], None]) -> None:
         folder = Path(scratch) / "made"
         folder.mkdir()
         make(folder)
-        if not target.exists():  # another run may have been quicker
+        with suppress(OSError):  # another run was quicker, and its directory is not empty
             folder.rename(target)
+        if not target.exists():
+            raise Unavailable(f"{target} cannot be made")
 
 
 def _fetch_helm(folder: Path) -> None:

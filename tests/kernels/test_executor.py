@@ -12,6 +12,7 @@ from corepipe.kernels import _native
 from corepipe.kernels.packing import pack
 from corepipe.models.sampler import sample_reference
 from tests.kernels.harness import bf16, i32, other_isas, run_isolated, sampling, value
+from tests.servers import until
 
 VOCAB, WIDTH, ROWS = 50, 24, 16
 
@@ -207,7 +208,7 @@ def test_batches_queue_in_order_over_executors(table: np.ndarray, pool: _native.
     executors = [embedding(pool, table), embedding(pool, -table)]
     order: list[int] = []
     gate = threading.Event()
-    executors[0].watch(lambda _: (gate.wait(5), order.append(0)))
+    executors[0].watch(lambda _: (gate.wait(), order.append(0)))
     executors[1].watch(lambda _: order.append(1))
     which = [0, 1, 1, 0, 1]
     tickets = [submit(executors[i], [n], [0]) for n, i in enumerate(which)]
@@ -221,7 +222,7 @@ def test_batches_queue_in_order_over_executors(table: np.ndarray, pool: _native.
 def test_arguments_are_copied(table: np.ndarray, pool: _native.Pool) -> None:
     executor = embedding(pool, table)
     gate = threading.Event()
-    executor.watch(lambda _: gate.wait(5))
+    executor.watch(lambda _: gate.wait())
     tokens, rows = i32(8), i32(0)
     ticket = executor.submit(tokens, i32(0), i32(0, 1), np.zeros((1, 1), np.int32), rows, None)
     tokens[:] = 9
@@ -268,15 +269,26 @@ def test_errors_of_the_control_thread_surface_in_wait(table: np.ndarray, pool: _
     assert np.array_equal(run(executor, [1], [0])["logits"][0], table[1])
 
 
+def refused(executor: _native.Executor) -> bool:
+    try:
+        submit(executor, [3], [0])
+    except RuntimeError:
+        return True
+    return False
+
+
 def test_close(table: np.ndarray) -> None:
     pool = _native.Pool(2)
     executor = embedding(pool, table)
     entered, gate = threading.Event(), threading.Event()
-    executor.watch(lambda _: (entered.set(), gate.wait(5)))
+    executor.watch(lambda _: (entered.set(), gate.wait()))
     running, queued = submit(executor, [1], [0]), submit(executor, [2], [0])
-    entered.wait(5)
-    threading.Timer(0.05, gate.set).start()
-    pool.close()
+    entered.wait()
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    assert until(lambda: refused(executor)), "the close has begun"
+    gate.set()
+    closing.join()
     pool.close()
     assert np.array_equal(executor.wait(running)["logits"][0], table[1])
     with pytest.raises(RuntimeError, match="closed"):

@@ -15,6 +15,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models import chat
 from corepipe.models.chat import ChatTemplate
+from tests.servers import PATIENCE_SECONDS
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 LOOP = "{{% set n = namespace(s='abcd') %}}{{% for i in range(60) %}}{0}{{% endfor %}}"
@@ -103,9 +104,26 @@ def test_a_process_that_was_killed_or_stopped_is_replaced(monkeypatch: pytest.Mo
     monkeypatch.setattr(chat, "ANSWER_SECONDS", 0.2)
     stopped = child(template)
     stopped.send_signal(signal.SIGSTOP)
-    with pytest.raises(UserError, match="takes more than"):
+    with pytest.raises(UserError, match="a process that gets no processor time"):
         template.render(says("c"), {})
     assert not stopped.is_running()
+
+
+def test_a_process_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.check()
+    slow, looks = child(template), list[int]()
+
+    def spent(_: object) -> float:
+        looks.append(1)
+        if len(looks) == 5:
+            slow.resume()
+        return float(len(looks))
+
+    monkeypatch.setattr(chat._Renderer, "_spent", spent)
+    monkeypatch.setattr(chat, "ANSWER_SECONDS", 0.05)
+    slow.suspend()
+    assert template.render(says("a"), {}) == "a"
 
 
 def test_threads_take_turns() -> None:
@@ -148,4 +166,4 @@ def test_it_ends_with_its_parent() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     renderer = int(ended.stdout)
     if psutil.pid_exists(renderer):
-        psutil.Process(renderer).wait(5)
+        psutil.Process(renderer).wait(PATIENCE_SECONDS)

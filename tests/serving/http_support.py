@@ -77,7 +77,7 @@ DEVICE = DeviceTimes(
 )
 
 FOREVER = 86400.0
-Step = Output | float
+Step = Output | float | threading.Event
 Script = Callable[[Submit], Sequence[Step]]
 
 
@@ -144,7 +144,7 @@ def _logprobs(tokens: Sequence[int], count: int | None) -> list[TokenLogprobs]:
 
 @dataclass
 class FakeEngine:
-    """Answers every Submit by its script: outputs, and pauses in seconds."""
+    """Answers every Submit by its script: outputs, pauses in seconds, and events that it waits for."""
 
     script: Script = field(default_factory=lambda: saying("Hello world. "))
     start_with: Ready | Exception = READY
@@ -198,7 +198,10 @@ class FakeEngine:
         for step in steps:
             if stream.request_id in self.aborted:
                 return
-            if isinstance(step, float):
+            if isinstance(step, threading.Event):
+                while not step.is_set():
+                    await asyncio.sleep(0.005)
+            elif isinstance(step, float):
                 await asyncio.sleep(step)
                 while stream._pending and stream.request_id not in self.aborted:
                     await asyncio.sleep(0.001)

@@ -72,9 +72,7 @@ def run(
         return stack.enter_context(asyncio.Runner(loop_factory=lambda: loop)).run(main())
 
 
-def play(
-    behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any
-) -> Report:
+def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any) -> Report:
     """Plays one workload."""
     shape = Shape()
     if isinstance(workload, Synthetic):

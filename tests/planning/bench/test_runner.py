@@ -14,7 +14,6 @@ from corepipe.planning.workload import PrefixTree
 from tests.planning.bench.harness import play, stopped_after, synthetic
 from tests.planning.bench.stub import Behaviour, sends
 
-
 QUICK = Behaviour(first=0.01, gap=0.001, pad=2)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,8 @@ from corepipe.serving.api.limits import PUBLIC_PATHS
 from corepipe.serving.api.routes.reference import reference
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.supervision.streams import failed_output
-from tests.serving.http_support import READY, FakeEngine, running, saying, tokenizer
+from tests.servers import PATIENCE_SECONDS, until
+from tests.serving.http_support import READY, FakeEngine, begun, running, tokenizer
 
 ROOT = Path(__file__).parents[3]
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
@@ -44,8 +45,7 @@ def test_requests_wait_for_the_engine():
         assert early.json()["error"]["code"] == "service_unavailable"
         assert httpx.get(url + "/v1/placement").status_code == 503
         engine.start_gate.set()
-        while httpx.get(url + "/health").status_code == 503:
-            time.sleep(0.005)
+        assert until(lambda: httpx.get(url + "/health").status_code == 200)
         assert ask(url).status_code == 200
         assert httpx.get(url + "/v1/placement").json() == READY.placement
     assert engine.closed
@@ -160,30 +160,26 @@ def test_a_failed_start_ends_the_server():
 
 
 PROGRAM = """
-import sys
 from tests.serving.http_support import FakeEngine, saying, tokenizer
 from corepipe.serving.api.app import PATHS, create_app, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
-server = ServerConfig(port=int(sys.argv[1]), shutdown_timeout=1)
+import uvloop
+from corepipe.serving.api.app import listen_all, serve
+server = ServerConfig(port=0, shutdown_timeout=3600)
 engine = FakeEngine(script=saying("on and on ", pause=0.01))
-run_server(create_app(engine, tokenizer(), EngineConfig(model="tiny"), server, "0"), server)
+listeners = listen_all(server)
+print(listeners[0].getsockname()[1], flush=True)
+uvloop.run(serve(create_app(engine, tokenizer(), EngineConfig(model="tiny"), server, "0"), server, listeners))
 print("closed" if engine.closed else "open")
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_cleanly(number):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", PROGRAM, str(port)]
+    command = [sys.executable, "-c", PROGRAM]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
-    url = f"http://127.0.0.1:{port}"
-    while process.poll() is None:
-        try:
-            if httpx.get(url + "/health").status_code == 200:
-                break
-        except httpx.ConnectError:
-            time.sleep(0.02)
+    url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+    assert until(lambda: httpx.get(url + "/health").status_code == 200)
     with httpx.stream(
         "POST", url + "/v1/completions", json=BODY | {"max_tokens": 20, "stream": True}
     ) as answer:
@@ -191,19 +187,17 @@ def test_signals_end_it_cleanly(number):
         next(lines)
         process.send_signal(number)
         assert list(lines)[-2:] == ["data: [DONE]", ""]
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (0, "closed\n")
 
 
 def test_an_answer_that_outlasts_the_shutdown_is_cut():
-    engine = FakeEngine(script=saying("on ", pause=0.05))
-    with (
-        running(engine, shutdown_timeout=0) as url,
-        httpx.stream(
-            "POST", url + "/v1/completions", json=BODY | {"max_tokens": 200, "stream": True}
-        ) as answer,
-    ):
-        next(answer.iter_lines())
+    engine = FakeEngine(script=begun("on "))
+    with contextlib.ExitStack() as client, running(engine, shutdown_timeout=0) as url:
+        body = BODY | {"max_tokens": 200, "stream": True}
+        answer = client.enter_context(httpx.stream("POST", url + "/v1/completions", json=body))
+        lines = answer.iter_lines()
+        next(lines)  # and stays, while the server ends
     assert engine.aborted == [engine.submitted[0].id]
 
 

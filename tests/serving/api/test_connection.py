@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import httpx
 import pytest
 
-from corepipe.serving.api import connection, connection_limit
-from tests.attacks import sum_of
+from corepipe.serving.api import app, connection, connection_limit
 from tests.servers import until
+from tests.serving.api.timed import Timed
 from tests.serving.http_support import FakeEngine, running, saying
 from tests.wires import HOST, JSON, MALFORMED, POST, connected, everything, exchange, get, post, replies
 
@@ -29,11 +28,11 @@ def url(engine):
 
 
 @pytest.fixture
-def hasty(monkeypatch):
-    """Limits of time that a test can wait for."""
-    for name in ("HEAD_SECONDS", "IDLE_SECONDS", "BODY_GRACE_SECONDS", "WRITE_SECONDS", "LINGER_SECONDS"):
-        monkeypatch.setattr(connection, name, 0.2)
-    monkeypatch.setattr(connection, "BODY_SECONDS", 0.5)
+def timed(monkeypatch):
+    made = Timed()
+    monkeypatch.setattr(app, "Connection", made.connection_type)
+    with running(made.engine) as made.url:
+        yield made
 
 
 @pytest.fixture
@@ -174,18 +173,19 @@ def test_pipelined_requests_are_answered_in_order_and_are_not_endless(url):
     assert len(answers) <= connection.MAX_PIPELINED + 2
 
 
-def test_a_refused_client_that_still_sends_reads_why(url):
+def test_a_refused_client_that_still_sends_reads_why(timed):
     """A connection that is closed with bytes unread is reset, and its answer lost."""
-    with connected(url) as client:
-        client.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
+    with timed.connected() as (client, one):
+        timed.send(client, one, POST + b"Content-Length: 10000000000\r\n\r\n")
         for _ in range(8):
-            client.sendall(b"x" * 50_000)
-            time.sleep(0.005)
-        answers = replies(everything(client))
-    assert [one.status for one in answers] == [413]
+            timed.send(client, one, b"x" * 50_000)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+        timed.send(client, one, b"x" * 50_000)
+        timed.pass_time(one, connection.LINGER_SECONDS)
+        everything(client)  # it is over
 
 
-def test_a_refused_client_that_never_stops_sending_is_cut_off(url, hasty):
+def test_a_refused_client_that_never_stops_sending_is_cut_off(url):
     with connected(url) as client:
         client.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -209,60 +209,75 @@ def test_an_answer_before_the_end_of_the_body_says_that_it_is_the_last(url):
     assert second.status == 200
 
 
-def test_late_heads(url, hasty):
-    assert exchange(url) == []  # not a byte: it hangs up without a word
-    late = exchange(url, b"GET /version HTTP/1.1\r\nHost: local")
-    assert [one.status for one in late] == [408]
-    assert late[0].error["code"] == "request_timeout"
-    after_another = exchange(url, get("/version", close=False), b"GET /version HT")
+HALF_A_HEAD = b"GET /version HTTP/1.1\r\nHost: local"
+
+
+def test_late_heads(timed):
+    assert timed.after(connection.HEAD_SECONDS, b"") == b""  # not a byte: it hangs up without a word
+    (late,) = replies(timed.after(connection.HEAD_SECONDS, HALF_A_HEAD))
+    assert (late.status, late.error["code"]) == (408, "request_timeout")
+    in_time = get("/version")
+    (just,) = replies(timed.after(0.99 * connection.HEAD_SECONDS, in_time[:30], in_time[30:]))
+    assert just.status == 200
+    whole, half = get("/version", close=False), HALF_A_HEAD
+    after_another = replies(timed.after(connection.HEAD_SECONDS, whole + half))
     assert [one.status for one in after_another] == [200, 408]
 
 
-def test_late_bodies(url, engine, hasty):
-    before = len(engine.submitted)
-    assert [one.status for one in exchange(url, POST + b"Content-Length: 100\r\n\r\n{")] == [408]
-    expecting = exchange(url, POST + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+def test_late_bodies(timed):
+    head = POST + b"Content-Length: 100\r\n"
+    bodyless, expecting = (
+        replies(timed.after(connection.BODY_GRACE_SECONDS, sent))
+        for sent in (head + b"\r\n{", head + b"Expect: 100-continue\r\n\r\n")
+    )
+    assert [one.status for one in bodyless] == [408]
     assert [one.status for one in expecting] == [100, 408]
-    assert len(engine.submitted) == before
+    assert timed.engine.submitted == []
 
 
-def test_bodies_that_drip(url, hasty, monkeypatch):
-    def drip(size):
-        with connected(url) as client:
-            client.sendall(POST + b"Content-Length: 100000\r\n\r\n")
-            try:
-                while True:
-                    client.sendall(b" " * size)
-                    time.sleep(0.02)
-            except OSError:
-                return
-
-    def late():
-        return sum_of(httpx.get(url + "/metrics").text, "corepipe_connections_refused_total", 'reason="late"')
-
-    before = late()
-    drip(1)
-    assert late() == before + 1
-    drip(100)  # at the rate, but for too long
-    assert late() == before + 2
-
-
-def test_idle_connections_are_closed(url, hasty):
-    assert [one.status for one in exchange(url, get("/version", close=False))] == [200]
+@pytest.mark.parametrize(
+    ("rate", "seconds"),
+    [
+        (1, connection.BODY_GRACE_SECONDS),
+        (connection.BODY_RATE - 1, connection.BODY_GRACE_SECONDS),
+        (connection.BODY_RATE, connection.BODY_SECONDS),  # fast enough, but for too long
+    ],
+)
+def test_bodies_that_drip(timed, rate, seconds):
+    with timed.connected() as (client, one):
+        timed.send(client, one, POST + b"Content-Length: 100000\r\n\r\n")
+        for _ in range(int(seconds)):
+            assert not one.is_closing()
+            timed.send(client, one, b" " * rate)
+            timed.pass_time(one, 1.0)
+        assert one.is_closing()
+        assert [reply.status for reply in replies(everything(client))] == [408]
+    text = httpx.get(timed.url + "/metrics").text
+    assert 'corepipe_connections_refused_total{reason="late"} 1.0' in text
 
 
-def test_a_reader_who_does_not_read_is_dropped_and_its_request_aborted(hasty):
-    engine = FakeEngine(saying("x" * 400, pause=0.004))
-    with running(engine) as where, socket.socket() as client:
+def test_idle_connections_are_closed(timed):
+    with timed.connected() as (client, one):
+        timed.send(client, one, get("/version", close=False))
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        timed.pass_time(one, 0.99 * connection.IDLE_SECONDS)
+        assert not one.is_closing()
+        timed.pass_time(one, 0.01 * connection.IDLE_SECONDS)
+        everything(client)
+
+
+def test_a_reader_who_does_not_read_is_dropped_and_its_request_aborted(timed):
+    timed.engine.script = saying("x" * 400, pause=0.001)
+    with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects
-        client.connect(address(where))
+        client.connect(address(timed.url))
         asked = {"model": "tiny", "prompt": "a", "max_tokens": 250, "stream": True, "n": 8}
         client.sendall(post("/v1/completions", json.dumps(asked | {"logprobs": 5}).encode()))
-        deadline = time.monotonic() + 10
-        while not engine.aborted and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(set(engine.aborted)) == 8
-        assert httpx.get(where + "/health").status_code == 200
+        assert until(lambda: timed.made and timed.made[0].flow.write_paused)
+        assert timed.engine.aborted == []
+        timed.pass_time(timed.made[0], connection.WRITE_SECONDS)
+        assert until(lambda: len(set(timed.engine.aborted)) == 8)
+        assert httpx.get(timed.url + "/health").status_code == 200
 
 
 HALF = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY[:5]

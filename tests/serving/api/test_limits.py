@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.limits import PUBLIC_PATHS, check_bind, is_loopback
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running
+from tests.wires import POST, connected
 
 KEY = "sk-secret"
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
@@ -121,10 +121,8 @@ def test_loopback_names(open_server, host):
 
 
 def test_large_bodies_are_refused_unread(open_server):
-    host, port = open_server.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: 10000000000\r\n\r\n".encode())
+    with connected(open_server) as connection:
+        connection.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
         assert b" 413 " in connection.recv(4096)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from corepipe.serving.api.app import create_app
 from corepipe.serving.config import EngineConfig, ServerConfig
-from tests.serving.http_support import READY, FakeEngine, running_ports, saying, tokenizer
+from tests.serving.http_support import READY, FakeEngine, begun, running_ports, tokenizer
 
 ADMIN_ALONE = {"/metrics": "GET", "/v1/placement": "GET", "/abort_requests": "POST"}
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 200}
@@ -13,7 +13,7 @@ BODY = {"model": "tiny", "prompt": "a", "max_tokens": 200}
 
 @pytest.fixture(scope="module")
 def engine():
-    return FakeEngine(saying("a b", pause=0.01))
+    return FakeEngine(begun("a b"))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
 import httpx
 import pytest
@@ -16,9 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from corepipe.errors import UserError
+from corepipe.serving.api import tracing
 from corepipe.serving.api.app import create_app
 from corepipe.serving.config import EngineConfig, ServerConfig, validated
 from corepipe.serving.messages import Output
+from tests.servers import PATIENCE_SECONDS
 from tests.serving.http_support import DEVICE, FakeEngine, running, tokenizer
 
 BODY = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}
@@ -72,8 +75,11 @@ def collector() -> Iterator[Collector]:
 
 
 def traced(engine, requests, **server):
-    """What a collector has of these requests when the server has ended, and the answers."""
-    with collector() as found:
+    """What a collector has of these requests when the server has ended, and the answers.
+
+    The last spans have as long as it takes them to get there.
+    """
+    with collector() as found, mock.patch.object(tracing, "FLUSH_SECONDS", PATIENCE_SECONDS):
         with running(engine, otlp_traces_endpoint=found.url, **server) as url:
             answers = [request(url) for request in requests]
         return found, answers

@@ -16,6 +16,7 @@ from corepipe.serving.supervision.client import InProcessClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.null_executor import NullExecutor
+from tests.servers import PATIENCE_SECONDS
 from tests.serving.engine_support import VOCAB, deployment, submit
 
 CONFIG = EngineConfig(model="none", seed=3)
@@ -59,7 +60,7 @@ def with_client(client: Client, body: Callable[[Client], Awaitable[None]]) -> No
             await client.close()
         assert not client.alive
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
 @both
@@ -147,7 +148,7 @@ def test_closing_the_client_ends_open_streams(make: Callable[[], Client]) -> Non
         (output,) = await collect(client.submit(submit("b")))
         assert (output.finish_reason, output.error) == ("error", "engine died")
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
 def test_progress_is_told_while_loading() -> None:
@@ -159,7 +160,7 @@ def test_progress_is_told_while_loading() -> None:
         assert [progress.done for progress in told] == [0.5, 1.0]
         assert ready.max_model_len == 256
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_a_failed_start_says_why(
         await client.close()
         assert client._child.returncode == code
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
 class Breaks(NullExecutor):
@@ -202,4 +203,4 @@ def test_when_the_thread_fails_every_stream_ends() -> None:
         assert not client.alive
         await client.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
