@@ -8,7 +8,7 @@ SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMake
 WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow digest soak setup lint lock sbom fuzz sanitize parity bench docs-curves wheel clean
+.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -31,6 +31,11 @@ soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile an
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+busy: TIMES ?= 20
+busy: NICE ?= 0
+busy: $(VENV)/.test-$(SETUP_ID)  ## tests again and again beside two busy loops: ARGS=tests/x.py TIMES=20 NICE=5
+	$(BIN)/python -m tests.busy --times $(TIMES) --nice $(NICE) $(ARGS)
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 

@@ -22,8 +22,8 @@ from corepipe.models import hub
 
 TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 PATIENCE_SECONDS = 180.0
-"""How long a test waits for what must come.  Only a test that fails waits so long: no limit is there to say how
-quick something is."""
+"""How long a test waits for what must come.  Only a test that fails waits so long: no limit says
+how quick something is."""
 LOAD_SECONDS = END_SECONDS = PATIENCE_SECONDS
 
 ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")

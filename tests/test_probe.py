@@ -18,7 +18,7 @@ def probe(url: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def answer(url: str, **more: object) -> tuple[int, str]:
-    """The exit code and what is wrong; who asks it, as here, asks again where a server was too slow for it."""
+    """The exit code and what is wrong.  Who asks a probe asks again: it gives a server four seconds."""
     told = probe(url, **more)
     assert told.stdout == ""
     assert told.returncode == bool(told.stderr)

@@ -65,7 +65,7 @@ def body(rng: random.Random, tokens: int) -> Body:
 
 @dataclass
 class Neighbour:
-    """A key that always has `in_flight` requests under way, for as long as it is entered, or until `finish`."""
+    """A key that always has `in_flight` requests under way, while it is entered, or until `finish`."""
 
     url: str
     in_flight: int

@@ -21,7 +21,7 @@ CONTESTED = 6
 
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
-    """By the device's times, which say in what order the server decided, however late host and clients are."""
+    """By the device's times, which say in what order the server decided, however late the host is."""
     with shared(*PACE, "--max-num-seqs", RUNNING, "--max-num-queued-reqs", QUEUE) as server:
         found = asyncio.run(beside_a_flood(server))
     assert max(found) <= RUNNING + 1, "what had a seat when it came, and one that had its turn before it"

@@ -1,4 +1,4 @@
-"""A server whose connections have the time that a test tells them: no machine is too slow for their limits."""
+"""A server whose connections have the time that a test tells them: none is too slow for their limits."""
 
 from __future__ import annotations
 
