@@ -33,7 +33,7 @@ MAX_FRAME = 1 << 26
 START_SECONDS = 60.0
 """Until the process is up; it takes a tenth of a second on an idle machine."""
 ANSWER_SECONDS = 20.0
-"""Without processor time, for what the kernel's own limit on that does not end: a process that was stopped."""
+"""Without processor time, for what the kernel's own limit on it does not end: a stopped process."""
 
 ENVIRONMENT = (
     "PATH",
