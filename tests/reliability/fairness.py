@@ -98,7 +98,7 @@ class Neighbour:
             if outcome.kind == "done":
                 self.devices.append(outcome.device)
             if outcome.kind == "refused":
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.25)
 
 
 async def first_tokens(url: str, in_flight: int, seconds: float) -> list[float]:

@@ -13,10 +13,10 @@ from tests.reliability.fairness import LIGHT, MOST, PACE, SEATS, Neighbour, body
 from tests.servers import PATIENCE_SECONDS, Served
 
 RUNNING = 2
-QUEUE = 40
+QUEUE = 16
 """Places in the queue, half of which one key may have."""
 
-CONTESTED = 6
+CONTESTED = 4
 """Requests of the other key that find several of the flood's waiting."""
 
 
@@ -30,8 +30,8 @@ def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
 async def beside_a_flood(server: Served) -> list[int]:
     """For each contested request: how many of the flood had their first token between it and its own."""
     rng, mine = random.Random(1), list[Times]()
-    async with client(LIGHT) as session, Neighbour(server.url, 2 * QUEUE, (8, 8)) as flood:
-        assert await until(lambda: flood.outcomes["refused"] >= QUEUE)
+    async with client(LIGHT) as session, Neighbour(server.url, QUEUE, (8, 8)) as flood:
+        assert await until(lambda: flood.outcomes["refused"] >= QUEUE // 2)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(contested(mine, flood)) < CONTESTED:
                 outcome = await ask(session, server.url, body(rng, 4))
@@ -64,7 +64,7 @@ def contested(mine: list[Times], flood: Neighbour) -> list[Times]:
     """
     others = [Times.of(device) for device in flood.devices]
     waiting = [sum(other.arrival < one.arrival < other.first for other in others) for one in mine]
-    return [one for one, count in zip(mine, waiting, strict=True) if count > QUEUE // 4][:CONTESTED]
+    return [one for one, count in zip(mine, waiting, strict=True) if count > RUNNING + 2][:CONTESTED]
 
 
 @pytest.mark.slow
