@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator
 
 LOOPS = 2
+LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""Ends with whoever started it, however that ends."""
 
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count)]
     try:
         yield
     finally:
