@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from math import log2
 
 from corepipe.errors import UserError
 from corepipe.neuron.hardware import Instance
@@ -19,9 +20,6 @@ from corepipe.planning.planner.space import Deployment, Shape
 
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.16.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
 """The line of AWS's containers that has NxD Inference and runs on inf2, trn1 and trn2."""
-
-BLOCK_SIZE = 32
-"""Tokens in a KV block, as the NxD Inference documentation recommends for prefix caching."""
 
 FIRST_BUCKET = 128
 GLOBAL_TOPK = 256
@@ -60,9 +58,10 @@ def runs(shape: Shape) -> bool:
 
 
 def buckets(longest: int) -> list[int]:
-    """Powers of two from 128 up, and `longest` itself: what NxD Inference compiles for by default."""
-    powers = [FIRST_BUCKET << i for i in range(longest.bit_length())]
-    return [*(n for n in powers if n < longest), longest]
+    """What NxD Inference compiles for by default: powers of two from 128 up, as many as `longest` is nearest
+    to, the last of which is `longest` itself (modules/autobucketing.py, generate_buckets)."""
+    powers = range(int(log2(FIRST_BUCKET)), round(log2(longest)))
+    return [*(1 << power for power in powers), longest]
 
 
 def neuron_config(deployment: Deployment) -> dict[str, object]:
@@ -95,17 +94,19 @@ def neuron_config(deployment: Deployment) -> dict[str, object]:
 
 
 def vllm_flags(model: str, deployment: Deployment) -> list[str]:
-    """The arguments of `vllm serve`."""
+    """The arguments of `vllm serve`.
+
+    Without prefix caching a sequence's keys and values lie in one block of max_model_len tokens, which the
+    plugin sets itself (vllm_neuron/platform.py), so that there is a block for each sequence.
+    """
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
-    blocks = -(-limits.max_model_len // BLOCK_SIZE) * limits.max_num_seqs
     additional = {"override_neuron_config": neuron_config(deployment)}
     flags = {
         "--dtype": DTYPES[shape.format.name],
         "--tensor-parallel-size": shape.placement.tensor,
         "--max-num-seqs": limits.max_num_seqs,
         "--max-model-len": limits.max_model_len,
-        "--block-size": BLOCK_SIZE,
-        "--num-gpu-blocks-override": blocks,
+        "--num-gpu-blocks-override": limits.max_num_seqs,
         "--port": PORT,
         "--additional-config": json.dumps(additional),
     }

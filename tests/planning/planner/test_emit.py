@@ -129,9 +129,12 @@ def test_every_key_of_the_neuron_config_is_one_of_its_attributes(fmt: str) -> No
     assert ("quantized" in config) == (fmt == "int8-weights")
 
 
-def test_buckets_are_powers_of_two_up_to_the_longest() -> None:
+def test_buckets_are_those_that_nxd_inference_makes_by_itself() -> None:
+    """2^7 to 2^(round(log2 L) - 1), and L: its modules/autobucketing.py."""
     assert buckets(1024) == [128, 256, 512, 1024]
-    assert buckets(700) == [128, 256, 512, 700]
+    assert buckets(2500) == [128, 256, 512, 1024, 2500]
+    assert buckets(3000) == [128, 256, 512, 1024, 2048, 3000]
+    assert buckets(700) == [128, 256, 700]
     assert buckets(64) == [64]
     config = neuron_config(deployment())
     assert config["context_encoding_buckets"][-1] == config["token_generation_buckets"][-1] == 4096
@@ -169,7 +172,14 @@ def test_numbers_of_lengths_and_batches_are_vllms_flags() -> None:
     pairs = dict(pairwise(args))
     assert pairs["--tensor-parallel-size"] == "8"
     assert (pairs["--max-num-seqs"], pairs["--max-model-len"]) == ("16", "4096")
-    assert int(pairs["--num-gpu-blocks-override"]) * int(pairs["--block-size"]) == 16 * 4096
+
+
+def test_without_prefix_caching_there_is_a_block_for_each_sequence() -> None:
+    """The plugin makes blocks of max_model_len tokens then, and takes no other number of them."""
+    args = container(deployment())["args"]
+    assert "--no-enable-prefix-caching" in args
+    assert "--block-size" not in args
+    assert dict(pairwise(args))["--num-gpu-blocks-override"] == "16"
 
 
 @pytest.mark.parametrize(
