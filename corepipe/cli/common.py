@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import FrameType
+from typing import Protocol
 
 import typer
 from rich.console import Console
@@ -18,6 +19,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column
 
 from corepipe.errors import UserError
+from corepipe.planning.slo import seconds_of
+
+LINE_SECONDS = 3.0
+"""Between two lines of a log about the same."""
 
 PIPE_WIDTH = 4096
 """Columns where nobody looks."""
@@ -47,8 +52,8 @@ def print_json(result: object) -> None:
 
 
 @contextmanager
-def until_interrupted() -> Iterator[None]:
-    """Runs the body until Ctrl-C or SIGTERM, which end it as if that were its end."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM does in the body what Ctrl-C does: it raises KeyboardInterrupt."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -56,19 +61,26 @@ def until_interrupted() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        return
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Runs the body until Ctrl-C or SIGTERM, which end it as if that were its end."""
+    with sigterm_as_interrupt():
+        try:
+            yield
+        except KeyboardInterrupt:
+            return
 
 
 def seconds(flag: str, text: str | None) -> float | None:
     """Reads 500ms or 0.5s; None stays None.  Raises UserError for anything else."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)", text.strip())
-    found = float(match[1]) / (1e3 if match[2] == "ms" else 1) if match else 0.0
-    if not found > 0:
+    found = seconds_of(text)
+    if found is None:
         raise UserError(f"{flag} {text}: give a time with its unit, as 500ms or 0.5s", flag.lstrip("-"))
     return found
 
@@ -112,9 +124,15 @@ def _replace(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
+class Report(Protocol):
+    def __call__(self, what: str, done: float, note: str = "") -> None:
+        """How much of `what` is done, from 0 to 1, and what else there is to say of it."""
+
+
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yields `report(what, done)`, `done` from 0 to 1: a bar for each `what`; in a log, a line."""
+def progress_bar(console: Console) -> Iterator[Report]:
+    """Yields `report(what, done, note)`: a bar for each `what`; in a log, a line, and one every few seconds
+    where there are notes."""
     if not console.is_interactive:
         yield _lines(console)
         return
@@ -123,25 +141,27 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
         BarColumn(BAR_WIDTH),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def report(what: str, done: float) -> None:
+        def report(what: str, done: float, note: str = "") -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=1.0)
-            bars.update(tasks[what], completed=done)
+                tasks[what] = bars.add_task(what, total=1.0, note=note)
+            bars.update(tasks[what], completed=done, note=note)
 
         yield report
 
 
-def _lines(console: Console) -> Callable[[str, float], None]:
-    """For logs: a line when something else is being done."""
-    seen: set[str] = set()
+def _lines(console: Console) -> Report:
+    """For logs: a line when something else is being done, and now and then where there are notes."""
+    seen: dict[str, float] = {}
 
-    def report(what: str, done: float) -> None:  # noqa: ARG001
-        if what not in seen:
-            seen.add(what)
-            console.print(what, markup=False)
+    def report(what: str, done: float, note: str = "") -> None:  # noqa: ARG001
+        now = monotonic()
+        if what not in seen or (note and now - seen[what] >= LINE_SECONDS):
+            seen[what] = now
+            console.print(f"{what}: {note}" if note else what, markup=False)
 
     return report

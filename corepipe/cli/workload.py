@@ -73,5 +73,5 @@ Schema = Annotated[
 Seed = Annotated[int, option("--seed", help="Of the workload.", panel=WORKLOAD)]
 SloOption = Annotated[
     str | None,
-    option("--slo", help="For goodput: 'ttft:500ms tpot:50ms e2e:10s'.", panel=RESULT),
+    option("--slo", help="For goodput, with units: 'ttft:500ms tpot:50ms e2e:10s'.", panel=RESULT),
 ]

@@ -1,14 +1,23 @@
-"""What a request must meet to count for goodput."""
+"""What a request must meet to count for goodput.  Times have a unit wherever a user gives an objective."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 from corepipe.errors import UserError
 
-_UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
-_PART = re.compile(r"(ttft|tpot|e2el?):([0-9.]+)(ms|s|)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s)")
+_PART = re.compile(r"(ttft|tpot|e2el?):(.*)")
+_EXAMPLE = "'ttft:500ms tpot:50ms e2e:10s'"
+
+
+def seconds_of(text: str) -> float | None:
+    """Reads 500ms or 0.5s; None for anything else, and for no time at all."""
+    found = _TIME.fullmatch(text.strip())
+    seconds = float(found[1]) / (1e3 if found[2] == "ms" else 1) if found else 0.0
+    return seconds if 0 < seconds < inf else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +30,25 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """Reads `ttft:500ms tpot:50ms e2e:10s`; milliseconds without a unit, as in vLLM's --goodput.
-
-        Raises UserError.
-        """
+        """Reads `ttft:500ms tpot:50ms e2e:10s`.  Raises UserError for what is none, and for times without a
+        unit: vLLM's --goodput takes milliseconds, and others seconds."""
         limits: dict[str, float] = {}
         for part in text.replace(",", " ").split():
             found = _PART.fullmatch(part)
-            name = found[1].removesuffix("l") if found else part
-            limits[name] = _seconds(found) if found else 0.0
-        if not limits or min(limits.values()) <= 0:
-            raise UserError(f"--slo {text!r}: give times, as 'ttft:500ms tpot:50ms e2e:10s'", "slo")
+            if found is None:
+                raise UserError(f"--slo {text!r}: {part} is no objective; give times, as {_EXAMPLE}", "slo")
+            seconds = seconds_of(found[2])
+            if seconds is None:
+                raise UserError(f"--slo {text!r}: {part}: give a time with its unit, as {_EXAMPLE}", "slo")
+            limits[found[1].removesuffix("l")] = seconds
+        if not limits:
+            raise UserError(f"--slo {text!r}: give times, as {_EXAMPLE}", "slo")
         return cls(**limits)
 
     def met(self, ttft: float, tpot: float, e2e: float) -> bool:
         """Whether a request of these seconds meets every objective."""
         limits = ((self.ttft, ttft), (self.tpot, tpot), (self.e2e, e2e))
         return all(limit is None or seconds <= limit for limit, seconds in limits)
-
-
-def _seconds(found: re.Match[str]) -> float:
-    try:
-        return float(found[2]) * _UNITS[found[3]]
-    except ValueError:
-        return 0.0
 
 
 NO_SLO = Slo()

@@ -19,6 +19,15 @@ def test_logs_get_a_line_for_each_thing_that_is_done() -> None:
     assert log.getvalue() == "packing weights\nbinding\n"
 
 
+def test_logs_get_notes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = io.StringIO(), iter([0.0, 1.0, 3.5, 4.0, 7.0])
+    monkeypatch.setattr("corepipe.cli.common.monotonic", lambda: next(clock))
+    with progress_bar(Console(file=log)) as report:
+        for number in range(5):
+            report("searching", 0.0, f"{number} tried")
+    assert log.getvalue() == "searching: 0 tried\nsearching: 2 tried\nsearching: 4 tried\n"
+
+
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     screen = io.StringIO()
     with progress_bar(Console(file=screen, force_terminal=True, width=100)) as report:

@@ -14,7 +14,7 @@ SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "
 
 
 def test_a_table_for_people() -> None:
-    shown = run(*SMALL, "--slo", "ttft:500 tpot:50")
+    shown = run(*SMALL, "--slo", "ttft:500ms tpot:50ms")
     assert shown.returncode == 0
     for words in ("(emulated", "40 of 40", "time to first token", "goodput", "bottleneck", "$ per million"):
         assert words in shown.stdout
@@ -52,6 +52,7 @@ def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
         (["llama-3.2-1b", "--burstiness", "2", "--rate", "1"], ["--arrival gamma"]),
         (["llama-3.2-1b", "--input-len", "much"], ["--input-len much", "uniform:LOW:HIGH"]),
         (["llama-3.2-1b", "--slo", "fast"], ["--slo", "ttft:500"]),
+        (["llama-3.2-1b", "--slo", "ttft:500"], ["--slo", "ttft:500", "with its unit"]),
         (["llama-3.2-1b", "--prefix-tree", "8"], ["--prefix-tree 8", "1x512"]),
         (["llama-3.2-1b", "--plot", "x.png"], ["--plot x.png", "x.html"]),
         (["llama-3.2-1b", "--output", "/nowhere/x.json"], ["--output", "/nowhere"]),
@@ -80,3 +81,19 @@ def test_what_is_wrong_is_one_line_and_exit_code_2() -> None:
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith("corepipe: --rate")
     assert shown.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--num-blocks", "2"], "were too long (--max-model-len, --num-blocks)"),
+        (["--max-model-len", "64"], "were too long"),
+    ],
+)
+def test_where_nothing_is_answered_the_code_is_1_and_it_is_said_why(flags: list[str], why: str) -> None:
+    shown = run(*SMALL, *flags, "--rate", "5")
+    assert shown.returncode == 1
+    assert "0 of 40 requests answered" in shown.stdout
+    assert shown.stderr.splitlines()[-1].startswith("corepipe: no request was answered: 40 were too long")
+    assert why in shown.stderr
+    assert run(*SMALL, *flags, "--rate", "5", "--json").returncode == 1

@@ -27,9 +27,13 @@ from corepipe.planning.traces import write_trace
 from corepipe.planning.workload import Workload
 from corepipe.serving.config import EngineConfig, validated
 
+NOTHING_ANSWERED = 1
+"""Exit code, as that of `corepipe bench`."""
+
 
 def run(given: Mapping[str, Any]) -> None:
-    """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated."""
+    """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
+    where no request was answered."""
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     config = SimulationConfig(engine, NO_SLO if given["slo"] is None else Slo.parse(given["slo"]))
     workload = _workload(given)
@@ -44,6 +48,18 @@ def run(given: Mapping[str, Any]) -> None:
     if report.sent == 0:
         raise UserError(f"--duration {given['duration']:g}: no request comes in it; give more", "duration")
     _show(report, output, plot, as_json=given["as_json"])
+    if report.completed == 0:
+        errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
+        raise typer.Exit(NOTHING_ANSWERED)
+
+
+def _refusals(report: Report) -> str:
+    reasons = {
+        "overloaded": "found the queue full (--max-num-queued-reqs, --max-num-queued-tokens)",
+        "invalid": "were too long (--max-model-len, --num-blocks)",
+    }
+    told = (f"{count} {reasons[kind]}" for kind, count in report.rejected.items() if count)
+    return ", ".join(told) or f"{report.sent} were sent"
 
 
 def _check_generates(model: str) -> None:
