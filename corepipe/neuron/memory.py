@@ -86,14 +86,40 @@ def plan_memory(
 
 def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
-    return tuple(
-        CoreMemory(
+    return tuple(Footprint.of(program).core(limits) for program in programs)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a core holds, for any limits.
+
+    token: bytes of keys and values of one token.  alive, moved: bytes of activations, alive at once and of
+    one payload that leaves or comes in, as (of each row of logits, of each other row): the most counts.
+    """
+
+    weights: int
+    token: int
+    alive: frozenset[tuple[int, int]]
+    moved: frozenset[tuple[int, int]]
+
+    @classmethod
+    def of(cls, program: Program) -> Footprint:
+        moved = (op.out for op in program.ops if isinstance(op, AllReduce | AllGather | Send | Receive))
+        return cls(
             weights=sum(weight_bytes_by_format(program).values()),
-            block=kv_bytes_per_token(program) * limits.block_size,
-            buffers=_buffers(program, limits),
+            token=kv_bytes_per_token(program),
+            alive=frozenset(_alive(program)),
+            moved=frozenset(_row_bytes(value, program) for value in moved),
         )
-        for program in programs
-    )
+
+    def core(self, limits: Limits) -> CoreMemory:
+        """With the most bytes of activations alive at once, and two of the largest payload."""
+        rows = limits.max_num_seqs, limits.max_num_batched_tokens
+        alive, moved = (
+            max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
+            for parts in (self.alive, self.moved)
+        )
+        return CoreMemory(self.weights, self.token * limits.block_size, alive + 2 * moved)
 
 
 def blocks_that_fit(cores: Sequence[CoreMemory], data: int, instance: Instance) -> int:
@@ -106,29 +132,26 @@ def blocks_that_fit(cores: Sequence[CoreMemory], data: int, instance: Instance) 
     return min((instance.bank_bytes - fixed[bank]) // max(1, growing[bank]) for bank in fixed)
 
 
-def _buffers(program: Program, limits: Limits) -> int:
-    """The most bytes of activations alive at once, and two of the largest payload that leaves or comes in."""
-    moved = (op.out for op in program.ops if isinstance(op, AllReduce | AllGather | Send | Receive))
-    payload = max((_bytes(value, program, limits) for value in moved), default=0)
-    return _peak_live(program, limits) + 2 * payload
-
-
-def _peak_live(program: Program, limits: Limits) -> int:
+def _alive(program: Program) -> Iterator[tuple[int, int]]:
+    """Bytes of the values that are alive after each Op: of each row of logits, of each other row."""
     last_use = {value.id: i for i, op in enumerate(program.ops) for value in (op.out, *op.inputs)}
-    alive: dict[int, int] = {}
-    peak = 0
+    alive: dict[int, tuple[int, int]] = {}
+    logits = others = 0
     for i, op in enumerate(program.ops):
-        alive[op.out.id] = _bytes(op.out, program, limits)
-        peak = max(peak, sum(alive.values()))
+        size = alive.get(op.out.id, (0, 0))
+        alive[op.out.id] = there = _row_bytes(op.out, program)
+        logits, others = logits + there[0] - size[0], others + there[1] - size[1]
+        yield logits, others
         for value in (op.out, *op.inputs):
             if last_use[value.id] == i:
-                alive.pop(value.id, None)
-    return peak
+                size = alive.pop(value.id, (0, 0))
+                logits, others = logits - size[0], others - size[1]
 
 
-def _bytes(value: Value, program: Program, limits: Limits) -> int:
-    rows = limits.max_num_seqs if value.rows is Rows.LOGITS else limits.max_num_batched_tokens
-    return rows * value.width * program.format.compute.bytes
+def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
+    """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
+    size = value.width * program.format.compute.bytes
+    return (size, 0) if value.rows is Rows.LOGITS else (0, size)
 
 
 def _advice(
