@@ -37,6 +37,20 @@ Percentile = Annotated[
     float,
     _option("--percentile", help="Of requests that must meet them.", panel=OBJECTIVES, min=1, max=100),
 ]
+Margin = Annotated[
+    float,
+    _option(
+        "--margin",
+        help="Percent by which predictions must be below the objectives.",
+        panel=OBJECTIVES,
+        min=0,
+        max=90,
+    ),
+]
+TimeLimit = Annotated[
+    str | None,
+    _option("--time-limit", help="End the search after so long, as 30s, with the best so far.", panel=OUTPUT),
+]
 Rate = Annotated[float, _option("--rate", help="Requests a second, of a Poisson process.", panel=WORKLOAD)]
 InputLen = Annotated[
     str,
@@ -86,6 +100,7 @@ def plan(
     ttft: Ttft = None,
     tpot: Tpot = None,
     percentile: Percentile = 99.0,
+    margin: Margin = 0.0,
     input_len: InputLen = "1024",
     output_len: OutputLen = "256",
     requests: Requests = None,
@@ -99,6 +114,7 @@ def plan(
     purchase: PurchaseOption = Purchase.ON_DEMAND,
     max_error: MaxError = None,
     emit: EmitOption = None,
+    time_limit: TimeLimit = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest deployment of MODEL that meets latency objectives at a rate.

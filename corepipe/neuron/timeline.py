@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 from corepipe.neuron.rounds import Rounds
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,17 @@ class Timing:
         """(core, start, end), one a core, by core."""
         cores = (span for span in self.stages for _ in range(self.tensor))
         return tuple((core, start, end) for core, (start, end) in enumerate(cores))
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Batches that followed one another: when each was handed over, began and was ready; the last one's
+    Timing."""
+
+    submitted_at: Floats
+    starts_at: Floats
+    ready_at: Floats
+    last: Timing
 
 
 class Timeline:
@@ -73,6 +89,43 @@ class Timeline:
         accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
         ready_at = arrives + self._cost.sampling_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
+
+    def repeat(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float, until: float) -> Repeated:
+        """Of a single stage that is idle at `now`: decode steps with these contexts in all, the first handed
+        over now, each of the others when the one before is ready, none after `until`.
+
+        The same as `submit` for each, to the last bit: the sums are taken in the same order.
+        """
+        host = self._profile.host_seconds
+        drawn = self._cost.sampling_seconds(StepShape.decode(sequences, 1))
+        terms = np.full((len(kv_tokens), 3), (host, 0.0, drawn))
+        terms[:, 1] = self._decoded(sequences, kv_tokens)
+        moments = np.add.accumulate(np.concatenate([[now], terms.ravel()]))
+        count = int(np.searchsorted(moments[:-1:3], until, side="right"))
+        submitted, starts, ends = (moments[i : 3 * count : 3] for i in range(3))
+        ready = moments[3 : 3 * count + 1 : 3]
+        self._host_free = float(starts[-1])
+        self._free[0] = end = float(ends[-1])
+        worked = ends - starts
+        self._busy[0] = _added(self._busy[0], worked)
+        self._overlap.seconds = _added(self._overlap.seconds, worked)
+        self._work_seconds = _added(self._work_seconds, worked)
+        self._work_until = end
+        accepts_at = max(self._host_free, end - host)
+        timing = Timing(
+            float(submitted[-1]), self._host_free, accepts_at, float(ready[-1]), ((self._host_free, end),),
+            self._cost.tensor,
+        )  # fmt: skip
+        return Repeated(submitted, starts, ready, timing)
+
+    def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
+        """Seconds of each step; of all where they are padded to one graph."""
+        cost, ends = self._cost.lone, (int(kv_tokens[0]), int(kv_tokens[-1]))
+        first, last = (StepShape(sequences, sequences, kv, kv, sequences) for kv in ends)
+        if cost.padded(first) == cost.padded(last):
+            return cost.stage_seconds(first)[0]
+        each: Floats = cost.decode_seconds(sequences, kv_tokens)[0]
+        return each
 
     @property
     def cost(self) -> CostModel:
@@ -118,6 +171,11 @@ class Timeline:
     def _count_work(self, start: float, end: float) -> None:
         self._work_seconds += end - max(start, self._work_until)
         self._work_until = end
+
+
+def _added(total: float, parts: Floats) -> float:
+    """`total` and then each of `parts`, one after the other."""
+    return float(np.add.accumulate(np.concatenate([[total], parts]))[-1])
 
 
 class _Overlap:

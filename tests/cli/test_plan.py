@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 import yaml
+from rich.console import Console
 
+from corepipe.cli import app
 from corepipe.cli.common import seconds as seconds_of
+from corepipe.cli.run.plan import _inquiry
+from corepipe.cli.run.plan_view import print_plan
 from corepipe.errors import UserError
 from corepipe.neuron.profiles import PROFILES, as_text
+from corepipe.planning.planner.planner import plan as make_plan
 from tests.planning.planner.test_planner import CONFIG
 from tests.servers import run
 
@@ -30,9 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_choice_is_labelled_as_emulated_and_says_how_sure_it_is(model: str) -> None:
     shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--tpot", "0.01s")
     assert shown.returncode == 0
-    first, sure, price = shown.stdout.splitlines()[:3]
+    first, ttft, tpot, sure, price = shown.stdout.splitlines()[:5]
     assert first.startswith("1 x inf2.xlarge")
     assert "0.758 $/h (emulated)" in first
+    assert re.match(r"TTFT is \d+% below its objective, and predictions of it are wrong by \d+%", ttft)
+    assert re.match(r"TPOT is \d+% below its objective, and predictions of it are wrong by \d+%", tpot)
     assert "p99 not validated" in sure
     assert "Neuron SDK documentation" in price
 
@@ -121,3 +136,112 @@ def test_times(text: str | None, seconds: float | None) -> None:
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--ttft"):
         seconds_of("--ttft", text)
+
+
+def planned(model: str, *flags: str) -> dict[str, Any]:
+    shown = run("plan", model, *ASKED, *SMALL, *flags, "--json")
+    assert shown.returncode == 0, shown.stderr
+    document: dict[str, Any] = json.loads(shown.stdout)
+    return document
+
+
+def test_its_commands_are_taken_and_simulate_gives_the_same_figures(model: str) -> None:
+    """As they are printed for people: by a shell, over several lines."""
+    asked = ("--ttft", "100ms", "--tpot", "10ms")
+    document, text = planned(model, *asked), run("plan", model, *ASKED, *SMALL, *asked).stdout
+    printed = text[text.index("  corepipe simulate") : text.index("\n", text.index("--slo"))]
+    assert max(map(len, printed.splitlines())) <= 80
+    words = shlex.split(printed.replace("\\\n", " "))
+    assert words == shlex.split(document["commands"]["simulate"])
+    again = json.loads(run(*words[1:], "--json").stdout)
+    predicted = document["choice"]["predicted"]
+    for figure in ("ttft", "tpot", "e2e"):
+        assert again[f"{figure}_ms"]["p99"] == pytest.approx(predicted[f"{figure}_ms"], rel=1e-12)
+    rate = again["throughput"]["output_tokens_per_second"]
+    assert rate * document["choice"]["instances"] == pytest.approx(predicted["output_tokens_per_second"])
+    serve = shlex.split(document["commands"]["serve"])
+    assert serve[:3] == ["corepipe", "serve", "--timing-model"]
+    context = typer.main.get_command(app).commands["serve"].make_context("serve", serve[2:])  # type: ignore[attr-defined]
+    assert context.params["max_num_seqs"] == document["choice"]["max_num_seqs"]
+    assert context.params["clock"].value == "device"
+
+
+def test_a_margin_is_kept(model: str) -> None:
+    wide, narrow = (planned(model, "--ttft", "60ms", "--tpot", "8ms", "--margin", m) for m in ("0", "40"))
+    assert (wide["margin_percent"], narrow["margin_percent"]) == (0, 40)
+    assert narrow["objectives"] == wide["objectives"]
+    below = narrow["choice"]["below_objective_percent"]
+    assert min(below.values()) >= 40
+    assert below["ttft"] == pytest.approx(100 * (1 - narrow["choice"]["predicted"]["ttft_ms"] / 60))
+    assert narrow["choice"]["price_per_hour"] >= wide["choice"]["price_per_hour"]
+
+
+def test_out_of_time_it_says_so_and_not_that_nothing_would_do(model: str) -> None:
+    limited = ("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--time-limit", "1ms")
+    shown = run(*limited)
+    assert shown.returncode == 3
+    assert shown.stdout.startswith("The search was cut short (--time-limit 0.001s)")
+    assert "Nothing meets" not in shown.stdout
+    document = json.loads(run(*limited, "--json").stdout)
+    assert (document["cut_short"], document["choice"]) == ("--time-limit 0.001s", None)
+
+
+def test_without_a_terminal_it_tells_its_progress_and_an_interrupt_ends_it_with_an_answer() -> None:
+    command = [sys.executable, "-m", "corepipe", "plan", "llama-3.1-70b", "--rate", "5", "--ttft", "1s"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert re.match(r"searching for the cheapest: 0 tried, \d+ of \d+ left, none found yet", line)
+    assert process.returncode == 130
+    assert stdout.startswith("The search was cut short (interrupted): this is the best so far")
+    assert "Nothing that was looked at meets the objectives." in stdout
+    assert stderr.splitlines()[-1] == "corepipe: interrupted"
+
+
+def test_what_has_no_price_is_named_with_the_flag_that_prices_it(model: str) -> None:
+    wanted = (
+        "--instance",
+        "inf2.xlarge",
+        "--instance",
+        "trn2.48xlarge",
+        "--dtype",
+        "bf16",
+        "--ttft",
+        "100ms",
+    )
+    shown = run("plan", model, *ASKED, *wanted)
+    (line,) = (line for line in shown.stdout.splitlines() if line.strip().startswith("trn2.48xlarge: "))
+    assert "--purchase capacity-block --region us-east-1 (44.7 $/h)" in line
+
+
+def test_tables_fit_a_terminal_and_cut_no_digit(model: str) -> None:
+    found = make_plan(_inquiry(given(model)), lambda _: None)
+    assert found.best is not None
+    screen = io.StringIO()
+    print_plan(Console(file=screen, width=80, highlight=False), found, None, None)
+    shown = screen.getvalue()
+    table = shown[shown.index("latency against cost") :]
+    assert "\u2026" not in shown
+    for option in found.front:
+        for figure in (option.price, 1e3 * option.outcome.ttft, 1e3 * option.outcome.tpot):
+            assert f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}" in table
+    assert max(map(len, table.splitlines()[: 1 + len(found.front)])) <= 80
+    assert shown.isascii()
+
+
+def given(model: str) -> dict[str, Any]:
+    """The flags as they are where nothing is given, but for the objectives and the load."""
+    flags = ["--ttft", "100ms", "--instance", "inf2.48xlarge", *ASKED]
+    command = typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
+    params: dict[str, Any] = command.make_context("plan", [model, *flags]).params
+    return params
+
+
+def test_it_can_be_read_where_there_is_no_utf_8(model: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "corepipe", "plan", model, *ASKED, *SMALL, "--ttft", "100ms"]
+    shown = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.decode("ascii").startswith("1 x inf2.xlarge")

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
@@ -33,8 +36,14 @@ class Cost:
     def lone(self) -> Cost:
         return self
 
+    def padded(self, shape: StepShape) -> StepShape:
+        return shape
+
     def stage_seconds(self, shape: StepShape) -> list[float]:
         return [self.fixed + self.row * shape.rows + self.kv * shape.kv_tokens] * self.stages
+
+    def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return np.stack([self.fixed + self.row * sequences + self.kv * kv_tokens] * self.stages)
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         return 1e-4 * self.fixed if stage else 0.0

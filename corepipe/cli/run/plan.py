@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import typer
 from rich.console import Console
 
+from corepipe.__main__ import INTERRUPTED
 from corepipe.cli import options
-from corepipe.cli.common import errors, print_json, progress_bar, seconds
+from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigterm_as_interrupt
 from corepipe.cli.plan import Emit
-from corepipe.cli.tables import Figures
+from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.registry import architecture
@@ -25,17 +27,19 @@ from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.bounds import Objectives
-from corepipe.planning.planner.confidence import METRICS, shipped_validation
+from corepipe.planning.planner.commands import serve_command, simulate_command
+from corepipe.planning.planner.confidence import shipped_validation
+from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.emit_helm import Served, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
-from corepipe.planning.planner.evaluate import Demand
-from corepipe.planning.planner.plan_report import document, million, percentile_note, reasons
+from corepipe.planning.planner.found import Option, Progress, Stopped
+from corepipe.planning.planner.plan_report import Commands, document
 from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan
 from corepipe.planning.planner.planner import plan as make_plan
 from corepipe.planning.planner.prices import list_prices, read_prices
-from corepipe.planning.planner.remedies import Remedy, roomier
+from corepipe.planning.planner.remedies import Remedy
 from corepipe.planning.planner.remedies import remedy as find_remedy
-from corepipe.planning.planner.search import Option
+from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
 from corepipe.planning.planner.space import Shape, Space
 
 DEFAULT_PROFILE = "vllm-neuron"
@@ -47,24 +51,67 @@ UNMET = 3
 
 def run(given: Mapping[str, Any]) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
-    nothing meets the objectives."""
+    nothing meets the objectives and where the user interrupted."""
     emit, as_json = given["emit"], given["as_json"]
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
     inquiry = _inquiry(given)
+    limit = seconds("--time-limit", given["time_limit"])
     if emit is Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
-    with progress_bar(errors()) as report:
-        found = make_plan(inquiry, report)
-        remedy = None if found.best else find_remedy(found, report)
+    found, remedy = _searched(inquiry, limit)
+    commands = found.best and _commands(found, found.best, given)
     if as_json:
-        print_json(document(found, remedy))
+        print_json(document(found, remedy, commands))
     else:
-        _print(errors() if emit else _console(), found, remedy)
+        print_plan(errors() if emit else _console(), found, remedy, None if emit else commands)
     if emit and found.best:
         typer.echo(_emitted(found, found.best, given), nl=False)
+    if found.found.cut_short == INTERRUPTED_BY_USER:
+        raise typer.Exit(INTERRUPTED)
     if found.best is None:
         raise typer.Exit(UNMET)
+
+
+def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | None]:
+    """The plan, and what would help where nothing was found and there is time."""
+    deadline = inf if limit is None else monotonic() + limit
+
+    def check() -> None:
+        if monotonic() >= deadline:
+            raise Stopped(f"--time-limit {limit:g}s")
+
+    with progress_bar(errors()) as bar, sigterm_as_interrupt():
+
+        def watch(progress: Progress) -> None:
+            bar(progress.what, 1 - progress.left / max(1, progress.shapes), note(progress))
+            check()
+
+        def report(what: str, done: float) -> None:
+            bar(what, done)
+            check()
+
+        found = make_plan(inquiry, watch)
+        if found.best or found.found.cut_short:
+            return found, None
+        try:
+            return found, find_remedy(found, report)
+        except (KeyboardInterrupt, Stopped):
+            return found, None
+
+
+def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
+    model = given["model"]
+    stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
+    return Commands(
+        serve_command(model, best.deployment, stack, weights=_has_weights(model)),
+        simulate_command(model, best.deployment, stack, plan.inquiry.demand),
+    )
+
+
+def _has_weights(model: str) -> bool:
+    """Whether it can be loaded and served itself."""
+    return Path(model).is_dir() or Path(model).suffix == ".gguf"
 
 
 def _inquiry(given: Mapping[str, Any]) -> Inquiry:
@@ -92,6 +139,7 @@ def _demand(given: Mapping[str, Any]) -> Demand:
             seconds("--tpot", given["tpot"]),
             given["percentile"],
             _rate(given["rate"]),
+            given["margin"] / 100,
         ),
         given["requests"],
         given["seed"],
@@ -140,12 +188,13 @@ def _console() -> Console:
 
 def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     model = given["model"]
-    notes = [f"{plan.inquiry.architecture.name}: {_sentence(plan, best)}", *_doubts(plan, best)]
+    notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
     if given["emit"] is Emit.VLLM_NEURON:
         return vllm_manifests(_repository(model, notes), best.deployment, notes)
-    weights = Path(model).is_dir() or Path(model).suffix == ".gguf"
     stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
-    return helm_values(Served(model, weights, stack, best.outcome.latency), best.deployment, notes)
+    return helm_values(
+        Served(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes
+    )
 
 
 def _repository(model: str, notes: list[str]) -> str:
@@ -162,102 +211,3 @@ def _repository(model: str, notes: list[str]) -> str:
 def _stack(profile: RuntimeProfile, stacks: Sequence[str]) -> str:
     """What the user called it: a name, or the path of a file."""
     return next(stack for stack in stacks if profiles.profile(stack) == profile)
-
-
-def _print(console: Console, plan: Plan, remedy: Remedy | None) -> None:
-    found = plan.found
-    if plan.best:
-        console.print(f"[bold]{_sentence(plan, plan.best)}[/bold]")
-        for doubt in _doubts(plan, plan.best):
-            console.print(doubt)
-        console.print(_options(plan, plan.front, "latency against cost (emulated)"))
-        if plan.tied:
-            console.print(_options(plan, plan.tied, "tied with the choice: within the validation error"))
-    else:
-        _print_unmet(console, plan, remedy)
-    _print_failures(console, plan)
-    console.print(
-        f"[dim]{found.configurations} configurations, {found.simulations} simulated; "
-        f"prices: {plan.inquiry.market.purchase}, {plan.inquiry.market.region}[/dim]"
-    )
-
-
-def _sentence(plan: Plan, option: Option) -> str:
-    outcome = option.outcome
-    return (
-        f"{option.deployment} at {option.price:.4g} $/h (emulated): TTFT {_ms(outcome.ttft)} ms, "
-        f"TPOT {_ms(outcome.tpot)} ms at p{plan.inquiry.demand.objectives.percentile:g}, "
-        f"{million(plan, option):.3g} $ for a million output tokens"
-    )
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds; a dash where there is nothing to time, as between the tokens of an answer of one."""
-    milliseconds = seconds * 1e3
-    if not seconds:
-        return "-"
-    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-
-
-def _doubts(plan: Plan, option: Option) -> list[str]:
-    """How sure the figures are, and where the price is from."""
-    shape, known = option.deployment.candidate.shape, plan.inquiry.validation
-    sure = {figure: known.of(figure, shape) for figure in METRICS}
-    parts = ", ".join(f"{figure} {confidence}" for figure, confidence in sure.items())
-    bases = "; ".join(dict.fromkeys(c.basis for c in sure.values() if c.error is not None))
-    return [
-        f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
-        f"price: {plan.prices[shape.instance].source}",
-    ]
-
-
-def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
-    table = Figures("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms", "deployment", title=title)
-    table.title_justify = "left"
-    for option in options:
-        outcome = option.outcome
-        latencies = (outcome.ttft, outcome.tpot, outcome.latency)
-        table.add_row(
-            f"{option.price:.4g}",
-            f"{million(plan, option):.3g}",
-            *map(_ms, latencies),
-            str(option.deployment),
-        )
-    return table
-
-
-def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
-    console.print("[bold]Nothing meets the objectives.[/bold]")
-    if plan.nearest is not None:
-        console.print(f"nearest: {plan.nearest.shape}: {plan.nearest.failure.text}")
-    roomy = roomier(plan)
-    if roomy is not None:
-        console.print(f"it would fit {roomy}{_unpriced(plan, roomy.instance)}")
-    if remedy is not None:
-        asked = remedy.objectives
-        flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
-        changed = " ".join(f"{flag} {value * 1e3:g}ms" for flag, value in flags.items() if value)
-        console.print(f"{changed} would be met by {_sentence(plan, remedy.option)}")
-
-
-def _unpriced(plan: Plan, instance: str) -> str:
-    """What to say of an instance that cannot be bought as was asked; else nothing."""
-    market = plan.inquiry.market
-    try:
-        market.prices.require(instance, market.purchase, market.region)
-    except UserError as error:
-        return f"; {error.message}"
-    return ""
-
-
-def _print_failures(console: Console, plan: Plan) -> None:
-    table = Figures("instance", "fails by", "of", "nearest", title="what fails")
-    table.title_justify = "left"
-    for instance, reason, count, nearest in reasons(plan):
-        table.add_row(instance, reason, str(count), nearest)
-    if table.row_count:
-        console.print(table)
-    if plan.unpriced:
-        console.print(
-            f"left out, without a price: {', '.join(plan.unpriced)} ({plan.inquiry.market.purchase})"
-        )

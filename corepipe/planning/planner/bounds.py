@@ -7,12 +7,14 @@ Each bound is on the safe side: nothing that a simulation would accept is refuse
   of decode steps.  A step's time is at least a + b x sequences, so that a stage can only gain from larger
   batches; but where tokens must not take longer than the objective, batches cannot be larger than that
   allows, prompts that interrupt them included.
+- Requests wait for a replica that computes no other prompt, where a batch has one (`Queue`), and for a seat
+  in a batch, where nobody is preempted.  `lateness` counts those that must be late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from math import ceil, floor, inf
@@ -36,6 +38,9 @@ they queue: of a Poisson distribution, its 99th percentile."""
 SLACK = 1.1
 """How far a finite run may do better than the steady state that a capacity is computed for."""
 
+
+ROUNDING = 1 + 1e-9
+"""A simulation takes the same sums from where its clock stands, and rounds them otherwise."""
 
 BEYOND_HELP = 1e6
 """Excess of what no change of the objectives would help."""
@@ -64,12 +69,23 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds (None: none), held at a percentile; and requests a second."""
+    """Service-level objectives in seconds (None: none), held at a percentile; and requests a second.
+
+    margin: share of each by which a prediction must be below it."""
 
     ttft: float | None
     tpot: float | None
     percentile: float
     rate: float
+    margin: float = 0.0
+
+    @property
+    def tightened(self) -> Objectives:
+        """What a prediction must meet: the margin taken off."""
+        left = 1 - self.margin
+        return replace(
+            self, ttft=self.ttft and self.ttft * left, tpot=self.tpot and self.tpot * left, margin=0.0
+        )
 
     def quantile(self, values: Floats) -> float:
         """The objective's percentile of `values`, between the nearest ranks; 0 of none."""
@@ -88,6 +104,16 @@ class RequestSizes:
     def longest(self) -> int:
         """Tokens of the longest request."""
         return int((self.prompts + self.answers).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What requests wait for: one of so many `servers`, which each takes for so many `seconds` at least; they
+    are late where they wait longer than `patience`."""
+
+    servers: int
+    seconds: float
+    patience: float
 
 
 class Timed:
@@ -126,6 +152,10 @@ class Timed:
         chunks = _chunks(tokens, chunk)
         first = sum(self._host + self._cost.lone.stage_seconds(step)[0] for step in chunks[:-1])
         return first + self.step(chunks[-1])
+
+    def prompt_device(self, tokens: int, chunk: int) -> float:
+        """Seconds that a lone prompt keeps the first stage busy, at least: without the host."""
+        return sum(self._cost.lone.stage_seconds(step)[0] for step in _chunks(tokens, chunk))
 
     def prompt_work(self, tokens: int, chunk: int) -> float:
         """Seconds that a prompt keeps the busiest stage busy."""
@@ -186,6 +216,23 @@ class Bounds:
         capacity = self.capacity(limits)
         return ceil(self._objectives.rate / capacity) if capacity > 0 else 0
 
+    def queues(self, limits: BatchLimits) -> list[Queue]:
+        """What every request of one instance waits for: a replica that computes no other prompt, and a seat.
+
+        None where prompts share batches, or stages, or may be found in the cache, or nobody asks.
+        """
+        shape, shortest = self._timed.shape, int(self._sizes.prompts.min())
+        pipeline, data = shape.placement.pipeline, shape.placement.data
+        if not self._segregated or pipeline > 1 or self._sizes.shared or self._objectives.ttft is None:
+            return []
+        chunk = limits.max_num_batched_tokens
+        patience = self._objectives.ttft - self._timed.prompt(shortest, chunk)
+        prompt = self._timed.prompt_device(shortest, chunk)
+        queues = [Queue(data, prompt, patience)]
+        if self._timed.blocks >= limits.max_num_seqs * -(-limits.max_model_len // BLOCK_SIZE):
+            queues.append(Queue(data * limits.max_num_seqs, prompt + float(self._decoding.min()), patience))
+        return queues
+
     def estimate(self, limits: BatchLimits, instances: int) -> float:
         """Seconds of a mean request under load, in steady state and with room in the batch for a crowd: the
         order in which to try what costs the same.  Infinite where the load is too much."""
@@ -202,6 +249,32 @@ class Bounds:
             return inf
         first = self._timed.prompt(self._mean_prompt, limits.max_num_batched_tokens) / left
         return float(first + self._answer * token[enough[0]])
+
+    def is_likely(self, limits: BatchLimits, instances: int) -> bool:
+        """Whether a mean request is in time, in steady state, about."""
+        seconds, tpot = self.estimate(limits, instances), self._objectives.tpot
+        if seconds == inf or tpot is None:
+            return seconds < inf
+        return seconds <= (self._objectives.ttft or inf) + self._answer * tpot
+
+    def likely_queues(self, limits: BatchLimits, instances: int) -> list[Queue]:
+        """Of one replica `queues`, with what they take about: a prompt waits for a step, an answer for
+        prompts."""
+        queues = self.queues(limits)
+        if not queues:
+            return []
+        step = self._timed.step(StepShape.decode(limits.max_num_seqs, self._context))
+        whole = min(self.estimate(limits, instances), BEYOND_HELP)
+        seconds = [queues[0].seconds, *(whole for _ in queues[1:])]
+        return [
+            replace(
+                queue,
+                servers=queue.servers // self._timed.shape.placement.data,
+                seconds=taken,
+                patience=queue.patience - step,
+            )
+            for queue, taken in zip(queues, seconds, strict=True)
+        ]
 
     def fastest(self, limits: BatchLimits) -> float:
         """Seconds that a request takes at the objectives' percentile, at least."""
@@ -228,7 +301,7 @@ class Bounds:
         objective = self._objectives.tpot
         several = self._sizes.answers > 1
         least = self._objectives.quantile(self._decoding[several] / (self._sizes.answers[several] - 1))
-        if objective is None or least <= objective:
+        if objective is None or least <= objective * ROUNDING:
             return None
         text = f"a token alone takes {least * 1e3:.1f} ms"
         return Failure(Reason.TPOT, text, least / objective)
@@ -238,7 +311,7 @@ class Bounds:
         if objective is None:
             return None
         least = self._timed.prompt(self._computed(self._prompt), limits.max_num_batched_tokens)
-        if least <= objective:
+        if least <= objective * ROUNDING:
             return None
         text = f"a prompt alone takes {least * 1e3:.0f} ms to its first token"
         return Failure(Reason.TTFT, text, least / objective)

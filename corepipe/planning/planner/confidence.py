@@ -33,7 +33,7 @@ class Confidence:
     basis: str
 
     def __str__(self) -> str:
-        return self.basis if self.error is None else f"±{self.error:.0%}"
+        return self.basis if self.error is None else f"error {self.error:.0%}"
 
 
 class Validation:

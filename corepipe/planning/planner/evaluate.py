@@ -1,11 +1,11 @@
-"""What the planner asks about a model under a workload: bounds, then short simulations, then long ones."""
+"""What the planner asks about a model under a workload: bounds, then simulations that end once they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, floor
+from math import floor, inf
 
 import numpy as np
 
@@ -18,34 +18,24 @@ from corepipe.neuron.compiler import compile_for_timing
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, blocks_that_fit, measure
+from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import Lengths
-from corepipe.planning.planner.bounds import Bounds, Failure, Objectives, Reason, RequestSizes, Timed
-from corepipe.planning.planner.search import Outcome
+from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.found import Outcome
+from corepipe.planning.planner.lateness import surely_late
+from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, Deployment, Shape
+from corepipe.planning.simulation.patience import Patience
+from corepipe.planning.simulation.record import Floats, Record
 from corepipe.planning.simulation.report import Latencies, Report
-from corepipe.planning.simulation.simulate import SimulationConfig, simulate
+from corepipe.planning.simulation.simulate import SimulationConfig, play, simulate
 from corepipe.planning.slo import Slo
-from corepipe.planning.workload import Synthetic, first_requests
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.engine.device_plan import DevicePlan
-
-LEAST_REQUESTS = 1000
-"""Requests of a simulation, unless it takes more to see a steady state: a 99th percentile then has ten
-requests above it."""
-
-TURNOVERS = 10
-"""A simulation lasts as long as so many requests one after the other, at the objectives."""
-
-MOST_REQUESTS = 20_000
-
-SHORT = (32, 8, 3)
-"""Before the whole of a simulation, so many parts of it: enough where too many requests are late already."""
 
 ALONE = 32
 """Requests that are simulated without load."""
@@ -58,29 +48,6 @@ SUSTAINED = 0.9
 
 QUEUE = 10**9
 """Nothing is refused: a plan's queues are as long as they get."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What is asked for: lengths as `corepipe simulate` takes them; `requests` None: as many as it takes."""
-
-    input_len: Lengths
-    output_len: Lengths
-    objectives: Objectives
-    requests: int | None
-    seed: int
-
-    def stream(self, rate: float, requests: int) -> Synthetic:
-        """So many requests at a rate; fewer are the first of more."""
-        return Synthetic(self.input_len, self.output_len, requests, arrivals=Arrivals(rate), seed=self.seed)
-
-    def sizes(self) -> RequestSizes:
-        """Of every request that any simulation may hold."""
-        most = self.requests or MOST_REQUESTS
-        turns = first_requests(self.stream(1.0, most).workload(), most)
-        return RequestSizes(
-            np.array([turn.prompt_tokens for turn in turns]), np.array([turn.output_tokens for turn in turns])
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +71,36 @@ class Placed(DevicePlan):
         return Timeline(self.costs[replica], self.profile)
 
 
+def _unwatched() -> None:
+    pass
+
+
 class Workbench:
-    """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars an hour."""
+    """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars an hour.
+
+    pulse: called now and then in a long simulation; may raise."""
 
     def __init__(
-        self, architecture: Architecture, demand: Demand, prices: Mapping[str, float], max_model_len: int
+        self,
+        architecture: Architecture,
+        demand: Demand,
+        prices: Mapping[str, float],
+        max_model_len: int,
+        pulse: Callable[[], None] = _unwatched,
     ) -> None:
+        self._pulse = pulse
         self._architecture = architecture
         self._demand = demand
         self._prices = prices
         self._max_model_len = max_model_len
-        self._sizes = demand.sizes()
+        self._sizes = demand.sizes
         self._graph = cache(self._make_graph)
         self._programs = cache(self._make_programs)
         self._cost = cache(self._make_cost)
+        self._footprints = cache(self._make_footprints)
         self._memory = cache(self._make_memory)
+        self._twin = cache(twin_shape)
+        self._arrivals = cache(self._make_arrivals)
         self._bounds = cache(self._make_bounds)
         self._measure = cache(self._make_measurement)
         self._alone = cache(self._make_alone)
@@ -135,7 +117,37 @@ class Workbench:
             return Failure(Reason.UNSUPPORTED, error.message.splitlines()[0])
 
     def fewest(self, candidate: Candidate) -> int:
-        return self._bounds_of(candidate).fewest(candidate.limits)
+        bounds, limits = self._bounds_of(candidate), candidate.limits
+        queues = bounds.queues(limits)
+        return _first(lambda n: not self._must_be_late(queues, n), bounds.fewest(limits))
+
+    def likely(self, candidate: Candidate) -> int:
+        bounds, limits = self._bounds_of(candidate), candidate.limits
+        replicas = candidate.shape.placement.data
+
+        def may_do(instances: int) -> bool:
+            if not bounds.is_likely(limits, instances):
+                return False
+            queues = bounds.likely_queues(limits, instances)
+            return not self._must_be_late(queues, instances, replicas)
+
+        return _first(may_do, self.fewest(candidate))
+
+    def _must_be_late(self, queues: Sequence[Queue], instances: int, replicas: int = 1) -> bool:
+        """Whether so many requests wait for too long that the percentile is missed, of those that come to
+        one instance, or to one of so many replicas that take turns."""
+        arrivals = self._arrivals(self._demand.objectives.rate / max(1, instances))[::replicas]
+        enough = self._most_late(len(arrivals))
+        return any(surely_late(arrivals, q.servers, q.seconds, q.patience, enough) for q in queues)
+
+    def _make_arrivals(self, rate: float) -> tuple[float, ...]:
+        """Of the requests of a simulation at this rate."""
+        sessions = self._demand.stream(rate, self._demand.requests_at(rate)).workload().sessions()
+        return tuple(session.start or 0.0 for session in sessions)
+
+    def _most_late(self, requests: int) -> int:
+        """Of so many requests: as many late ones as this, and the percentile is missed."""
+        return requests - floor(self._demand.objectives.percentile / 100 * (requests - 1))
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
         return self._bounds_of(candidate).estimate(candidate.limits, instances)
@@ -144,68 +156,75 @@ class Workbench:
         return self._prices[shape.instance]
 
     def measure(self, deployment: Deployment) -> Outcome:
-        return self._measure(twin(deployment.candidate), deployment.instances)
+        return self._measure(self._twin_of(deployment.candidate), deployment.instances)
 
     def _make_measurement(self, candidate: Candidate, instances: int) -> Outcome:
-        """Parts of the simulation before the whole: what fails on a part fails on the whole."""
+        """A simulation that is given up when so many requests are late that the whole must fail: requests
+        that come later make none of them faster."""
         rate = self._demand.objectives.rate / instances
-        whole = self._requests(rate)
-        for parts in SHORT:
-            failure = self._early_failure(self._run(candidate, rate, whole // parts), whole)
-            if failure is not None:
-                return failure
-        return self.outcome(self._run(candidate, rate, whole))
+        requests = self._demand.requests_at(rate)
+        patience = Patience(self._slo(), self._most_late(requests))
+        record = self._play(candidate, rate, requests, patience)
+        return self._lost(patience, requests) if patience.lost else self._outcome_of(record)
 
     def alone(self, candidate: Candidate) -> Outcome:
-        return self._alone(twin(candidate))
+        return self._alone(self._twin_of(candidate))
 
     def _make_alone(self, candidate: Candidate) -> Outcome:
         seconds = self._bounds_of(candidate).fastest(candidate.limits)
-        return self.outcome(self._run(candidate, 1 / (IDLE * seconds), ALONE))
+        return self._outcome_of(self._play(candidate, 1 / (IDLE * seconds), ALONE))
 
     def outcome(self, report: Report) -> Outcome:
         """What a simulation means for the objectives."""
-        objectives, latencies = self._demand.objectives, Latencies.of(report.requests)
+        return self._outcome(report.requests, report.throughput.output_tokens)
+
+    def _outcome_of(self, record: Record) -> Outcome:
+        requests = record.requests
+        seconds = float(np.ptp([requests["arrival"].min(), requests["last_at"].max()]))
+        return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
+
+    def _outcome(self, requests: Mapping[str, Floats], tokens_per_second: float) -> Outcome:
+        objectives, latencies = self._demand.objectives, Latencies.of(requests)
         ttft = objectives.quantile(latencies.ttft)
-        tpot = objectives.quantile(latencies.tpot[report.requests["output_tokens"] > 1])
-        failure = _worst(
-            _missed(Reason.TTFT, ttft, objectives.ttft),
-            _missed(Reason.TPOT, tpot, objectives.tpot),
-            _unsustained(report),
-        )
+        tpot = objectives.quantile(latencies.tpot[requests["output_tokens"] > 1])
+        failure = _worst(*self._missed(ttft, tpot), _unsustained(requests))
         latency = objectives.quantile(latencies.e2e)
-        return Outcome(ttft, tpot, latency, report.throughput.output_tokens, failure)
+        return Outcome(ttft, tpot, latency, tokens_per_second, failure)
+
+    def _lost(self, patience: Patience, requests: int) -> Outcome:
+        """Of a simulation that was given up: what it has seen, which fails for certain."""
+        seen = len(patience.ttfts) / requests
+        quantile = self._demand.objectives.quantile
+        ttft, tpot = quantile(np.array(patience.ttfts)), quantile(np.array(patience.tpots))
+        return Outcome(ttft, tpot, inf, 0.0, _worst(*self._missed(ttft, tpot)), seen)
+
+    def _missed(self, ttft: float, tpot: float) -> tuple[Failure | None, Failure | None]:
+        asked = self._demand.objectives
+        return _missed(Reason.TTFT, ttft, asked.ttft), _missed(Reason.TPOT, tpot, asked.tpot)
 
     def simulate(self, deployment: Deployment) -> Report:
         """The whole simulation of one of the deployment's instances."""
         rate = self._demand.objectives.rate / deployment.instances
-        return self._run(deployment.candidate, rate, self._requests(rate))
+        candidate = deployment.candidate
+        workload = self._demand.stream(rate, self._demand.requests_at(rate)).workload()
+        return simulate(self.config(candidate), workload, device=self.place(candidate))
 
     def config(self, candidate: Candidate) -> SimulationConfig:
         """What `corepipe simulate` would be asked for this candidate."""
         return SimulationConfig(self._engine(candidate), self._slo())
 
     def _bounds_of(self, candidate: Candidate) -> Bounds:
-        return self._bounds(twin(candidate))
+        return self._bounds(self._twin_of(candidate))
 
-    def _requests(self, rate: float) -> int:
-        """How many requests show a steady state at this rate of one instance."""
-        if self._demand.requests is not None:
-            return self._demand.requests
-        objectives, answer = self._demand.objectives, float(self._sizes.answers.mean())
-        seconds = (objectives.ttft or 0.0) + answer * (objectives.tpot or 0.0)
-        return min(MOST_REQUESTS, max(LEAST_REQUESTS, ceil(TURNOVERS * rate * seconds)))
+    def _twin_of(self, candidate: Candidate) -> Candidate:
+        return replace(candidate, shape=self._twin(candidate.shape))
 
-    def _early_failure(self, report: Report, whole: int) -> Outcome | None:
-        """A part's outcome, where so many of its requests are late that the whole must fail too: requests
-        that come later make none of them faster."""
-        outcome, late = self.outcome(report), _late(report, self._slo())
-        most = whole - floor(self._demand.objectives.percentile / 100 * (whole - 1))
-        return outcome if outcome.failure is not None and late >= most else None
-
-    def _run(self, candidate: Candidate, rate: float, requests: int) -> Report:
+    def _play(
+        self, candidate: Candidate, rate: float, requests: int, patience: Patience | None = None
+    ) -> Record:
         workload = self._demand.stream(rate, max(1, requests)).workload()
-        return simulate(self.config(candidate), workload, device=self.place(candidate))
+        config, device = self.config(candidate), self.place(candidate)
+        return play(config, workload, device, lambda _what, _done: self._pulse(), patience)
 
     def _slo(self) -> Slo:
         return Slo(self._demand.objectives.ttft, self._demand.objectives.tpot)
@@ -273,11 +292,15 @@ class Workbench:
         return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens)
 
     def _make_memory(self, cut: Cut, sequences: int, tokens: int) -> tuple[CoreMemory, ...]:
-        """Cores whose Programs are alike are measured once."""
         limits = Limits(self._max_model_len, sequences, tokens, BLOCK_SIZE, max_blocks=1)
+        cores = {footprint: footprint.core(limits) for footprint in dict.fromkeys(self._footprints(cut))}
+        return tuple(cores[footprint] for footprint in self._footprints(cut))
+
+    def _make_footprints(self, cut: Cut) -> tuple[Footprint, ...]:
+        """Of one replica's cores.  Programs that are alike are measured once."""
         programs = self._programs(cut)
         distinct = {id(program.ops): program for program in programs}
-        measured = dict(zip(distinct, measure(list(distinct.values()), limits), strict=True))
+        measured = {ops: Footprint.of(program) for ops, program in distinct.items()}
         return tuple(measured[id(program.ops)] for program in programs)
 
     def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
@@ -291,6 +314,20 @@ class Workbench:
         return self._architecture.graph(fmt, self._max_model_len)
 
 
+def _first(good: Callable[[int], bool], least: int) -> int:
+    """The first number from `least` on that is good, where those after it are too; or one past the most
+    instances that there may be."""
+    low, high = least - 1, max(1, least)
+    while not good(high):
+        if high > MOST_INSTANCES:
+            return high
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high
+
+
 def _cut(shape: Shape) -> Cut:
     pipeline, tensor = shape.placement.pipeline, shape.placement.tensor
     if pipeline == 1:
@@ -298,17 +335,11 @@ def _cut(shape: Shape) -> Cut:
     return Cut(shape.format, pipeline, tensor, shape.instance, shape.profile)
 
 
-def twin(candidate: Candidate) -> Candidate:
+def twin_shape(shape: Shape) -> Shape:
     """The same on the first instance of the catalogue with the same device: it differs in host and price."""
-    shape = candidate.shape
-    device = shape.device
+    wanted = _device(shape.device)
     alike = (i if shape.lnc is None else i.with_lnc(shape.lnc) for i in INSTANCES)
-    first = next(i for i in alike if _device(i) == _device(device))
-    return (
-        candidate
-        if first.name == device.name
-        else replace(candidate, shape=replace(shape, instance=first.name))
-    )
+    return replace(shape, instance=next(i.name for i in alike if _device(i) == wanted))
 
 
 def _device(instance: Instance) -> tuple[object, ...]:
@@ -327,17 +358,9 @@ def _worst(*failures: Failure | None) -> Failure | None:
     return max((f for f in failures if f is not None), key=lambda f: f.excess, default=None)
 
 
-def _unsustained(report: Report) -> Failure | None:
+def _unsustained(requests: Mapping[str, Floats]) -> Failure | None:
     """Whether requests leave more slowly than they come."""
-    arrivals, ends = report.requests["arrival"], report.requests["last_at"]
-    came, left = float(np.ptp(arrivals)), float(np.ptp(ends))
+    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
     if left <= came / SUSTAINED or came == 0:
         return None
     return Failure(Reason.THROUGHPUT, f"sustains {came / left:.0%} of the rate", left / came)
-
-
-def _late(report: Report, slo: Slo) -> int:
-    """Requests that miss the objective that most of them miss."""
-    latencies = Latencies.of(report.requests)
-    pairs = ((slo.ttft, latencies.ttft), (slo.tpot, latencies.tpot))
-    return max((int((seconds > limit).sum()) for limit, seconds in pairs if limit is not None), default=0)

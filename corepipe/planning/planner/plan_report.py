@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
+from corepipe.planning.planner.found import Dearer, Option, Rejected
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
-from corepipe.planning.planner.search import Dearer, Option, Rejected
 from corepipe.planning.planner.space import BLOCK_SIZE, Deployment, Shape
 
 SCHEMA = "corepipe.plan/1"
 MILLISECONDS = 1e3
 
 
-def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """That serve and simulate a choice, as words; serve None: it cannot be served so."""
+
+    serve: list[str] | None
+    simulate: list[str]
+
+
+def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
     """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
     inquiry, found = plan.inquiry, plan.found
     demand = inquiry.demand
@@ -26,6 +36,8 @@ def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
         "emulated": True,
         "model": inquiry.architecture.name,
         "objectives": objectives(demand.objectives),
+        "margin_percent": demand.objectives.margin * 100,
+        "cut_short": found.cut_short,
         "workload": {
             "rate": demand.objectives.rate,
             "input_len": demand.input_len.spec,
@@ -36,11 +48,17 @@ def document(plan: Plan, remedy: Remedy | None) -> dict[str, object]:
         "purchase": inquiry.market.purchase.value,
         "region": inquiry.market.region,
         "choice": option(plan, plan.best) if plan.best else None,
+        "commands": commands
+        and {
+            "serve": commands.serve and shlex.join(commands.serve),
+            "simulate": shlex.join(commands.simulate),
+        },
         "tied": [option(plan, o) for o in plan.tied],
         "pareto": [option(plan, o) for o in plan.front],
         "failed": [_rejected(r) for r in found.rejected],
         "dearer": [_dearer(d) for d in found.dearer],
         "without_price": list(plan.unpriced),
+        "priced_by": {name: inquiry.market.prices.otherwise(name) for name in plan.unpriced},
         "nearest": None if plan.best or plan.nearest is None else _rejected(plan.nearest),
         "would_fit": roomy and _shape(roomy),
         "would_be_met": remedy
@@ -72,14 +90,25 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
             "e2e_ms": outcome.latency * MILLISECONDS,
             "output_tokens_per_second": outcome.tokens_per_second * chosen.deployment.instances,
         },
+        "below_objective_percent": {name: below * 100 for name, below, _ in distances(plan, chosen)},
         "validation": validation(plan, shape),
     }
+
+
+def distances(plan: Plan, chosen: Option) -> Iterator[tuple[str, float, float | None]]:
+    """Of each objective: ttft or tpot, the share by which the prediction is below it, and the error of such
+    predictions (None: not validated)."""
+    asked, outcome = plan.inquiry.demand.objectives, chosen.outcome
+    for name, limit, seconds in (("ttft", asked.ttft, outcome.ttft), ("tpot", asked.tpot, outcome.tpot)):
+        if limit is not None:
+            error = plan.inquiry.validation.of(name, chosen.deployment.candidate.shape).error
+            yield name, 1 - seconds / limit, error
 
 
 def million(plan: Plan, chosen: Option) -> float:
     """Dollars for a million output tokens at the rate that was asked for."""
     demand = plan.inquiry.demand
-    tokens = demand.objectives.rate * float(demand.sizes().answers.mean())
+    tokens = demand.objectives.rate * float(demand.sizes.answers.mean())
     return chosen.price / 3600 / tokens * 1e6
 
 

@@ -10,15 +10,15 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.planning.planner.bounds import Failure, Reason
 from corepipe.planning.planner.confidence import Validation
-from corepipe.planning.planner.evaluate import Demand, Workbench
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.found import Found, Option, Progress, Rejected
 from corepipe.planning.planner.prices import Price, PriceList, Purchase
-from corepipe.planning.planner.search import Found, Option, Rejected, search
+from corepipe.planning.planner.search import Watch, search
 from corepipe.planning.planner.space import Shape, Space
 
 SPREAD = 4.0
 """Faster deployments are looked for up to so many times the price of the cheapest."""
-
-Report = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,15 @@ class Plan:
         return min(self.found.rejected, key=lambda r: r.failure.excess, default=None)
 
 
-def plan(inquiry: Inquiry, report: Report) -> Plan:
-    """Searches.  Raises UserError for an impossible request: no shape to choose from, requests too long."""
+def plan(inquiry: Inquiry, watch: Watch) -> Plan:
+    """Searches.  `watch` is told how far it is, all the time, and may end it (`found.Stopped`).  Raises
+    UserError for an impossible request: no shape to choose from, requests too long."""
     market, graph = inquiry.market, _decoder(inquiry.architecture)
     longest = _max_model_len(inquiry)
     market.prices.check_region(market.purchase, market.region)
     prices = _prices(inquiry)
     shapes, refused = _shapes(inquiry, graph, prices)
-    found = _search(inquiry, shapes, prices, longest, report)
+    found = _search(inquiry, shapes, prices, longest, watch)
     found.rejected += refused
     options = sorted(found.options, key=lambda o: (o.price, o.outcome.latency))
     unpriced = tuple(i.name for i in inquiry.space.instances if i.name not in prices)
@@ -109,16 +110,29 @@ def plan(inquiry: Inquiry, report: Report) -> Plan:
 
 
 def _search(
-    inquiry: Inquiry, shapes: list[Shape], prices: dict[str, Price], longest: int, report: Report
+    inquiry: Inquiry, shapes: list[Shape], prices: dict[str, Price], longest: int, watch: Watch
 ) -> Found:
-    workbench = _workbench(inquiry, prices, longest)
-    limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
-    return search(shapes, limits, workbench, report, inquiry.spread, inquiry.validation.tied)
-
-
-def _workbench(inquiry: Inquiry, prices: dict[str, Price], longest: int) -> Workbench:
+    beat = _Beat(watch)
     rates = {name: price.per_hour for name, price in prices.items()}
-    return Workbench(inquiry.architecture, inquiry.demand, rates, longest)
+    workbench = Workbench(inquiry.architecture, inquiry.demand.tightened, rates, longest, beat.again)
+    limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
+    return search(shapes, limits, workbench, beat.tell, inquiry.spread, inquiry.validation.tied)
+
+
+class _Beat:
+    """Tells what was told last once more in the middle of long simulations."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._last: Progress | None = None
+
+    def tell(self, progress: Progress) -> None:
+        self._last = progress
+        self._watch(progress)
+
+    def again(self) -> None:
+        if self._last is not None:
+            self._watch(self._last)
 
 
 def _decoder(architecture: Architecture) -> Graph:
@@ -130,7 +144,7 @@ def _decoder(architecture: Architecture) -> Graph:
 
 def _max_model_len(inquiry: Inquiry) -> int:
     """What was given, or the next power of two above the longest request."""
-    needed, most = inquiry.demand.sizes().longest, inquiry.architecture.max_positions
+    needed, most = inquiry.demand.sizes.longest, inquiry.architecture.max_positions
     if needed > most:
         prompts, answers = inquiry.demand.input_len.spec, inquiry.demand.output_len.spec
         raise UserError(

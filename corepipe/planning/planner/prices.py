@@ -84,6 +84,12 @@ class PriceList:
             raise UserError(self._missing(instance, purchase, region), "purchase")
         return price
 
+    def otherwise(self, instance: str) -> str:
+        """The flags with which the list has a price for an instance, and the price; or how to give one."""
+        known = [p for p in self._prices.values() if p.instance == instance]
+        others = ", ".join(f"--purchase {p.purchase} --region {p.region} ({p.per_hour:g} $/h)" for p in known)
+        return others or "give it with --prices FILE"
+
     def check_region(self, purchase: Purchase, region: str) -> None:
         """Raises UserError where nothing at all can be bought so."""
         if any(key[1:] == (purchase, region) for key in self._prices):
@@ -103,9 +109,8 @@ class PriceList:
         )
 
     def _missing(self, instance: str, purchase: Purchase, region: str) -> str:
-        known = [p for p in self._prices.values() if p.instance == instance]
-        others = ", ".join(f"--purchase {p.purchase} --region {p.region} ({p.per_hour:g} $/h)" for p in known)
-        have = f"it has {others}" if others else "give it with --prices FILE"
+        others = self.otherwise(instance)
+        have = f"it has {others}" if others.startswith("--purchase") else others
         return f"--instance {instance}: {self._origin} has no {purchase} price in {region}; {have}"
 
 

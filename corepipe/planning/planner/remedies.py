@@ -10,8 +10,8 @@ from math import ceil, floor, inf, log10
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.planning.planner.bounds import Failure, Objectives, Reason
 from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.found import Option, Outcome
 from corepipe.planning.planner.planner import Plan
-from corepipe.planning.planner.search import Option, Outcome
 from corepipe.planning.planner.space import Candidate, Deployment, Shape
 
 EASES = (1, 2, 3, 4, 6, 8)
@@ -41,14 +41,14 @@ def remedy(plan: Plan, report: Report) -> Remedy | None:
     nearest, asked = plan.nearest, plan.inquiry.demand.objectives
     if nearest is None or nearest.failure.reason not in LATENCIES:
         return None
-    options = []
+    options, limits = [], asked.tightened
     bench = _bench(plan, replace(asked, ttft=None, tpot=None))
     for done, deployment in enumerate(_deployments(plan, nearest.shape, bench)):
         report("looking for what would do", done / len(EASES))
         price = deployment.instances * bench.price(nearest.shape)
         options.append(Option(deployment, price, bench.measure(deployment)))
-    best = min(_excess(asked, option.outcome) for option in options)
-    near = next(o for o in options if _excess(asked, o.outcome) <= AS_NEAR * best)
+    best = min(_excess(limits, option.outcome) for option in options)
+    near = next(o for o in options if _excess(limits, o.outcome) <= AS_NEAR * best)
     return Remedy(_loosened(asked, near.outcome), near)
 
 
@@ -77,12 +77,12 @@ def _excess(asked: Objectives, outcome: Outcome) -> float:
 
 
 def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
-    """Those that the outcome misses as it would meet them."""
-    ttft, tpot = objectives.ttft, objectives.tpot
-    if ttft is not None and outcome.ttft > ttft:
-        ttft = _rounded_up(outcome.ttft)
-    if tpot is not None and outcome.tpot > tpot:
-        tpot = _rounded_up(outcome.tpot)
+    """Those that the outcome misses as it would meet them, with the margin."""
+    ttft, tpot, left = objectives.ttft, objectives.tpot, 1 - objectives.margin
+    if ttft is not None and outcome.ttft > ttft * left:
+        ttft = _rounded_up(outcome.ttft / left)
+    if tpot is not None and outcome.tpot > tpot * left:
+        tpot = _rounded_up(outcome.tpot / left)
     return replace(objectives, ttft=ttft, tpot=tpot)
 
 
@@ -103,7 +103,7 @@ def roomier(plan: Plan) -> Shape | None:
     prices = [market.prices.get(i.name, market.purchase, market.region) for i in INSTANCES]
     order = sorted((price.per_hour if price else inf, n) for n, price in enumerate(prices))
     space = replace(inquiry.space, instances=tuple(INSTANCES[n] for _, n in order))
-    bench = _bench(plan, inquiry.demand.objectives)
+    bench = _bench(plan, inquiry.demand.objectives.tightened)
     limits = next(space.limits(plan.max_model_len, bench.longest_prompt))
     shapes = (shape for shape in space.shapes(*plan.heads_and_layers) if inquiry.accepts(shape))
     return next((s for s in shapes if _holds(bench.failure(Candidate(s, limits)))), None)

@@ -1,26 +1,28 @@
-"""Best-first search: the cheapest deployment that meets the objectives, without trying them all.
+"""Branch and bound: the cheapest deployment that meets the objectives, without trying them all.
 
-A shape's price can only rise with its instances, so shapes wait in order of price and the first that
-meets the objectives is the cheapest.  What a bound rules out is never simulated.  Among deployments of one
-price the one with the shortest estimated time of a request goes first.  Beyond the cheapest, the search
-goes on to `spread` times its price, for deployments that are faster.
+More instances share the same requests, so what meets the objectives with some of them does with more, but for
+chance where it is near: then the next ones are tried too.  Hence a configuration that clearly fails with as
+many instances as are still cheaper than the best known one is out, after one simulation; and one that does is
+taken back to the fewest that do, by halves.  The first best one comes from a guess; what a bound rules out is
+never simulated.  Among deployments of one price the one with the
+shortest estimated time of a request goes first.  Beyond the cheapest, the search goes on to `spread` times
+its price, for deployments that are faster.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Protocol
 
-from corepipe.planning.planner.bounds import Failure, Reason
+from corepipe.planning.planner.bounds import Failure
+from corepipe.planning.planner.contender import Contender
+from corepipe.planning.planner.found import Dearer, Found, Option, Outcome, Progress, Rejected, Stopped
 from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
 
-STEP = 1.03
-"""Large deployments grow by this factor, or by one instance if that is more; what meets the objectives is
-then taken back to the fewest instances that still do, and a shape's price is that of the fewest that it may
-do with, so that none hides between two steps."""
+GROWTH = 1.5
+"""Where a guess was too low, the next one is so many times as many instances, or one more."""
 
 MOST_INSTANCES = 256
 """Of a deployment: what needs more meets the objectives only by serving next to nothing on each."""
@@ -36,17 +38,6 @@ NOTICEABLE = 0.97
 """Beyond the cheapest, only what is estimated to take this share of the fastest's time is simulated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a simulation gave: seconds at the objectives' percentile, and what it fails by, if it does."""
-
-    ttft: float
-    tpot: float
-    latency: float
-    tokens_per_second: float
-    failure: Failure | None
-
-
 class Evaluator(Protocol):
     """What the search asks about a model under a workload."""
 
@@ -55,6 +46,9 @@ class Evaluator(Protocol):
 
     def fewest(self, candidate: Candidate) -> int:
         """Instances without which it cannot be done, at least 1; asked where `failure` says nothing."""
+
+    def likely(self, candidate: Candidate) -> int:
+        """Instances that may do, about: where the search begins."""
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
         """Seconds of a request, about; decides who is tried first."""
@@ -69,84 +63,26 @@ class Evaluator(Protocol):
         """Simulates it with next to no load: what more instances cannot better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A deployment that meets the objectives."""
+Watch = Callable[[Progress], None]
+"""Is told of progress; may raise Stopped."""
 
-    deployment: Deployment
-    price: float
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A shape that meets them at no price, and the failure that came nearest.  `outcome`: if simulated."""
-
-    shape: Shape
-    failure: Failure
-    candidate: Candidate | None = None
-    outcome: Outcome | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Dearer:
-    """A shape that was given up at `instances` (0: before its bounds were looked at) and this price.
-
-    failure: what fewer of them failed by; None where none were simulated.
-    """
-
-    shape: Shape
-    instances: int
-    price: float
-    failure: Failure | None
-
-
-@dataclass(slots=True)
-class Found:
-    """What a search found: one option a shape, cheapest first; shapes that cannot; shapes given up because
-    others are cheaper and no slower; how many configurations there were, and simulations."""
-
-    options: list[Option] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    dearer: list[Dearer] = field(default_factory=list)
-    configurations: int = 0
-    simulations: int = 0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A shape that may yet do it, with `variants` that no bound or simulation has ruled out.
-
-    fewest: instances that a variant needs at least; capable: variants that meet the objectives with no load;
-    tried: instances that were too few.
-    """
-
-    index: int
-    shape: Shape
-    variants: list[Candidate]
-    fewest: dict[Candidate, int]
-    capable: set[Candidate] = field(default_factory=set)
-    tried: int = 0
-    failure: Failure | None = None
-    nearest: Rejected | None = None
-
-
-Report = Callable[[str, float], None]
+INTERRUPTED = "interrupted"
+CHEAPEST, FASTER = "searching for the cheapest", "searching for faster ones"
 
 
 def search(
     shapes: Sequence[Shape],
     limits: Sequence[BatchLimits],
     evaluator: Evaluator,
-    report: Report,
+    watch: Watch,
     spread: float = 1.0,
     tied: Callable[[Shape], float] = lambda _: 0.0,
     most: int = MOST_INSTANCES,
 ) -> Found:
     """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may differ
     and still be tied, for which an option is wanted even if it is no faster.  The same arguments give the
-    same result."""
-    return _Search(shapes, limits, evaluator, report, spread, tied, most).run()
+    same result, unless `watch` raises Stopped or the user interrupts: then it is what was found so far."""
+    return _Search(shapes, limits, evaluator, watch, spread, tied, most).run()
 
 
 class _Search:
@@ -155,142 +91,284 @@ class _Search:
         shapes: Sequence[Shape],
         limits: Sequence[BatchLimits],
         evaluator: Evaluator,
-        report: Report,
+        watch: Watch,
         spread: float,
         tied: Callable[[Shape], float],
         most: int,
     ) -> None:
         self._limits = limits
         self._evaluator = evaluator
-        self._report = report
+        self._watch = watch
         self._spread = spread
         self._tied = tied
         self._most = most
-        self._total = len(shapes)
         self._found = Found(configurations=len(shapes) * len(limits))
-        self._best = inf
-        self._latency = inf
-        priced = ((evaluator.price(shape), -inf, i, 0, shape) for i, shape in enumerate(shapes))
-        self._heap: list[tuple[float, float, int, int, Shape]] = list(priced)
-        heapq.heapify(self._heap)
-        self._open: dict[int, _Open] = {}
+        self._options: dict[Shape, Option] = {}
+        self._shapes = [Contender(i, shape, evaluator.price(shape)) for i, shape in enumerate(shapes)]
+        self._unseen = sorted(self._shapes, key=lambda opened: opened.price)
+        self._open: list[Contender] = []  # bounded, and not settled
+        self._what = CHEAPEST
 
     def run(self) -> Found:
-        while self._heap:
-            price, _, index, instances, shape = heapq.heappop(self._heap)
-            if price > self._best * self._spread * (1 + self._tied(shape)):
-                self._give_up(index, shape, instances, price)
-            elif instances == 0:
-                self._start(index, shape)
-            else:
-                self._try(self._open[index], instances, price)
-            self._report("searching", 1 - len(self._heap) / self._total)
-        return self._found
+        found = self._found
+        try:
+            self._find_cheapest()
+            found.least = self._best
+            self._find_faster()
+        except Stopped as stopped:
+            found.cut_short = str(stopped)
+        except KeyboardInterrupt:
+            found.cut_short = INTERRUPTED
+        if not found.least:
+            possible = (opened.fewest * opened.price for opened in [*self._unseen, *self._open])
+            found.least = min(self._best, *possible, inf)
+        found.options = list(self._options.values())
+        return found
 
-    def _start(self, index: int, shape: Shape) -> None:
-        """Applies the bounds, and queues what is left at its least price."""
-        opened = _Open(index, shape, [], {})
-        for limits in self._limits:
-            candidate = Candidate(shape, limits)
-            failure = self._evaluator.failure(candidate)
-            if failure is None:
-                opened.variants.append(candidate)
-                opened.fewest[candidate] = self._evaluator.fewest(candidate)
-            else:
-                self._reject(opened, Rejected(shape, failure, candidate))
-        self._open[index] = opened
-        self._queue(opened, 1)
+    @property
+    def _best(self) -> float:
+        return min((option.price for option in self._options.values()), default=inf)
 
-    def _queue(self, opened: _Open, instances: int) -> None:
-        """Queues the shape with the fewest instances, from `instances` up, that a variant may do with."""
-        if not opened.variants:
-            assert opened.nearest is not None
-            self._found.rejected.append(opened.nearest)
-            return
-        least = max(instances, min(opened.fewest[v] for v in opened.variants))
-        if least > self._most:
-            failure = opened.failure or Failure(Reason.THROUGHPUT, f"needs {least} instances")
-            self._found.rejected.append(Rejected(opened.shape, failure))
-            return
-        possible = min(least, max(opened.tried + 1, min(opened.fewest[v] for v in opened.variants)))
-        price = possible * self._evaluator.price(opened.shape)
-        estimate = min(self._evaluator.estimate(v, least) for v in opened.variants)
-        heapq.heappush(self._heap, (price, estimate, opened.index, least, opened.shape))
+    @property
+    def _latency(self) -> float:
+        return min((option.outcome.latency for option in self._options.values()), default=inf)
 
-    def _try(self, opened: _Open, instances: int, price: float) -> None:
-        """Simulates the shape's variants with so many instances until one meets the objectives."""
-        if self._is_dull(opened, instances, price):
-            self._give_up(opened.index, opened.shape, instances, price)
-            return
-        again, failures = opened.tried > 0, []
-        for candidate in self._variants(opened, instances):
-            outcome = self._measure(Deployment(candidate, instances))
-            if outcome.failure is None:
-                paid = instances * self._evaluator.price(opened.shape)
-                self._accept(self._refined(opened, Option(Deployment(candidate, instances), paid, outcome)))
+    def _tell(self) -> None:
+        best = min(self._options.values(), key=lambda o: (o.price, o.outcome.latency), default=None)
+        left = len(self._unseen) + len(self._open)
+        self._watch(Progress(self._what, self._found.simulations, best, left, len(self._shapes)))
+
+    def _find_cheapest(self) -> None:
+        """Tries each variant of each shape where it would be cheaper than the best, the most promising
+        first."""
+        while batch := self._next_bounded():
+            if self._best == inf:
+                self._find_first(batch)
+            for opened in sorted((opened for opened in batch if opened.variants), key=self._promise):
+                for candidate in sorted(opened.variants, key=lambda v: self._order(opened, v)):
+                    self._undercut(opened, candidate)
+            for opened in batch:
+                if not opened.variants or opened.fewest > self._most:
+                    self._settle(opened)
+        self._polish()
+
+    def _find_first(self, batch: Sequence[Contender]) -> None:
+        """Tries variants at the least price that may do, and those that fail with ever more instances, until
+        one does."""
+        heap = [self._guess(opened, candidate) for opened in batch for candidate in opened.variants]
+        heapq.heapify(heap)
+        while heap:
+            _, _, index, number, instances = heapq.heappop(heap)
+            opened = self._shapes[index]
+            candidate = Candidate(opened.shape, self._limits[number])
+            option = self._tried(opened, candidate, instances)
+            if option is not None:
+                self._keep(opened, option)
                 return
-            failures.append(outcome.failure)
-            if again:
-                self._check_alone(opened, candidate)
-        opened.tried = instances
-        opened.failure = min(failures, key=lambda failure: failure.excess, default=opened.failure)
-        self._queue(opened, max(instances + 1, ceil(instances * STEP)))
+            if self._can_alone(opened, candidate) and instances < self._most:
+                opened.likely[candidate] = max(instances + 1, ceil(instances * GROWTH))
+                heapq.heappush(heap, self._guess(opened, candidate))
 
-    def _give_up(self, index: int, shape: Shape, instances: int, price: float) -> None:
-        failure = self._open[index].failure if instances else None
-        self._found.dearer.append(Dearer(shape, instances, price, failure))
+    def _guess(self, opened: Contender, candidate: Candidate) -> tuple[float, float, int, int, int]:
+        """Of the queue: price, estimated seconds of a request, which candidate, and how many instances."""
+        instances, seconds = self._order(opened, candidate)
+        instances = min(instances, self._most)
+        return (
+            instances * opened.price,
+            seconds,
+            opened.index,
+            self._limits.index(candidate.limits),
+            instances,
+        )
 
-    def _refined(self, opened: _Open, option: Option) -> Option:
-        """The same with the fewest instances, between those that were too few and those of `option`."""
-        candidate = option.deployment.candidate
-        low = max(opened.tried, opened.fewest[candidate] - 1)
-        while option.deployment.instances - low > 1:
-            fewer = Deployment(candidate, (low + option.deployment.instances) // 2)
-            outcome = self._measure(fewer)
-            if outcome.failure is None:
-                price = fewer.instances * self._evaluator.price(opened.shape)
-                option = Option(fewer, price, outcome)
-            else:
-                low = fewer.instances
-        return option
+    def _next_bounded(self) -> list[Contender]:
+        """Of the shapes that nobody has looked at, in order of price, all of which one instance costs less
+        than the best, or than those before are likely to."""
+        bounded, promised = [], self._best
+        while self._unseen and self._unseen[0].price < promised:
+            opened = self._unseen[0]
+            if self._bound(opened):
+                bounded.append(opened)
+                promised = min(promised, self._promise(opened)[0])
+        return bounded
 
-    def _is_dull(self, opened: _Open, instances: int, price: float) -> bool:
-        """Whether the shape is neither cheaper than what is known, nor one of its first ties, nor faster."""
-        tied = self._best * (1 + self._tied(opened.shape))
-        ties = sum(option.price <= tied for option in self._found.options)
-        if price < self._best or (price <= tied and ties < MOST_TIES):
-            return False
-        estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
-        return estimate > NOTICEABLE * self._latency
+    def _bound(self, opened: Contender) -> bool:
+        """Rules out what no number of instances makes good; whether anything is left of the shape."""
+        self._tell()
+        for limits in self._limits:
+            candidate = Candidate(opened.shape, limits)
+            failure = self._evaluator.failure(candidate)
+            if failure is not None:
+                opened.reject(Rejected(opened.shape, failure, candidate))
+                continue
+            opened.variants.append(candidate)
+            opened.bound[candidate] = opened.few[candidate] = fewest = self._evaluator.fewest(candidate)
+            opened.likely[candidate] = max(fewest, self._evaluator.likely(candidate))
+        self._unseen.remove(opened)
+        self._open.append(opened)
+        if opened.variants and opened.fewest <= self._most:
+            return True
+        self._settle(opened)
+        return False
 
-    def _variants(self, opened: _Open, instances: int) -> list[Candidate]:
-        ready = [v for v in opened.variants if opened.fewest[v] <= instances]
-        ready.sort(key=lambda v: self._evaluator.estimate(v, instances))  # stable: the order of the limits
-        return ready if self._best == inf else ready[:MORE_VARIANTS]
+    def _settle(self, opened: Contender) -> None:
+        """Takes a shape out: it has an option, or meets the objectives at no price."""
+        self._open.remove(opened)
+        if opened.shape not in self._options:
+            self._found.rejected.append(opened.verdict())
 
-    def _measure(self, deployment: Deployment) -> Outcome:
-        self._found.simulations += 1
-        return self._evaluator.measure(deployment)
+    def _promise(self, opened: Contender) -> tuple[float, float]:
+        """The price that may do, and the time of a request then."""
+        instances, seconds = min(self._order(opened, variant) for variant in opened.variants)
+        return instances * opened.price, seconds
 
-    def _check_alone(self, opened: _Open, candidate: Candidate) -> None:
-        """Drops a variant that fails with no load too: more instances cannot help it."""
-        if candidate in opened.capable:
+    def _order(self, opened: Contender, candidate: Candidate) -> tuple[int, float]:
+        likely = opened.likely[candidate]
+        return likely, self._evaluator.estimate(candidate, likely)
+
+    def _undercut(self, opened: Contender, candidate: Candidate) -> None:
+        """Finds the fewest instances of a variant that do and are cheaper than the best; keeps them."""
+        most = self._below(opened.price, self._best)
+        if most < opened.bound[candidate] or self._best == inf:
             return
+        option = self._tried(opened, candidate, most) or self._nearly(opened, candidate, most)
+        if option is not None:
+            self._keep(opened, option)
+
+    def _nearly(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
+        """With fewer instances than failed, as long as they fail by chance."""
+        while opened.by_chance and instances > max(1, opened.bound[candidate]):
+            instances -= 1
+            option = self._tried(opened, candidate, instances)
+            if option is not None:
+                return option
+        return None
+
+    def _keep(self, opened: Contender, option: Option) -> None:
+        """Keeps an option at once, in case that time runs out, and then takes it back to the fewest."""
+        self._options[opened.shape] = option
+        candidate = option.deployment.candidate
+        low = opened.bound[candidate]
+        while option.deployment.instances > low:
+            fewer = (low + option.deployment.instances) // 2
+            cheaper = self._tried(opened, candidate, fewer) or self._nearly(opened, candidate, fewer)
+            low = low if cheaper else fewer + 1
+            self._options[opened.shape] = option = cheaper or option
+
+    def _below(self, price: float, best: float) -> int:
+        """The most instances of this price that cost less than `best`."""
+        if best / price > self._most:
+            return self._most
+        instances = int(best // price) + 1
+        while instances * price >= best:
+            instances -= 1
+        return instances
+
+    def _tried(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
+        """The simulated deployment, if it meets the objectives."""
+        self._tell()
+        deployment = Deployment(candidate, instances)
+        self._found.simulations += 1
+        outcome = self._evaluator.measure(deployment)
+        if outcome.failure is None:
+            return Option(deployment, instances * opened.price, outcome)
+        opened.failed(deployment, outcome.failure, outcome.seen)
+        return None
+
+    def _can_alone(self, opened: Contender, candidate: Candidate) -> bool:
+        """Whether a variant does with no load; drops it otherwise: more instances cannot help it."""
+        if candidate in opened.capable:
+            return True
         self._found.simulations += 1
         alone = self._evaluator.alone(candidate)
         if alone.failure is None:
             opened.capable.add(candidate)
-        else:
-            opened.variants.remove(candidate)
-            self._reject(opened, Rejected(opened.shape, alone.failure, candidate, alone))
+            return True
+        opened.variants.remove(candidate)
+        opened.reject(Rejected(opened.shape, alone.failure, candidate, alone))
+        return False
 
-    def _accept(self, option: Option) -> None:
-        self._found.options.append(option)
-        self._best = min(self._best, option.price)
-        self._latency = min(self._latency, option.outcome.latency)
+    def _polish(self) -> None:
+        """Where another variant of a cheapest shape does with as many instances and is estimated to be
+        faster, takes that."""
+        for opened in [opened for opened in self._open if opened.shape in self._options]:
+            option = self._options[opened.shape]
+            instances = option.deployment.instances
+            if option.price == self._best:
+                for candidate in self._variants(opened, instances):
+                    if candidate == option.deployment.candidate:
+                        break
+                    better = self._tried(opened, candidate, instances)
+                    if better is not None:
+                        self._options[opened.shape] = better
+                        break
+            self._settle(opened)
 
-    @staticmethod
-    def _reject(opened: _Open, rejected: Rejected) -> None:
-        """Keeps the failure that came nearest."""
-        if opened.nearest is None or rejected.failure.excess < opened.nearest.failure.excess:
-            opened.nearest = rejected
+    def _find_faster(self) -> None:
+        """Tries the shapes that are left in order of price: those that are tied with the cheapest, and those
+        that may be faster than all that are cheaper."""
+        self._what = FASTER
+        if self._best == inf:
+            return
+        for opened in [opened for opened in self._unseen if opened.price <= self._limit(opened)]:
+            self._bound(opened)
+        heap = [self._entry(opened, opened.promising) for opened in self._open]
+        heapq.heapify(heap)
+        while heap:
+            price, _, index, instances = heapq.heappop(heap)
+            opened = self._shapes[index]
+            if price > self._limit(opened) or self._is_dull(opened, instances, price):
+                self._give_up(opened, instances, price)
+            elif self._try(opened, instances) or not opened.variants:
+                self._settle(opened)
+            else:
+                heapq.heappush(heap, self._entry(opened, self._next(opened, instances)))
+        for opened in self._unseen:
+            self._found.dearer.append(Dearer(opened.shape, 0, opened.price, None))
+
+    def _entry(self, opened: Contender, instances: int) -> tuple[float, float, int, int]:
+        """Of the queue: price, estimated seconds of a request, which shape, and how many instances."""
+        instances = max(instances, opened.fewest)
+        estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
+        return instances * opened.price, estimate, opened.index, instances
+
+    def _limit(self, opened: Contender) -> float:
+        """The most that a shape's option may cost."""
+        return self._best * self._spread * (1 + self._tied(opened.shape))
+
+    def _next(self, opened: Contender, instances: int) -> int:
+        """How many are tried after so many: steps get longer, but none goes past the last that may do."""
+        last = min(self._most, int(self._limit(opened) / opened.price))
+        following = min(instances + opened.step, last) if instances < last else instances + 1
+        opened.step *= 2
+        return following
+
+    def _give_up(self, opened: Contender, instances: int, price: float) -> None:
+        self._open.remove(opened)
+        self._found.dearer.append(Dearer(opened.shape, instances, price, opened.failure))
+
+    def _try(self, opened: Contender, instances: int) -> bool:
+        """Simulates the first of the shape's variants with so many instances; whether one does."""
+        for candidate in self._variants(opened, instances)[:MORE_VARIANTS]:
+            option = self._tried(opened, candidate, instances)
+            if option is not None:
+                self._keep(opened, option)
+                return True
+            if opened.step > 1:
+                self._can_alone(opened, candidate)
+        return False
+
+    def _is_dull(self, opened: Contender, instances: int, price: float) -> bool:
+        """Whether the shape is neither one of the first ties of the cheapest, nor faster than what is
+        known."""
+        tied = self._best * (1 + self._tied(opened.shape))
+        ties = sum(option.price <= tied for option in self._options.values())
+        if price <= tied and ties < MOST_TIES:
+            return False
+        estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
+        return estimate > NOTICEABLE * self._latency
+
+    def _variants(self, opened: Contender, instances: int) -> list[Candidate]:
+        """Those that may do with so many instances, by what a request is estimated to take."""
+        ready = [v for v in opened.variants if opened.bound[v] <= instances]
+        return sorted(ready, key=lambda v: self._evaluator.estimate(v, instances))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
+import numpy as np
+
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timing
 from corepipe.planning.simulation.record import Record
@@ -23,6 +25,9 @@ from corepipe.serving.engine.runner import Step
 WORTHWHILE = 2
 """Fewer steps than this are not run through."""
 
+MANY = 6
+"""From so many steps of a lone batch on they are computed together, as arrays, which take time to make."""
+
 
 def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> bool:
     """Runs each lane on its own to `until` at most, as far as it only repeats itself; whether any did."""
@@ -30,8 +35,7 @@ def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> bool:
     for lane in lanes:
         cruise = Cruise.of(lane, record)
         if cruise is not None:
-            while cruise.can_move(until):
-                cruise.move()
+            cruise.move_alone(until)
             moved |= cruise.end()
     return moved
 
@@ -127,6 +131,46 @@ class Cruise:
         self._launch(group)
         self._groups.append(group)
         self._moves += 1
+        self.next_move = self._plan(group.timing.accepts_at)
+
+    def move_alone(self, until: float) -> None:
+        """Moves to `until` at most, whatever the other lanes do."""
+        while self.can_move(until):
+            self.move()
+            if self._lone and self.can_move(until) and self._expected(until) >= MANY:
+                self._move_together(until)
+
+    @property
+    def _lone(self) -> bool:
+        """Whether one batch goes through one stage: each step then begins where the one before ended."""
+        return len(self._groups) == 1 and len(self._groups[0].timing.stages) == 1
+
+    def _expected(self, until: float) -> int:
+        """Moves until then, about: steps get longer, hardly."""
+        timing, left = self._groups[0].timing, self._rotation.most - self._moves
+        if until == inf:
+            return left
+        return min(left, int((until - timing.ready_at) / (timing.ready_at - timing.submitted_at)) + 1)
+
+    def _move_together(self, until: float) -> None:
+        """Makes many moves of the lone batch at once; the first is one that can be made."""
+        group, size = self._groups[0], len(self._groups[0].requests)
+        rounds = group.rounds + np.arange(self._expected(until))
+        kv_tokens = group.shape.kv_tokens + size * (1 + rounds - group.rounds)
+        times = self._device.timeline.repeat(size, kv_tokens, group.due, until)
+        moves = len(times.ready_at)
+        kv_tokens = kv_tokens[:moves]
+        taken = np.array(group.growth)[(rounds[:moves] + 1) % len(group.growth)]
+        held = self._held + np.cumsum(taken)
+        self._record.gaps_between(np.concatenate([[group.landed_at], times.submitted_at]), size)
+        self._record.steps_of(self._lane, size, kv_tokens, times, held)
+        self._device.advance(times.last.submitted_at)
+        self._now = group.landed_at = times.last.submitted_at
+        group.shape = StepShape(size, size, int(kv_tokens[-1]), int(kv_tokens[-1]), size)
+        group.timing, group.due = times.last, times.last.ready_at
+        group.rounds += moves
+        self._held = int(held[-1])
+        self._moves += moves
         self.next_move = self._plan(group.timing.accepts_at)
 
     def end(self) -> bool:

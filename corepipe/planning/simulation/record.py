@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timeline import Timing
+from corepipe.neuron.timeline import Repeated, Timing
+from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import SchedulerConfig
@@ -45,13 +46,18 @@ class Steps:
 
 
 class Record:
-    """All that happened.  Gaps between tokens are kept as (seconds, how many tokens)."""
+    """All that happened.  Gaps between tokens are kept as (seconds, how many tokens).
 
-    def __init__(self, limits: SchedulerConfig, lanes: Sequence[Lane]) -> None:
+    patience: whom to tell of first and last tokens."""
+
+    def __init__(
+        self, limits: SchedulerConfig, lanes: Sequence[Lane], patience: Patience | None = None
+    ) -> None:
         self.limits = limits
         self.lanes = lanes
         self.rejected = {"overloaded": 0, "invalid": 0}
         self.sent = 0
+        self._patience = patience
         self._unscheduled = [0] * len(lanes)
         self._steps = [array("d") for _ in lanes]
         self._requests = array("d")
@@ -82,12 +88,31 @@ class Record:
             )
         )  # fmt: skip
 
+    def steps_of(
+        self,
+        lane: Lane,
+        size: int,
+        kv_tokens: npt.NDArray[np.int64],
+        times: Repeated,
+        held: npt.NDArray[np.int64],
+    ) -> None:
+        """Decode steps of `size` sequences, one after the other, and the KV blocks held with each."""
+        scheduler = lane.engine.scheduler
+        rows = np.empty((len(kv_tokens), len(STEP_COLUMNS)))
+        rows[:, 0], rows[:, 1] = times.starts_at, times.ready_at
+        rows[:, 2] = rows[:, 3] = rows[:, 6] = size
+        rows[:, 4] = rows[:, 5] = kv_tokens
+        rows[:, 7], rows[:, 8], rows[:, 9] = held, scheduler.running, scheduler.waiting
+        self._steps[lane.number].frombytes(rows.tobytes())
+
     def tokens(self, requests: Sequence[Request], now: float) -> None:
         """Each of these has got a token."""
         for request in requests:
             assert isinstance(request, SimulatedRequest)
             if request.first_at < 0:
                 request.first_at = now
+                if self._patience is not None:
+                    self._patience.started(request)
             else:
                 self._gaps.extend((now - request.last_at, 1))
             request.last_at = now
@@ -95,6 +120,11 @@ class Record:
     def gap(self, seconds: float, tokens: int) -> None:
         """So many tokens came so long after the ones before."""
         self._gaps.extend((seconds, tokens))
+
+    def gaps_between(self, moments: Floats, tokens: int) -> None:
+        """So many tokens came at each of these moments but the first, after those of the one before."""
+        gaps = np.diff(moments)
+        self._gaps.frombytes(np.stack([gaps, np.full(len(gaps), float(tokens))], axis=1).tobytes())
 
     def repeated(self, requests: Sequence[Request], now: float) -> None:
         """The last token that each of these has got, all told, came at `now`."""
@@ -132,6 +162,8 @@ class Record:
         return seconds, np.bincount(index, pairs["tokens"], len(seconds)).astype(np.float64)
 
     def _end(self, request: SimulatedRequest) -> None:
+        if self._patience is not None:
+            self._patience.ended(request)
         self._requests.extend(
             (
                 request.arrival, request.scheduled_at, request.first_at, request.last_at,

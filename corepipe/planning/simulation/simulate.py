@@ -12,6 +12,7 @@ from corepipe.models import registry
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.fast_forward import fast_forward, fast_forward_together
+from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Report
 from corepipe.planning.simulation.simulated import NullRunner, SimulatedRequest
@@ -58,15 +59,30 @@ def simulate(
     can be used for any number of workloads.  The same arguments give the same report, byte for byte.
     Raises UserError for what cannot be deployed, and for what is wrong in the workload.
     """
-    engine = config.engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
-    device = device or plan_device(engine, registry.architecture(engine.model))
+    device = device or plan_device(_virtual(config.engine), registry.architecture(config.engine.model))
+    return Report.of(play(config, workload, device, progress), device, config.slo, workload)
+
+
+def play(
+    config: SimulationConfig,
+    workload: Workload,
+    device: DevicePlan,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> Record:
+    """Runs the workload to its end, or until it is lost; what happened."""
+    engine = _virtual(config.engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
         limits = replace(limits, prefix_cache=False)
     timelines = [device.timeline(replica) for replica in range(device.placement.data)]
-    record = Simulation(limits, batch_policy(engine), timelines, workload).run(progress or _silent)
-    return Report.of(record, device, config.slo, workload)
+    simulation = Simulation(limits, batch_policy(engine), timelines, workload, patience)
+    return simulation.run(progress or _silent)
+
+
+def _virtual(engine: EngineConfig) -> EngineConfig:
+    return engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
 
 
 def _silent(_what: str, _done: float) -> None:
@@ -76,7 +92,8 @@ def _silent(_what: str, _done: float) -> None:
 class Simulation:
     """One run of a workload over replicas: a timeline for each, and the limits and the policy of all.
 
-    step_by_step: without running through repetitions; the same result, later.
+    patience: ends the run when it is lost.  step_by_step: without running through repetitions; the same
+    result, later.
     """
 
     def __init__(
@@ -85,6 +102,7 @@ class Simulation:
         policy: Policy,
         timelines: Sequence[Timeline],
         workload: Workload,
+        patience: Patience | None = None,
         *,
         step_by_step: bool = False,
     ) -> None:
@@ -94,24 +112,28 @@ class Simulation:
         self._lanes = Lanes(lanes, self._clock, paced=True, margin=router_margin(limits))
         self._max_model_len = limits.max_model_len
         self._source = _Source(workload)
-        self._record = Record(limits, lanes)
+        self._patience = patience
+        self._record = Record(limits, lanes, patience)
         apart = len(lanes) == 1 or not workload.chained
         self._run_through = None if step_by_step else fast_forward if apart else fast_forward_together
 
     def run(self, progress: Progress = _silent) -> Record:
-        """Plays all arrivals and runs until the last request has ended."""
+        """Plays all arrivals and runs until the last request has ended, or the run is lost."""
         shown = 0
         while True:
-            while self._due():
+            while self._due() and not self._lost():
                 if not self._ran_through() or self._due():
                     self._turn()
             if self._record.sent >= shown:
                 progress("simulating", self._source.share)
                 shown = self._record.sent + PROGRESS_REQUESTS
-            if self._source.next_arrival == inf:
+            if self._source.next_arrival == inf or self._lost():
                 progress("simulating", 1.0)
                 return self._record
             self._arrive()
+
+    def _lost(self) -> bool:
+        return self._patience is not None and self._patience.lost
 
     def _due(self) -> bool:
         """Whether anything happens before the next request comes, or at that moment."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Objectives, Reason
-from corepipe.planning.planner.evaluate import Demand, Workbench, twin
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.evaluate import Workbench, twin_shape
 from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
 from corepipe.planning.simulation.report import Latencies
 from tests.planning.planner.test_planner import CONFIG
@@ -98,5 +101,49 @@ def test_fewer_instances_are_needed_for_a_slacker_objective(small: Architecture)
 
 def test_instances_with_the_same_device_are_twins() -> None:
     one, other = (candidate(name, Placement(1, 2, 1), "async") for name in ("inf2.xlarge", "trn1.2xlarge"))
-    assert twin(other) == twin(one) == one
-    assert twin(candidate("trn1.32xlarge", Placement(1, 2, 1), "async")) != one
+    assert twin_shape(other.shape) == twin_shape(one.shape) == one.shape
+    assert twin_shape(candidate("trn1.32xlarge", Placement(1, 2, 1), "async").shape) != one.shape
+
+
+def drawn(seed: int) -> tuple[Candidate, Demand]:
+    """A deployment and a demand of any kind, without objectives."""
+    rng = Random(seed)
+    shape = candidate(*rng.choice(SHAPES), rng.choice([1, 4, 16]), rng.choice([128, 256, 1024]))
+    inputs = rng.choice(["400", "uniform:100:700", "lognormal:200:1:600"])
+    outputs = rng.choice(["1", "30", "uniform:2:60"])
+    objectives = Objectives(None, None, rng.choice([50.0, 90.0, 99.0]), rng.choice([5.0, 50.0, 200.0, 800.0]))
+    lengths = Lengths.parse(inputs, "input-len"), Lengths.parse(outputs, "output-len")
+    return shape, Demand(*lengths, objectives, rng.choice([40, 150]), seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architecture, seed: int) -> None:
+    """The objectives are what the simulation gives, to the last bit: it meets them, and nothing slower."""
+    chosen, demand = drawn(seed)
+    instances = Random(seed).choice([1, 2, 5])
+    free = Workbench(small, demand, {}, LONGEST)
+    outcome = free.outcome(free.simulate(Deployment(chosen, instances)))
+    if outcome.failure is not None:
+        assert outcome.failure.reason is Reason.THROUGHPUT
+        return
+    met = replace(demand.objectives, ttft=outcome.ttft, tpot=outcome.tpot or None)
+    bench = Workbench(small, replace(demand, objectives=met), {}, LONGEST)
+    assert bench.failure(chosen) is None
+    assert bench.fewest(chosen) <= instances
+    assert bench.measure(Deployment(chosen, instances)) == outcome
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_simulation_that_is_given_up_would_have_failed(small: Architecture, seed: int) -> None:
+    chosen, demand = drawn(seed)
+    free = Workbench(small, demand, {}, LONGEST)
+    outcome = free.outcome(free.simulate(Deployment(chosen, 1)))
+    for ttft, tpot in ((0.999, 2.0), (2.0, 0.999), (0.8, 0.8), (1.0, 1.0)):
+        asked = replace(demand.objectives, ttft=outcome.ttft * ttft, tpot=(outcome.tpot or 1.0) * tpot)
+        bench = Workbench(small, replace(demand, objectives=asked), {}, LONGEST)
+        whole = bench.outcome(bench.simulate(Deployment(chosen, 1)))
+        early = bench.measure(Deployment(chosen, 1))
+        assert (early.failure is None) == (whole.failure is None)
+        assert early.seen <= 1
+        if early.failure is None:
+            assert early == whole

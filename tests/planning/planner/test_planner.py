@@ -18,7 +18,8 @@ from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import Validation
-from corepipe.planning.planner.evaluate import Demand, Workbench
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.evaluate import Workbench
 from corepipe.planning.planner.plan_report import document, reasons
 from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan
 from corepipe.planning.planner.prices import REGION, Price, PriceList, Purchase, list_prices
@@ -61,7 +62,7 @@ def inquiry(small: Architecture, asked: Demand, chosen: Space, **changes: Any) -
     return replace(Inquiry(small, asked, chosen, MARKET, Validation([]), spread=1.0), **changes)
 
 
-def silent(_what: str, _done: float) -> None:
+def silent(*_: object) -> None:
     pass
 
 

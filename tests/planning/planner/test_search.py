@@ -13,7 +13,8 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.bounds import Failure, Reason
-from corepipe.planning.planner.search import MOST_TIES, Found, Outcome, search
+from corepipe.planning.planner.found import Found, Outcome, Progress, Stopped
+from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, search
 from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
 
 PROFILE = next(iter(PROFILES.values()))
@@ -61,6 +62,9 @@ class Queues:
 
     def fewest(self, candidate: Candidate) -> int:
         return ceil(RATE / (self.capacities[candidate] * self.optimism))
+
+    def likely(self, candidate: Candidate) -> int:
+        return self.fewest(candidate)
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
         return self.latency(candidate, instances)
@@ -179,7 +183,7 @@ def test_what_fails_alone_is_not_tried_with_more_instances(spread: float) -> Non
     queues.optimism = 2.0  # the bound does not see it
     found = run(queues, spread)
     assert found.options == []
-    assert [d.instances for d in queues.measured] == [1] * len(LIMITS) + [2] * len(LIMITS)
+    assert [d.instances for d in queues.measured] == [1] * len(LIMITS)
     assert found.rejected[0].failure.excess == pytest.approx(1.05)
     assert found.rejected[0].outcome is not None
 
@@ -198,3 +202,43 @@ def test_what_needs_too_many_instances_is_rejected() -> None:
         Reason.THROUGHPUT,
         "needs 100 instances",
     )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 60), st.booleans())
+def test_cut_short_it_has_the_best_so_far_and_says_what_is_possible(
+    seed: int, number: int, moments: int, by_hand: bool
+) -> None:
+    world = Queues.drawn(seed, number, 1.1)
+    told: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == moments:
+            raise KeyboardInterrupt if by_hand else Stopped("time limit")
+
+    found = search(list(world.prices), LIMITS, world, watch, 4.0)
+    best = min((option.price for option in found.options), default=inf)
+    assert found.least <= world.cheapest() <= best
+    if len(told) < moments:
+        assert found.cut_short is None
+        assert found.least == best
+        return
+    assert found.cut_short == (INTERRUPTED if by_hand else "time limit")
+    assert all(
+        world.latency(o.deployment.candidate, o.deployment.instances) <= OBJECTIVE for o in found.options
+    )
+    assert [p.tried for p in told] == sorted(p.tried for p in told)
+    seen = [p.best.price for p in told if p.best is not None]
+    assert seen == sorted(seen, reverse=True)
+    assert not seen or best <= seen[-1]
+
+
+def test_what_fails_by_chance_is_tried_with_fewer_instances() -> None:
+    """Five instances fail, and four do, as where the hundredth of late requests is nearly met."""
+    queues = world((1.0, 0.5, 5.0), (5.5, 0.5, 100.0))
+    queues.optimism = 2.0
+    lucky, five = queues.latency, {5}
+    queues.latency = lambda c, n: 1.01 if n in five else lucky(c, n)  # type: ignore[method-assign]
+    assert [lucky(Candidate(shapes(1)[0], LIMITS[0]), n) <= OBJECTIVE for n in (3, 4)] == [False, True]
+    assert run(queues).options[0].deployment.instances == 4

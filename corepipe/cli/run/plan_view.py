@@ -1,0 +1,176 @@
+"""What `corepipe plan` shows: the choice, how sure it is, its commands, what else there is, what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from corepipe.errors import UserError
+from corepipe.planning.planner.commands import wrapped
+from corepipe.planning.planner.confidence import METRICS
+from corepipe.planning.planner.found import Option, Progress
+from corepipe.planning.planner.plan_report import Commands, distances, million, percentile_note, reasons
+from corepipe.planning.planner.planner import Plan
+from corepipe.planning.planner.remedies import Remedy, roomier
+
+
+def note(progress: Progress) -> str:
+    """What is known in the middle of a search."""
+    best = progress.best
+    found = f"best {best.price:.4g} $/h ({best.deployment})" if best else "none found yet"
+    return f"{progress.tried} tried, {progress.left} of {progress.shapes} left, {found}"
+
+
+def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Commands | None) -> None:
+    """The whole plan; `commands` of the choice, if there is one."""
+    if plan.found.cut_short:
+        _line(console, cut(plan), style="bold")
+    if plan.best:
+        _line(console, sentence(plan, plan.best), style="bold")
+        for doubt in doubts(plan, plan.best):
+            _line(console, doubt)
+        console.print(_options(plan, plan.front, "latency against cost (emulated)"))
+        if plan.tied:
+            console.print(_options(plan, plan.tied, "tied with the choice: within the validation error"))
+    else:
+        _print_unmet(console, plan, remedy)
+    _print_failures(console, plan)
+    if commands is not None and plan.best is not None:
+        _print_commands(console, commands, plan.best.deployment.instances)
+    found, market = plan.found, plan.inquiry.market
+    _line(
+        console,
+        f"{found.configurations} configurations, {found.simulations} simulated; "
+        f"prices: {market.purchase}, {market.region}",
+        style="dim",
+    )
+
+
+def cut(plan: Plan) -> str:
+    """That the search did not come to its end, and what that means."""
+    least = plan.found.least
+    sure = f"; nothing below {least:.4g} $/h meets the objectives" if 0 < least < float("inf") else ""
+    if plan.best is not None and plan.best.price <= least:
+        sure = "; nothing cheaper meets the objectives, faster ones may"
+    return f"The search was cut short ({plan.found.cut_short}): this is the best so far{sure}."
+
+
+def sentence(plan: Plan, option: Option) -> str:
+    outcome = option.outcome
+    return (
+        f"{option.deployment} at {option.price:.4g} $/h (emulated): TTFT {_ms(outcome.ttft)} ms, "
+        f"TPOT {_ms(outcome.tpot)} ms at p{plan.inquiry.demand.objectives.percentile:g}, "
+        f"{million(plan, option):.3g} $ for a million output tokens"
+    )
+
+
+def doubts(plan: Plan, option: Option) -> list[str]:
+    """How near the objectives are, how sure the figures, and where the price is from."""
+    shape, known = option.deployment.candidate.shape, plan.inquiry.validation
+    sure = {figure: known.of(figure, shape) for figure in METRICS}
+    parts = ", ".join(f"{figure} {confidence}" for figure, confidence in sure.items())
+    bases = "; ".join(dict.fromkeys(c.basis for c in sure.values() if c.error is not None))
+    return [
+        *_nearness(plan, option),
+        f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
+        f"price: {plan.prices[shape.instance].source}",
+    ]
+
+
+def _nearness(plan: Plan, option: Option) -> Iterator[str]:
+    """How far below each objective the prediction is, beside the prediction's error."""
+    for name, below, error in distances(plan, option):
+        text = f"{name.upper()} is {below:.0%} below its objective"
+        if error is None:
+            yield f"{text}; how wrong the prediction is was not validated here"
+        elif below < error:
+            yield (
+                f"{text}, and predictions of it are wrong by {error:.0%}: the device may miss it "
+                f"(--margin {error * 100:.0f} leaves room)"
+            )
+        else:
+            yield f"{text}, and predictions of it are wrong by {error:.0%}"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds; a dash where there is nothing to time, as between the tokens of an answer of one."""
+    milliseconds = seconds * 1e3
+    if not seconds:
+        return "-"
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+
+
+def _options(plan: Plan, options: Sequence[Option], title: str) -> Table:
+    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
+    for heading in ("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("deployment", overflow="fold")
+    for option in options:
+        outcome = option.outcome
+        latencies = (outcome.ttft, outcome.tpot, outcome.latency)
+        numbers = (f"{option.price:.4g}", f"{million(plan, option):.3g}", *map(_ms, latencies))
+        table.add_row(*numbers, Text(str(option.deployment)))
+    return table
+
+
+def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
+    if plan.found.cut_short:
+        _line(console, "Nothing that was looked at meets the objectives.", style="bold")
+    else:
+        _line(console, "Nothing meets the objectives.", style="bold")
+    if plan.nearest is not None:
+        _line(console, f"nearest: {plan.nearest.shape}: {plan.nearest.failure.text}")
+    roomy = roomier(plan)
+    if roomy is not None:
+        _line(console, f"it would fit {roomy}{_unpriced(plan, roomy.instance)}")
+    if remedy is not None:
+        asked = remedy.objectives
+        flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
+        changed = " ".join(f"{flag} {value * 1e3:g}ms" for flag, value in flags.items() if value)
+        _line(console, f"{changed} would be met by {sentence(plan, remedy.option)}")
+
+
+def _unpriced(plan: Plan, instance: str) -> str:
+    """What to say of an instance that cannot be bought as was asked; else nothing."""
+    market = plan.inquiry.market
+    try:
+        market.prices.require(instance, market.purchase, market.region)
+    except UserError as error:
+        return f"; {error.message}"
+    return ""
+
+
+def _print_failures(console: Console, plan: Plan) -> None:
+    table = Table(title="what fails", box=None, title_justify="left", pad_edge=False)
+    for heading in ("instance", "fails by"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("of", justify="right", no_wrap=True)
+    table.add_column("nearest", overflow="fold")
+    for instance, reason, count, nearest in reasons(plan):
+        table.add_row(instance, reason, str(count), Text(nearest))
+    if table.row_count:
+        console.print(table)
+    market = plan.inquiry.market
+    if plan.unpriced:
+        _line(console, f"left out, without a price ({market.purchase}, {market.region}):")
+    for name in plan.unpriced:
+        _line(console, f"  {name}: {market.prices.otherwise(name)}")
+
+
+def _print_commands(console: Console, commands: Commands, instances: int) -> None:
+    each = "the instance" if instances == 1 else f"each of the {instances} instances"
+    if commands.serve is None:
+        _line(console, "corepipe serve takes logical cores as they come, and cannot serve this one")
+    else:
+        _line(console, f"to serve it emulated, for {each}:")
+        _line(console, wrapped(commands.serve))
+    _line(console, f"to simulate {'it' if instances == 1 else 'one instance'} again:")
+    _line(console, wrapped(commands.simulate))
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """A line as it is: what stands in brackets is no markup, and nothing breaks it."""
+    console.print(Text(text, style=style), soft_wrap=True)

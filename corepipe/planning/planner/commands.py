@@ -1,0 +1,100 @@
+"""The commands that serve a plan's deployment emulated, and that simulate it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.evaluate import QUEUE
+from corepipe.planning.planner.space import BLOCK_SIZE, Deployment
+
+COLUMNS = 78
+"""Of a command that is printed for people; what is longer goes on in another line."""
+
+INDENT = "  "
+
+
+def serve_command(model: str, deployment: Deployment, stack: str, *, weights: bool) -> list[str] | None:
+    """`corepipe serve` for one instance; None where it cannot: it takes logical cores as they come.
+
+    stack: what the profile was called.  weights: whether the model can be loaded; else the default model
+    answers at its pace.
+    """
+    if deployment.candidate.shape.lnc is not None:
+        return None
+    named = [model] if weights else ["--timing-model", model]
+    flags = {**_flags(deployment, stack), "--clock": "device"}
+    return ["corepipe", "serve", *named, *_words(flags)]
+
+
+def simulate_command(model: str, deployment: Deployment, stack: str, demand: Demand) -> list[str]:
+    """`corepipe simulate` for one instance, with the requests that it was planned with."""
+    rate = demand.objectives.rate / deployment.instances
+    lnc = deployment.candidate.shape.lnc
+    flags = {
+        **_flags(deployment, stack),
+        **({} if lnc is None else {"--lnc": lnc}),
+        "--max-num-queued-reqs": QUEUE,
+        "--max-num-queued-tokens": QUEUE,
+        "--rate": repr(rate),
+        "--requests": demand.tightened.requests_at(rate),
+        "--input-len": demand.input_len.spec,
+        "--output-len": demand.output_len.spec,
+        "--seed": demand.seed,
+        **_slo(demand),
+    }
+    return ["corepipe", "simulate", model, *_words(flags)]
+
+
+def wrapped(command: list[str]) -> str:
+    """A command for a shell, in lines that fit a terminal."""
+    lines = [INDENT + shlex.join(command[:2])]
+    for words in _pairs(command[2:]):
+        if len(lines[-1]) + 1 + len(words) > COLUMNS:
+            lines.append(2 * INDENT + words)
+        else:
+            lines[-1] += " " + words
+    return " \\\n".join(lines)
+
+
+def _pairs(words: list[str]) -> list[str]:
+    """Each flag with its value."""
+    parts: list[str] = []
+    for word in words:
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += " " + shlex.quote(word)
+        else:
+            parts.append(shlex.quote(word))
+    return parts
+
+
+def _flags(deployment: Deployment, stack: str) -> dict[str, object]:
+    shape, limits = deployment.candidate.shape, deployment.candidate.limits
+    place = shape.placement
+    return {
+        "--instance": shape.instance,
+        "--pipeline": place.pipeline,
+        "--tensor": place.tensor,
+        "--data": place.data,
+        "--dtype": shape.format.name,
+        "--profile": stack,
+        "--policy": shape.profile.policy,
+        "--max-model-len": limits.max_model_len,
+        "--max-num-seqs": limits.max_num_seqs,
+        "--max-num-batched-tokens": limits.max_num_batched_tokens,
+        "--block-size": BLOCK_SIZE,
+    }
+
+
+def _slo(demand: Demand) -> dict[str, object]:
+    asked = demand.objectives
+    limits = {"ttft": asked.ttft, "tpot": asked.tpot}
+    text = " ".join(
+        f"{name}:{seconds * 1e3:.12g}ms" for name, seconds in limits.items() if seconds is not None
+    )
+    return {"--slo": text} if text else {}
+
+
+def _words(flags: Mapping[str, object]) -> list[str]:
+    return [str(part) for pair in flags.items() for part in pair]
