@@ -60,7 +60,7 @@ def run(given: Mapping[str, Any]) -> None:
     if emit is Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
     found, remedy = _searched(inquiry, limit)
-    commands = found.best and _commands(found, found.best, given)
+    commands = None if found.best is None else _commands(found, found.best, given)
     if as_json:
         print_json(document(found, remedy, commands))
     else:

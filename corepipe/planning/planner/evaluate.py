@@ -183,7 +183,7 @@ class Workbench:
         seconds = float(np.ptp([requests["arrival"].min(), requests["last_at"].max()]))
         return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
 
-    def _outcome(self, requests: Mapping[str, Floats], tokens_per_second: float) -> Outcome:
+    def _outcome(self, requests: dict[str, Floats], tokens_per_second: float) -> Outcome:
         objectives, latencies = self._demand.objectives, Latencies.of(requests)
         ttft = objectives.quantile(latencies.ttft)
         tpot = objectives.quantile(latencies.tpot[requests["output_tokens"] > 1])
@@ -358,7 +358,7 @@ def _worst(*failures: Failure | None) -> Failure | None:
     return max((f for f in failures if f is not None), key=lambda f: f.excess, default=None)
 
 
-def _unsustained(requests: Mapping[str, Floats]) -> Failure | None:
+def _unsustained(requests: dict[str, Floats]) -> Failure | None:
     """Whether requests leave more slowly than they come."""
     came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
     if left <= came / SUSTAINED or came == 0:
