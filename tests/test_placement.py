@@ -16,6 +16,7 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.numerics import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.rounds import Rounds
 from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.assembly import assemble
@@ -253,6 +254,10 @@ class RecordedTimeline:
         return self._timeline.cost
 
     @property
+    def rounds(self) -> Rounds:
+        return self._timeline.rounds
+
+    @property
     def work_seconds(self) -> float:
         return self._timeline.work_seconds
 
@@ -262,15 +267,15 @@ class RecordedTimeline:
 
 
 def test_a_pipeline_is_full_of_different_batches(model: Model) -> None:
-    """Twelve requests on three stages: six batches of two follow each other from core to core."""
+    """Twelve requests on three stages: batches of about the same size follow each other from core to core."""
     config = EngineConfig(
         model=str(model.path), instance="inf2.24xlarge", pipeline=3, tensor=1, data=1, clock="virtual",
-        max_model_len=256, max_num_seqs=12,
+        max_model_len=256, max_num_seqs=12, profile="async",
     )  # fmt: skip
     loaded = assemble(config, lambda _what, _done: None)
     timeline = RecordedTimeline(loaded.replicas[0].timeline)
     driver = Driver(replace(loaded, replicas=(replace(loaded.replicas[0], timeline=timeline),)))
-    prompts = {str(i): list(range(5 + i, 25 + i)) for i in range(12)}
+    prompts = {str(i): list(range(5 + i, 165 + i)) for i in range(12)}
     found = answers(driver, [Submit(i, ids, 40, Sampling(temperature=0.0)) for i, ids in prompts.items()])
     driver.close()
     assert {len(a.tokens) for a in found.values()} == {40}

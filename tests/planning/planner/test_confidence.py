@@ -33,7 +33,7 @@ def test_the_same_instance_and_profile_counts_first() -> None:
     found = Validation(CELLS).of("tpot", shape())
     assert found.error == 0.06
     assert found.basis == "median of 10 measurements, inf2.48xlarge, profile nxdi"
-    assert str(found) == "±6%"
+    assert str(found) == "error 6%"
 
 
 def test_no_figure_is_surer_than_its_measurements() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from corepipe.neuron.clock import PacedClock
-from corepipe.neuron.program import StepOutput
+from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import StepPace
 from corepipe.serving.telemetry.lateness import (
@@ -101,11 +101,15 @@ class Host(NullExecutor):
         super().__init__(VOCAB)
         self._time = time
         self._seconds = seconds
-        self._done = 0
+        self._ends: list[float] = []
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        number, free = len(self._ends), self._ends[-1] if self._ends else 0.0
+        self._ends.append(max(free, self._time.read()) + self._seconds[number % len(self._seconds)])
+        return super().submit(inputs, sampling)
 
     def wait(self, ticket: int) -> StepOutput:
-        self._time.sleep(self._seconds[self._done % len(self._seconds)])
-        self._done += 1
+        self._time.sleep(max(0.0, self._ends[ticket] - self._time.read()))
         return super().wait(ticket)
 
 

@@ -44,12 +44,12 @@ object repeats a name the last one counts.
 | `GET /health/live` | 503 only if the process must be restarted |
 | `GET /version` | the version |
 | `GET /metrics` | Prometheus or OpenMetrics text |
+| `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
 | `GET /openapi.json` | these routes as an OpenAPI document |
 | `POST /abort_requests` | ends every answer under way; on the admin port alone |
 
 With `--admin-port` the routes `/metrics`, `/v1/placement` and `/abort_requests` are on that port alone,
 beside the probes; it has keys of its own (`--admin-api-key`).
-| `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
 
 With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
 route needs one but `/health`, `/health/live`, `/health/ready`, `/ping` and `/version`. Without, the server
@@ -79,12 +79,14 @@ would have taken, in milliseconds, and when the request came, in seconds since t
 answer and to a stream's last chunk:
 
 ```json
-"corepipe": {"device": "inf2.xlarge", "emulated": true, "arrived_at_s": 3.25,
-             "time_to_first_token_ms": 12.5, "time_per_output_token_ms": 2.5}
+"corepipe": {"device": "inf2.xlarge", "emulated": true, "valid": true, "time_scale_needed": null,
+             "arrived_at_s": 3.25, "time_to_first_token_ms": 12.5, "time_per_output_token_ms": 2.5}
 ```
 
-All three are null if the answer ended at a stop string, before the device was asked. Over several choices
-they are the earliest arrival, the earliest first token and the mean time per token.
+Where the host cannot keep the device's pace, `valid` is false, and `time_scale_needed` is the
+`--time-scale` with which it would ([pacing](pacing.md#a-host-that-is-too-slow)). All three times are null
+if the answer ended at a stop string, before the device was asked. Over several choices they are the earliest
+arrival, the earliest first token and the mean time per token.
 
 ## Rules
 
@@ -123,6 +125,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 415 | `unsupported_media_type` | the body is no JSON, or compressed |
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
+| 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
 | 500 | `internal_error` | the server's log says why |
 | 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
 | 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
