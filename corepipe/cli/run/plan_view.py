@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.planning.planner.commands import wrapped
 from corepipe.planning.planner.confidence import METRICS
@@ -103,16 +103,16 @@ def _ms(seconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
-def _options(plan: Plan, options: Sequence[Option], title: str) -> Table:
-    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
+def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
+    table = Figures(title=title, title_justify="left", pad_edge=False)
     for heading in ("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("deployment", overflow="fold")
+        table.add_column(heading, justify="right")
+    table.add_column("deployment")
     for option in options:
         outcome = option.outcome
         latencies = (outcome.ttft, outcome.tpot, outcome.latency)
         numbers = (f"{option.price:.4g}", f"{million(plan, option):.3g}", *map(_ms, latencies))
-        table.add_row(*numbers, Text(str(option.deployment)))
+        table.add_row(*numbers, str(option.deployment))
     return table
 
 
@@ -144,13 +144,13 @@ def _unpriced(plan: Plan, instance: str) -> str:
 
 
 def _print_failures(console: Console, plan: Plan) -> None:
-    table = Table(title="what fails", box=None, title_justify="left", pad_edge=False)
+    table = Figures(title="what fails", title_justify="left", pad_edge=False)
     for heading in ("instance", "fails by"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("of", justify="right", no_wrap=True)
-    table.add_column("nearest", overflow="fold")
+        table.add_column(heading)
+    table.add_column("of", justify="right")
+    table.add_column("nearest")
     for instance, reason, count, nearest in reasons(plan):
-        table.add_row(instance, reason, str(count), Text(nearest))
+        table.add_row(instance, reason, str(count), nearest)
     if table.row_count:
         console.print(table)
     market = plan.inquiry.market
