@@ -340,15 +340,19 @@ def check_http(told: Told, requests: list[Known], sizes: list[int]) -> None:
 
 
 def check_requests(told: Told, requests: list[Known]) -> None:
-    """All that does not depend on how far the engine got with what was given up."""
+    """Of what was cut short at a stop string, the engine may have told the end by then: its own figures of it
+    count, or they do not."""
     expected = expected_of_requests(requests)
     assert {key: told.values[key] for key in expected} == expected
+    cut = sum(s.cut for known in requests for prompt in known.prompts for s in prompt)
     for name, (times, total) in expected_histograms(requests).items():
         found = told.histogram(f"vllm:{name}")
-        assert found[0] == times, name
+        more = cut if name == "request_num_preemptions" else 0
+        assert times <= found[0] <= times + more, name
         assert found[1] == total if total is not None else found[1] > 0, name
     for name, times in expected_device_histograms(requests).items():
-        assert told.histogram(f"corepipe_device_{name}", *EMULATED)[0] == times, name
+        found = told.histogram(f"corepipe_device_{name}", *EMULATED)
+        assert times <= found[0] <= times + cut, name
     restarts = [value for key, value in told.values.items() if key[0] == "corepipe_engine_restarts_total"]
     assert restarts == [0] * 5
 
