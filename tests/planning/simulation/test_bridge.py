@@ -195,8 +195,15 @@ def alike_for_clients(case: Case, workload: Workload, answers: list[Seen]) -> No
             assert measured == pytest.approx(wanted, rel=bound), name
 
 
-def test_a_server_and_a_simulation_do_the_same() -> None:
-    case = Case("one core", "tiny", ONE_CORE, requests=16, rate=8.0, scale=4.0)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("one core", "tiny", ONE_CORE, requests=16, rate=8.0, scale=4.0),
+        Case("two stages", "tiny", {**TWO_STAGES, "profile": "async"}, 12, 20.0, 4.0),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_server_and_a_simulation_do_the_same(case: Case) -> None:
     with served(*case.arguments()) as server:
         compare(case, server)
 
