@@ -195,9 +195,13 @@ def test_preemption_changes_no_answer() -> None:
         prompts = [[5 + number] * 40 for number in range(8)]
         alone = [text for prompt in prompts for text in ask(prompt)]
         assert server.metric("vllm:num_preemptions_total") == 0
-        together = ask(*prompts)  # in one request, so that none is done before the last arrives
-        assert server.metric("vllm:num_preemptions_total") > 0
-        assert together == alone
+
+        def preempted() -> bool:
+            """They come in one request, but on a busy machine the first may still be done before the last."""
+            assert ask(*prompts) == alone
+            return server.metric("vllm:num_preemptions_total") > 0
+
+        assert until(preempted)
         assert until(lambda: idle(server))
 
 
