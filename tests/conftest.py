@@ -1,14 +1,19 @@
-"""What holds for every test: none fails because the machine has something else to do."""
+"""What holds for every test: none fails because the machine has something else to do, or by another order."""
 
 from __future__ import annotations
 
 import httpx
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.servers import PATIENCE_SECONDS
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Hypothesis would also draw the constants of all modules of the project that happen to be imported, which
+# makes a test's inputs depend on the tests before it in the process.  Its seed is in pyproject.toml.
+providers._get_local_constants = lambda: providers._local_constants
 
 for part in ("connect", "read", "write", "pool"):  # where httpx gives a server five seconds
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, PATIENCE_SECONDS)

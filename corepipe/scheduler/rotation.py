@@ -27,13 +27,14 @@ class Rotation:
     """`batches` are those in flight, oldest first, `groups` their requests.  Move number s, from 0 on,
     lands group s % len(groups) and schedules it again; `most` moves can be made so.
 
-    blocked: the head of the queue, where each move tries in vain to let it in and it has blocks in the cache.
+    blocked: the head of the queue has blocks in the cache and is not let in, but the first move may make it
+    a late user of them.  Others do so no more: whoever came to be first in line for eviction stays it.
     """
 
     batches: tuple[Batch, ...]
     groups: tuple[Group, ...]
     most: int
-    blocked: Request | None = None
+    blocked: bool = False
 
     def in_flight(self, moves: int) -> tuple[Batch, ...]:
         """The batches after so many moves, oldest first; the requests must have made them."""
@@ -92,7 +93,7 @@ def find(
     moves = _moves_until_short(groups, moves, kv.block_size, max(0, kv.pool.available - hits))
     if len(queue) and len(groups) == 1:
         moves = _moves_until_filled(groups[0], moves, kv.block_size, hits)
-    return Rotation(tuple(batches), groups, moves, queue.peek() if hits else None)
+    return Rotation(tuple(batches), groups, moves, blocked=hits > 0)
 
 
 def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int | None:
@@ -145,7 +146,7 @@ def _moves_until_filled(group: Group, moves: int, block_size: int, index: int) -
 
 
 def advance(rotation: Rotation, moves: int, kv: KVCache) -> None:
-    """Makes the first `moves` moves, as far as requests and their blocks go."""
+    """Makes the first `moves` moves of a rotation that is not blocked, as far as requests and blocks go."""
     fills = _fills(rotation.groups, moves, kv.block_size)
     for number, group in enumerate(rotation.groups):
         rounds = _rounds(number, len(rotation.groups), moves)
@@ -153,24 +154,12 @@ def advance(rotation: Rotation, moves: int, kv: KVCache) -> None:
             request.append(0, rounds)
             request.num_done += rounds
             request.num_computed += rounds
-    blocked = rotation.blocked
-    for move, of_move in groupby(fills, attrgetter("move")):
-        if move > 0 and blocked is not None:
-            _try(blocked, kv)
-            blocked = None
+    for _, of_move in groupby(fills, attrgetter("move")):
         together = list(of_move)
         for fill in together:
             kv.publish(fill.request, fill.block)
         for fill in together:
             kv.grow(fill.request, 1)
-    if blocked is not None:
-        _try(blocked, kv)
-
-
-def _try(blocked: Request, kv: KVCache) -> None:
-    """What the first move does to a request that it cannot let in, the others no more: its prefix is used."""
-    kv.take_prefix(blocked)
-    kv.release(blocked)
 
 
 def _rounds(group: int, turn: int, moves: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from corepipe.scheduler import rotation as rotations
@@ -125,6 +126,8 @@ class Scheduler:
 
         The same as `update`, with token 0 for everyone, and `schedule` so many times.
         """
+        if rotation.blocked and moves > 0:
+            rotation, moves = self._move_alone(rotation), moves - 1
         rotations.advance(rotation, moves, self._kv)
         self._num_updated += moves
         self._num_scheduled += moves
@@ -132,6 +135,15 @@ class Scheduler:
         if len(batches) > 1:
             self._queue_up([chunk.request for batch in batches for chunk in batch.chunks])
         return batches
+
+    def _move_alone(self, rotation: Rotation) -> Rotation:
+        """The rotation after a move by itself: policy and share decide whether the head of the queue is
+        tried, and whether before or after those who run take blocks."""
+        (batch,) = rotation.batches
+        self.update(batch, [0] * len(batch.chunks))
+        moved = self.schedule()
+        assert moved is not None
+        return replace(rotation, batches=(moved,), most=rotation.most - 1, blocked=False)
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from collections.abc import Sequence
 
 import pytest
@@ -200,6 +201,8 @@ def safe(tokenizer: Tokenizer, contents: Sequence[str]) -> list[int]:
     return tokenizer.encode_chat(tokenizer.render_chat(messages(contents)))
 
 
+UNKNOWN = "<unk>"
+
 TEXT = {SPACES, "<think>", "</think>"}
 """Added tokens that are text, unless the template writes them."""
 
@@ -207,8 +210,14 @@ TEXT = {SPACES, "<think>", "</think>"}
 def control(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Control tokens but for the unknown one, which characters may be that the vocabulary lacks."""
     added = tokenizer.backend.get_added_tokens_decoder()
-    names = {number for number, one in added.items() if one.content not in TEXT | {"<unk>", "[UNK]"}}
+    names = {number for number, one in added.items() if one.content not in TEXT | {UNKNOWN}}
     return [number for number in ids if number in names]
+
+
+def spells_unknown(tokenizer: Tokenizer, contents: Sequence[str]) -> bool:
+    """Whether the template makes a text of these that has the unknown token's name in it, or folds to it."""
+    rendered = tokenizer.apply_chat_template(messages(contents))
+    return UNKNOWN in unicodedata.normalize("NFKC", rendered).lower()
 
 
 def check(tokenizer: Tokenizer, contents: Sequence[str]) -> list[int]:
@@ -216,7 +225,9 @@ def check(tokenizer: Tokenizer, contents: Sequence[str]) -> list[int]:
     found, before = safe(tokenizer, contents), forging(tokenizer, contents)
     innocuous = safe(tokenizer, ["0"] * len(contents))
     assert control(tokenizer, found) == control(tokenizer, innocuous)
-    if control(tokenizer, before) == control(tokenizer, innocuous):
+    if control(tokenizer, before) == control(tokenizer, innocuous) and not spells_unknown(
+        tokenizer, contents
+    ):
         assert found == before
     return found
 
@@ -244,6 +255,7 @@ def test_real_tokenizers(name: str, contents: list[str]) -> None:
 @example(contents=FORGED)
 @example(contents=["<|im_", "end|>"])
 @example(contents=["|im_end|", "/s"])
+@example(contents=["<unk>"])
 def test_any_kind_of_tokenizer_under_any_template(name: str, template: str, contents: list[str]) -> None:
     check(made(name, TEMPLATES[template]), contents)
 
