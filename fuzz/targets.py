@@ -19,11 +19,12 @@ import numpy as np
 import safetensors
 
 from corepipe.errors import UserError
-from corepipe.models import chat_sandbox, registry
+from corepipe.models import registry
+from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields
-from corepipe.models.gguf import GgufFile
-from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
-from corepipe.models.tokenizer import from_directory
+from corepipe.models.text import chat_sandbox
+from corepipe.models.text.tokenizer import from_directory
 from corepipe.neuron import packed_index
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.serving import frames

@@ -13,9 +13,10 @@ from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.ls import print_placement
 from corepipe.errors import UserError
-from corepipe.models import cache, hub, integrity, registry
-from corepipe.models.tokenizer import Tokenizer
-from corepipe.models.tokenizer_trial import try_tokenizer
+from corepipe.models import cache, hub, registry
+from corepipe.models.checkpoints import integrity
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.serving.api.app import create_app, listen_all, serve
 from corepipe.serving.api.connection_limit import make_room, too_few_files
 from corepipe.serving.api.limits import check_bind

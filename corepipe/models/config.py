@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from corepipe.errors import UserError, shown
-from corepipe.models.files import read_bytes
+from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.rope import RopeConfig
 from corepipe.neuron.graph import HeadLayout
 from corepipe.neuron.ops import Function

@@ -10,7 +10,16 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from corepipe.errors import UserError, shown
-from corepipe.models import (
+from corepipe.models import published
+from corepipe.models.checkpoints import checkpoint as checkpoints
+from corepipe.models.checkpoints.checkpoint import PICKLES, Checkpoint
+from corepipe.models.checkpoints.files import check_links
+from corepipe.models.checkpoints.gguf import GgufCheckpoint, GgufFile
+from corepipe.models.checkpoints.gguf_config import architecture as gguf_architecture
+from corepipe.models.checkpoints.gguf_config import config_fields
+from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
+from corepipe.models.config import Fields, ModelConfig, read_json
+from corepipe.models.families import (
     albert,
     bert,
     bloom,
@@ -44,7 +53,6 @@ from corepipe.models import (
     phi,
     phi3,
     phimoe,
-    published,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -56,16 +64,8 @@ from corepipe.models import (
     t5,
     vit,
 )
-from corepipe.models import checkpoint as checkpoints
-from corepipe.models.checkpoint import PICKLES, Checkpoint
-from corepipe.models.config import Fields, ModelConfig, read_json
-from corepipe.models.files import check_links
-from corepipe.models.gguf import GgufCheckpoint, GgufFile
-from corepipe.models.gguf_config import architecture as gguf_architecture
-from corepipe.models.gguf_config import config_fields
-from corepipe.models.gguf_tokenizer import from_gguf
-from corepipe.models.safetensors import INDEX, SafetensorsCheckpoint
-from corepipe.models.tokenizer import Tokenizer, from_directory
+from corepipe.models.text.gguf_tokenizer import from_gguf
+from corepipe.models.text.tokenizer import Tokenizer, from_directory
 from corepipe.neuron.graph import FORMATS, Format, Graph
 
 C = TypeVar("C", bound=ModelConfig)

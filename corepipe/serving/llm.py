@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Detokenizer, Pieces

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.models import chat_sandbox, registry
+from corepipe.models import registry
+from corepipe.models.text import chat_sandbox
 from corepipe.serving import detokenizer
 from fuzz.seeds import seeds
 from fuzz.targets import TARGETS, FoundError

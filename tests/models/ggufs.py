@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from corepipe.models import registry
-from corepipe.models.gguf import LAYER_NAMES, TOP_NAMES
+from corepipe.models.checkpoints.gguf import LAYER_NAMES, TOP_NAMES
 from corepipe.models.registry import Model
 
 GGUF_NAMES = {hf: name for name, hf in TOP_NAMES.items()}

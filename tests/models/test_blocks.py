@@ -7,9 +7,9 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.blocks import gated_mlp, output
-from corepipe.models.layers import GraphBuilder
-from corepipe.models.llama import attention
+from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.llama import attention
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.numerics import tensor_parallel_bound

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.models import chat
-from corepipe.models.chat import ChatTemplate
+from corepipe.models.text import chat
+from corepipe.models.text.chat import ChatTemplate
 from tests.servers import PATIENCE_SECONDS
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -160,7 +160,7 @@ def test_the_process_knows_no_secret_and_can_open_nothing(monkeypatch: pytest.Mo
 
 def test_it_ends_with_its_parent() -> None:
     code = (
-        "import os; from corepipe.models.chat import ChatTemplate; t = ChatTemplate('x'); t.check();"
+        "import os; from corepipe.models.text.chat import ChatTemplate; t = ChatTemplate('x'); t.check();"
         "print(t._renderer._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

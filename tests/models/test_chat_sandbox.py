@@ -6,8 +6,8 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
-from corepipe.models import chat_sandbox
-from corepipe.models.chat_sandbox import Sandbox
+from corepipe.models.text import chat_sandbox
+from corepipe.models.text.chat_sandbox import Sandbox
 
 
 def render(text: str, *messages: dict[str, object], **variables: object) -> str:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.chat import ChatTemplate
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.chat import ChatTemplate
+from corepipe.models.text.tokenizer import Tokenizer
 from tests.parity.families import TINY
 from tests.servers import default_model
 

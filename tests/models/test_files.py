@@ -10,7 +10,7 @@ import pytest
 
 from corepipe.errors import UserError, shown
 from corepipe.models import registry
-from corepipe.models.files import check_links, read_bytes, regular_size
+from corepipe.models.checkpoints.files import check_links, read_bytes, regular_size
 from tests.parity.families import TINY
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.gguf import BLOCK_TYPES, GgufFile
-from corepipe.models.gguf_config import config_fields
-from corepipe.models.llama import configure
+from corepipe.models.checkpoints.gguf import BLOCK_TYPES, GgufFile
+from corepipe.models.checkpoints.gguf_config import config_fields
+from corepipe.models.families.llama import configure
 from corepipe.neuron.graph import FORMATS
 from tests.models import ggufs, interpreter
 from tests.parity.families import TINY

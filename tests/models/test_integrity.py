@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.models import integrity
+from corepipe.models.checkpoints import integrity
+from corepipe.models.checkpoints.integrity import SUMS, verify
 from corepipe.models.hub import DEFAULT_MODEL, PACKAGED
-from corepipe.models.integrity import SUMS, verify
 from tests.parity.families import TINY
 
 

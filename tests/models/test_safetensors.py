@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from corepipe.errors import UserError
-from corepipe.models import registry, safetensors
-from corepipe.models.safetensors import INDEX, MAX_HEADER_BYTES, SafetensorsCheckpoint
+from corepipe.models import registry
+from corepipe.models.checkpoints import safetensors
+from corepipe.models.checkpoints.safetensors import INDEX, MAX_HEADER_BYTES, SafetensorsCheckpoint
 from corepipe.neuron.graph import FORMATS
 from tests.parity.families import TINY
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer, from_directory
+from corepipe.models.text.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer, from_directory
 from tests.parity.families import TINY, VOCAB
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.models import tokenizer_trial
-from corepipe.models.gguf_tokenizer import SPLITS
-from corepipe.models.tokenizer_trial import try_tokenizer
+from corepipe.models.text import tokenizer_trial
+from corepipe.models.text.gguf_tokenizer import SPLITS
+from corepipe.models.text.tokenizer_trial import try_tokenizer
 
 MODEL = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
 

@@ -14,7 +14,7 @@ import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.app import create_app, listen_all, make_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (

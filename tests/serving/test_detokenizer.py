@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.detokenizer import Detokenizer, Pieces, StopStrings
 from tests.serving.http_support import tokenizer
 

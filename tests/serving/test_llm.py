@@ -14,7 +14,7 @@ import corepipe
 import corepipe.serving.llm as llm_module
 from corepipe.cli.serve import SETTINGS
 from corepipe.errors import UserError
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams

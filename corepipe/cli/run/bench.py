@@ -37,7 +37,7 @@ from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Synthetic, Workload
 
 if TYPE_CHECKING:
-    from corepipe.models.tokenizer import Tokenizer
+    from corepipe.models.text.tokenizer import Tokenizer
 
 NOTHING_ANSWERED, NOT_MET = 1, 3
 MOST_FILES = 10_240
@@ -245,7 +245,7 @@ def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
     if name is None:
         return None
     from corepipe.models import hub, registry  # noqa: PLC0415 -- heavy: most load tests do without
-    from corepipe.models.tokenizer import from_directory  # noqa: PLC0415
+    from corepipe.models.text.tokenizer import from_directory  # noqa: PLC0415
 
     with progress_bar(errors()) as report:
         path = hub.resolve(name, report)

@@ -19,7 +19,7 @@ from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Session, Workload
 
 if TYPE_CHECKING:  # heavy, and most load tests do without
-    from corepipe.models.tokenizer import Tokenizer
+    from corepipe.models.text.tokenizer import Tokenizer
 
 WARM_USERS = 8
 """Requests at a time while the server warms up."""

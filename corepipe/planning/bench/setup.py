@@ -16,7 +16,7 @@ from corepipe.planning.bench.target import Found, Http
 from corepipe.planning.workload import Segment, Session, Turn
 
 if TYPE_CHECKING:  # heavy, and most load tests do without
-    from corepipe.models.tokenizer import Tokenizer
+    from corepipe.models.text.tokenizer import Tokenizer
 
 PROBES = (8, 24)
 """Words of the prompts that are counted first; short, so that they fit every model."""

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api import http_errors
 from corepipe.serving.api.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room

@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.routes import service
 from tests.serving.http_support import FakeEngine, running, saying, tokenizer
 
@@ -248,7 +248,7 @@ def test_long_text_is_encoded_beside_the_event_loop(url, monkeypatch):
 
 def youngest_renderer() -> psutil.Process:
     children = psutil.Process().children()
-    renderers = [child for child in children if "corepipe.models.chat_sandbox" in child.cmdline()]
+    renderers = [child for child in children if "corepipe.models.text.chat_sandbox" in child.cmdline()]
     return max(renderers, key=psutil.Process.create_time)
 
 

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from corepipe.models.chat import TemplateRefusalError
+from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.serving.api.chat import joined, plain_messages
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body

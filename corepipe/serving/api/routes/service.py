@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from corepipe.models.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces

@@ -1,0 +1,1 @@
+"""Checkpoints: the files that weights are read from."""

@@ -1,0 +1,356 @@
+"""GGUF files: a strict header reader, and tensors dequantised to fp32 under Hugging Face names.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The blocks of quantised tensors
+are unpacked by the gguf library; its header reader trusts the file and takes seconds, ours does neither.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BufferedReader
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
+from corepipe.models.checkpoints.files import regular_size, unreadable
+
+VERSIONS = (2, 3)
+MAX_HEADER = 1 << 26
+"""Bytes of metadata and tensor list; vocabularies of 262,144 tokens with their merges take some 20 MB."""
+MAX_ENTRIES = 1 << 17
+"""Tensors, and metadata entries."""
+MAX_ARRAY = 1 << 22
+"""Values of one metadata array, each of which becomes a Python object."""
+MAX_DIMS = 4
+MAX_STRING = 1 << 24
+MAX_NAME = 1 << 10
+MAX_ALIGNMENT = 1 << 20
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+STRING, ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A tensor encoding: `elements` at a time in `bytes`."""
+
+    name: str
+    elements: int
+    bytes: int
+
+
+BLOCK_TYPES = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    30: BlockType("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor; `shape` is row-major (GGUF writes it reversed), `offset` counts from the file's start."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def type(self) -> BlockType:
+        return BLOCK_TYPES[self.type_id]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) // self.type.elements * self.type.bytes
+
+
+class _Cursor:
+    """Reads values one after the other and refuses to leave the file.
+
+    Plain reads: a file that shrinks meanwhile is an error, where a mapping would be the end of the process.
+    """
+
+    def __init__(self, path: Path, stream: BufferedReader, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.at = 0
+        self._end = min(size, MAX_HEADER)
+        self._stream = stream
+
+    def error(self, why: str) -> UserError:
+        return UserError(f"{self.path}: not a readable GGUF file: {why} (at byte {self.at} of {self.size})")
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still belong to the header."""
+        return self._end - self.at
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self._end - self.at:
+            if count > self.size - self.at:
+                raise self.error(f"truncated: the header wants {count} more bytes")
+            raise self.error(f"its header is longer than {MAX_HEADER} bytes")
+        data = self._stream.read(count)
+        if len(data) != count:
+            raise self.error("truncated while it is read")
+        self.at += count
+        return data
+
+    def scalar(self, code: str) -> int | float | bool:
+        value: int | float | bool
+        (value,) = struct.unpack(code, self.take(struct.calcsize(code)))
+        return value
+
+    def integer(self, code: str, most: int, what: str) -> int:
+        value = int(self.scalar(code))
+        if value > most:
+            raise self.error(f"{what} is {value}, more than {most}")
+        return value
+
+    def string(self, what: str, most: int = MAX_STRING) -> str:
+        length = int.from_bytes(self.take(8), "little")
+        if length > most:
+            raise self.error(f"the length of {what} is {length}, more than {most}")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what} is not UTF-8") from error
+
+    def value(self, key: str, kind: int) -> object:
+        if kind == STRING:
+            return self.string(f"the value of {key}")
+        if kind == ARRAY:
+            return self.array(key)
+        if kind not in SCALARS:
+            raise self.error(f"{key} has the unknown type {kind}")
+        return self.scalar(SCALARS[kind])
+
+    def array(self, key: str) -> list[object]:
+        kind = self.integer("<I", 1 << 31, f"the type of {key}")
+        if kind != STRING and kind not in SCALARS:
+            raise self.error(f"{key} is an array of the unsupported type {kind}")
+        least = 8 if kind == STRING else struct.calcsize(SCALARS[kind])
+        count = self.integer("<Q", min(self.left // least, MAX_ARRAY), f"the length of {key}")
+        if kind == STRING:
+            return [self.string(key) for _ in range(count)]
+        return list(struct.unpack(f"<{count}{SCALARS[kind][1]}", self.take(count * least)))
+
+
+class GgufFile:
+    """Metadata and tensor list of a GGUF file (versions 2 and 3, little-endian), checked against its size.
+
+    Raises UserError for files that are truncated, inconsistent, or hold encodings we do not know.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = regular_size(path)
+        if not size:
+            raise UserError(f"{path}: an empty file, not a GGUF file")
+        try:
+            with path.open("rb") as stream:
+                cursor = _Cursor(path, stream, size)
+                self._parse(cursor)
+                stream.seek(0)
+                self.header = stream.read(cursor.at)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        self._check_layout(size)
+
+    def _parse(self, cursor: _Cursor) -> None:
+        if cursor.take(4) != b"GGUF":
+            raise cursor.error("it does not start with GGUF")
+        version = int(cursor.scalar("<I"))
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            which = f"big-endian version {swapped}" if swapped in VERSIONS else f"version {version}"
+            raise cursor.error(f"{which} (known: 2 and 3, little-endian)")
+        tensors = cursor.integer("<Q", MAX_ENTRIES, "the number of tensors")
+        entries = cursor.integer("<Q", MAX_ENTRIES, "the number of metadata entries")
+        self.metadata: dict[str, object] = {}
+        for _ in range(entries):
+            key = cursor.string("a metadata key", MAX_NAME)
+            if key in self.metadata:
+                raise cursor.error(f"{shown(key)} appears twice")
+            self.metadata[key] = cursor.value(shown(key), int(cursor.scalar("<I")))
+        self.tensors = self._tensors(cursor, tensors)
+
+    def _tensors(self, cursor: _Cursor, count: int) -> dict[str, GgufTensor]:
+        listed: dict[str, GgufTensor] = {}
+        for _ in range(count):
+            tensor = _tensor(cursor)
+            if tensor.name in listed:
+                raise cursor.error(f"tensor {shown(tensor.name)} appears twice")
+            listed[tensor.name] = tensor
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise cursor.error(f"general.alignment is {shown(alignment, 40)}, not a power of two")
+        self._alignment = alignment
+        start = _aligned(cursor.at, alignment)
+        for name, t in listed.items():
+            if t.offset % alignment:
+                raise cursor.error(f"tensor {shown(name)} is not aligned to {alignment} bytes")
+            listed[name] = GgufTensor(name, t.type_id, t.shape, start + t.offset)
+        return listed
+
+    def _check_layout(self, size: int) -> None:
+        """Tensors follow each other with nothing but padding between them; the last ends with the file."""
+        ordered = sorted(self.tensors.values(), key=lambda t: t.offset)
+        for before, after in pairwise(ordered):
+            end = before.offset + before.nbytes
+            if end > after.offset:
+                raise UserError(f"{self.path}: tensors {shown(before.name)} and {shown(after.name)} overlap")
+            if after.offset != _aligned(end, self._alignment):
+                gap = after.offset - end
+                raise UserError(
+                    f"{self.path}: {gap} bytes between {shown(before.name)} and {shown(after.name)}"
+                )
+        if not ordered:
+            return
+        end = ordered[-1].offset + ordered[-1].nbytes
+        if size < end:
+            raise UserError(f"{self.path}: truncated: {size} bytes, the tensors need {end}")
+        # Writers pad the last tensor, too, or do not.
+        if size not in (end, _aligned(end, self._alignment)):
+            raise UserError(f"{self.path}: {size - end} bytes after the last tensor, or truncated padding")
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor by its GGUF name, dequantised, in its row-major shape."""
+        tensor = self.tensors[name]
+        return finite(self._values(tensor), self.path, name).reshape(tensor.shape)
+
+    def _values(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        name, at, nbytes = tensor.name, tensor.offset, tensor.nbytes
+        if tensor.type.name == "F32":
+            return read_array(self.path, "<f4", nbytes // 4, at, name).astype(np.float32, copy=False)
+        if tensor.type.name == "F16":
+            return read_array(self.path, "<f2", nbytes // 2, at, name).astype(np.float32)
+        if tensor.type.name == "BF16":
+            return widen_bf16(read_array(self.path, "<u2", nbytes // 2, at, name))
+        return self._dequantise(tensor)
+
+    def _dequantise(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        # Imported here: it costs 0.15 s that a start from packed weights need not pay.
+        from gguf import GGMLQuantizationType  # noqa: PLC0415
+        from gguf.quants import dequantize  # noqa: PLC0415
+
+        raw = read_array(self.path, "u1", tensor.nbytes, tensor.offset, tensor.name)
+        blocks = raw.reshape(-1, tensor.shape[-1] // tensor.type.elements * tensor.type.bytes)
+        values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
+        return np.ascontiguousarray(values, np.float32)
+
+
+def _aligned(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
+
+
+def _tensor(cursor: _Cursor) -> GgufTensor:
+    name = cursor.string("a tensor's name", MAX_NAME)
+    told = shown(name)
+    dims = cursor.integer("<I", MAX_DIMS, f"the number of dimensions of {told}")
+    shape = tuple(cursor.integer("<Q", 1 << 40, f"a dimension of {told}") for _ in range(dims))[::-1]
+    type_id = cursor.integer("<I", 1 << 31, f"the type of {told}")
+    if type_id not in BLOCK_TYPES:
+        known = ", ".join(t.name for t in BLOCK_TYPES.values())
+        raise cursor.error(f"tensor {told} has the unsupported encoding {type_id} (known: {known})")
+    if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
+        raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
+    return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
+
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def hf_name(name: str) -> str | None:
+    """The Hugging Face name of a GGUF tensor, None for those that are no weights of the forward pass."""
+    if name in TOP_NAMES:
+        return TOP_NAMES[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in LAYER_NAMES:
+        return None
+    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+class GgufCheckpoint:
+    """The weights of a GGUF file.
+
+    `permuted_heads` gives, for architecture llama, how many heads the rows of "q_proj" and "k_proj"
+    hold: llama.cpp's converter interleaves the two halves of each head there, which is undone.
+    """
+
+    def __init__(self, file: GgufFile, permuted_heads: dict[str, int]) -> None:
+        self.path = file.path
+        self.fingerprint = fingerprint([(file.path, file.header)])
+        self._file = file
+        self._names = {hf: name for name in file.tensors if (hf := hf_name(name)) is not None}
+        self._permuted_heads = permuted_heads
+
+    def names(self) -> Iterable[str]:
+        return self._names.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self._name(name)].shape
+
+    def file(self, name: str) -> Path:  # noqa: ARG002 -- the protocol's: one file holds all
+        return self.path
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        values = self._file.read(self._name(name))
+        heads = self._permuted_heads.get(name.split(".")[-2])
+        return values if heads is None else _separate_halves(values, heads)
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            raise missing(self.path, name)
+        return self._names[name]
+
+
+def _separate_halves(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Rows (x0, y0, x1, y1, ...) of each head back to (x0, x1, ..., y0, y1, ...)."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

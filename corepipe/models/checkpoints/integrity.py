@@ -1,0 +1,93 @@
+"""Whether a model's files are the ones that they should be, hash by hash.
+
+What they should be is known from a SHA256SUMS beside them (as coreutils' sha256sum writes it), from the names
+in huggingface_hub's cache (blobs are named by their sha256, small files by git's hash), or from the pinned
+hash of a packaged model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.files import read_bytes, regular_size, unreadable
+from corepipe.models.hub import PACKAGED
+
+SUMS = "SHA256SUMS"
+MAX_SUMS_BYTES = 1 << 22
+READ = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt")
+"""Suffixes of what may be read of a model's directory."""
+CHUNK = 1 << 22
+
+Progress = Callable[[str, float], None]
+
+
+def verify(model: Path, progress: Progress) -> None:
+    """Compares the files of a model, a directory or a file, with their hashes.
+
+    Raises UserError for the first that differs, for one of which no hash is known, and where none is.
+    """
+    folder = model if model.is_dir() else model.parent
+    files = sorted(file for file in folder.iterdir() if file.suffix in READ) if model.is_dir() else [model]
+    sums = _sums(folder)
+    for number, file in enumerate(files):
+        progress("verifying the model's files", number / len(files))
+        _compare(file, _known(file, sums))
+
+
+def _known(file: Path, sums: Mapping[str, str]) -> str:
+    """The hash that a file should have: sha256, or git's of 40 digits."""
+    if file.name in sums:
+        return sums[file.name]
+    if file.is_symlink() and re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", file.resolve().name):
+        return file.resolve().name
+    for packaged in PACKAGED.values():
+        if Path(packaged.member).name == file.name:
+            return packaged.sha256
+    raise UserError(
+        f"--verify: {shown(file, 200)} has no known hash; where the files are known to be good, "
+        f"write theirs down: sha256sum * > {SUMS}",
+        "verify",
+    )
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    file = folder / SUMS
+    if not file.is_file():
+        return {}
+    lines = read_bytes(file, MAX_SUMS_BYTES, "a list of hashes").decode(errors="replace").splitlines()
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?([^/]+)", line)
+        if match is None:
+            raise UserError(f"{file}: {shown(line)!r} is no line of sha256sum", "verify")
+        found[match[2]] = match[1]
+    return found
+
+
+def _compare(file: Path, known: str) -> None:
+    size = regular_size(file)
+    # Git hashes a file with its size in front; that SHA-1 is weak is git's and the hub's concern.
+    digest = (
+        hashlib.sha256() if len(known) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    )
+    for chunk in _chunks(file):
+        digest.update(chunk)
+    if digest.hexdigest() != known:
+        raise UserError(
+            f"--verify: {shown(file, 200)} is not the file that it should be: its hash is "
+            f"{digest.hexdigest()}, not {known}",
+            "verify",
+        )
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise unreadable(file, error) from error

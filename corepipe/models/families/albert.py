@@ -1,0 +1,38 @@
+"""ALBERT: all layers have the same weights; the embedding is narrow."""
+
+from __future__ import annotations
+
+from corepipe.models.config import MAX_HIDDEN, Fields
+from corepipe.models.families import classic, encoder
+from corepipe.models.families.encoder import EncoderConfig
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Axis, Format, Graph
+
+LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+NAMES = classic.Names(
+    norms=(f"{LAYER}.attention.LayerNorm", f"{LAYER}.full_layer_layer_norm"),
+    attention=f"{LAYER}.attention",
+    qkv=("query", "key", "value"),
+    out=f"{LAYER}.attention.dense",
+    up=f"{LAYER}.ffn",
+    down=f"{LAYER}.ffn_output",
+)
+
+
+def configure(fields: Fields) -> EncoderConfig:
+    """Raises UserError for more than one group of layers."""
+    for key in ("num_hidden_groups", "inner_group_num"):
+        if fields.integer(key, MAX_HIDDEN, default=1) != 1:
+            raise fields.error(key, "other than 1 is not supported")
+    return encoder.configure(fields.defaulting("type_vocab_size", 2), "albert", function="gelu_new")
+
+
+def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to a vector a sequence."""
+    b = GraphBuilder(config, every_row=True)
+    x = encoder.embeddings(b, config)
+    mapping = "albert.encoder.embedding_hidden_mapping_in"
+    x = b.linear(x, mapping, Axis.HIDDEN, config.hidden_size, bias=True)
+    for _ in b.layers():
+        x = classic.norm_last(b, x, NAMES, classic.bidirectional)
+    return encoder.finish(b, x, config, name, fmt, max_positions)

@@ -1,0 +1,48 @@
+"""BLOOM: ALiBi instead of positions, a norm after the embedding, biases everywhere, a tied head."""
+
+from __future__ import annotations
+
+from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.families import classic
+from corepipe.models.families.blocks import fused
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+EMBEDDING = "transformer.word_embeddings.weight"
+KEYS = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "seq_length",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+TRAINED_POSITIONS = 2048
+"""Length that all BLOOM models were trained with; not all of their configs say it."""
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """Some configs call the hidden size `n_embed`."""
+    if fields.has("n_embed"):
+        fields = fields.renamed({"hidden_size": "n_embed"})
+    return classic.configure(fields.defaulting("seq_length", TRAINED_POSITIONS), KEYS, "gelu_pytorch_tanh")
+
+
+def _names(layer: int) -> classic.Names:
+    block = f"transformer.h.{layer}"
+    return classic.Names(
+        norms=(f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
+        attention=f"{block}.self_attention",
+        qkv=fused("query_key_value"),
+        out=f"{block}.self_attention.dense",
+        up=f"{block}.mlp.dense_h_to_4h",
+        down=f"{block}.mlp.dense_4h_to_h",
+    )
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.norm(b.embed(EMBEDDING), "transformer.word_embeddings_layernorm")
+    for layer in b.layers():
+        x = classic.sequential(b, x, _names(layer), classic.alibi)
+    b.head(b.norm(x, "transformer.ln_f"))
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

@@ -1,0 +1,99 @@
+"""The decoders that came before Llama: LayerNorm, a feed-forward of two matrices, mostly with biases.
+
+gpt2, opt, bloom, falcon and their like differ in the names of their weights, in where they take positions
+from, and in whether attention and feed-forward follow one another or work side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, Norm, common, without_rope
+from corepipe.models.families.blocks import Projected, mlp, output, project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Value
+
+Attend = Callable[[GraphBuilder, Projected], Value]
+"""Appends attention over projected queries, keys and values."""
+
+GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "activation_function",
+}
+"""Llama's name of a key -> GPT-2's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Weights of one layer.  `qkv` are under `attention`; a lone norm serves both blocks."""
+
+    norms: tuple[str, ...]
+    attention: str
+    qkv: tuple[str, str, str]
+    out: str
+    up: str
+    down: str
+
+
+def configure(fields: Fields, keys: Mapping[str, str], function: str, tied: bool = True) -> ModelConfig:
+    """With biases everywhere; `function` and `tied` where the config does not say.
+
+    The feed-forward is four times as wide as the model unless the config says otherwise.
+    """
+    fields = without_rope(fields.renamed(keys))
+    hidden = fields.integer("hidden_size", MAX_HIDDEN)
+    fields = fields.defaulting("intermediate_size", 4 * hidden).defaulting("tie_word_embeddings", tied)
+    fields = fields.defaulting("rms_norm_eps", 1e-5)
+    config = common(fields, (function, *FUNCTIONS))
+    return replace(config, qkv_bias=True, out_bias=True, mlp_bias=True, norm=Norm.LAYER)
+
+
+def plain(b: GraphBuilder, qkv: Projected) -> Value:
+    """Attention that knows no positions."""
+    return b.attention(*qkv)
+
+
+def bidirectional(b: GraphBuilder, qkv: Projected) -> Value:
+    """An encoder's attention: every row to every row."""
+    return b.attention(*qkv, causal=False)
+
+
+def rotary(b: GraphBuilder, qkv: Projected) -> Value:
+    q, k, v = qkv
+    return b.attention(b.rope(q), b.rope(k), v)
+
+
+def alibi(b: GraphBuilder, qkv: Projected) -> Value:
+    return b.attention(*qkv, alibi=True)
+
+
+def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
+    """x plus attention of its norm; that plus the feed-forward of its norm."""
+    attended = attend(b, project(b, b.norm(x, names.norms[0]), names.attention, names.qkv))
+    attended, x = b.only_wanted(attended, x)
+    x = b.add(x, output(b, attended, names.out))
+    return b.add(x, mlp(b, b.norm(x, names.norms[1]), names.up, names.down))
+
+
+def norm_last(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
+    """The norm of x plus attention; then the norm of that plus the feed-forward (Vaswani et al. 2017)."""
+    attended = attend(b, project(b, x, names.attention, names.qkv))
+    attended, x = b.only_wanted(attended, x)
+    x = b.norm(b.add(x, output(b, attended, names.out)), names.norms[0])
+    return b.norm(b.add(x, mlp(b, x, names.up, names.down)), names.norms[1])
+
+
+def parallel(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
+    """x plus attention and feed-forward, both of x's norm, or each of its own norm."""
+    first = b.norm(x, names.norms[0])
+    second = b.norm(x, names.norms[1]) if len(names.norms) > 1 else first
+    attended = attend(b, project(b, first, names.attention, names.qkv))
+    attended, second, x = b.only_wanted(attended, second, x)
+    both = b.add(output(b, attended, names.out), mlp(b, second, names.up, names.down))
+    return b.add(x, both)

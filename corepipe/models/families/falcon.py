@@ -1,0 +1,76 @@
+"""Falcon: few key/value heads, attention and feed-forward side by side; no biases, a tied head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import MAX_HEADS, Fields, ModelConfig
+from corepipe.models.families import classic
+from corepipe.models.families.blocks import fused
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+EMBEDDING = "transformer.word_embeddings.weight"
+TRAINED_POSITIONS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class FalconConfig(ModelConfig):
+    """`norms` of a layer: one for both blocks, or one each.  `alibi` instead of rotary positions."""
+
+    parallel: bool = True
+    norms: int = 1
+    alibi: bool = False
+
+
+def configure(fields: Fields) -> FalconConfig:
+    """`new_decoder_architecture` (40b, 180b) has `num_kv_heads`; the older one or as many as queries."""
+    keys = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    keys = {ours: theirs for ours, theirs in keys.items() if not fields.has(ours)}
+    keys |= {"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation"}
+    if fields.has("ffn_hidden_size"):
+        keys["intermediate_size"] = "ffn_hidden_size"
+    renamed = fields.renamed(keys).defaulting("max_position_embeddings", TRAINED_POSITIONS)
+    grouped = fields.flag("new_decoder_architecture")
+    config = classic.configure(_with_kv_heads(renamed, grouped), {}, "gelu")
+    bias = fields.flag("bias")
+    config = replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+    return FalconConfig(
+        **config.values(),
+        parallel=grouped or fields.flag("parallel_attn", default=True),
+        norms=fields.integer("num_ln_in_parallel_attn", 2, default=2 if grouped else 1),
+        alibi=fields.flag("alibi"),
+    )
+
+
+def _with_kv_heads(fields: Fields, grouped: bool) -> Fields:
+    heads = fields.integer("num_attention_heads", MAX_HEADS)
+    if grouped:
+        return fields.replace("num_key_value_heads", fields.integer("num_kv_heads", MAX_HEADS, default=heads))
+    return fields.replace("num_key_value_heads", 1 if fields.flag("multi_query", default=True) else heads)
+
+
+def _names(config: FalconConfig, layer: int) -> classic.Names:
+    block = f"transformer.h.{layer}"
+    sequential = (f"{block}.input_layernorm", f"{block}.post_attention_layernorm")
+    parallel = (f"{block}.ln_attn", f"{block}.ln_mlp") if config.norms == 2 else sequential[:1]
+    return classic.Names(
+        norms=parallel if config.parallel else sequential,
+        attention=f"{block}.self_attention",
+        qkv=fused("query_key_value"),
+        out=f"{block}.self_attention.dense",
+        up=f"{block}.mlp.dense_h_to_4h",
+        down=f"{block}.mlp.dense_4h_to_h",
+    )
+
+
+def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    block = classic.parallel if config.parallel else classic.sequential
+    attend = classic.alibi if config.alibi else classic.rotary
+    x = b.embed(EMBEDDING)
+    for layer in b.layers():
+        x = block(b, x, _names(config, layer), attend)
+    b.head(b.norm(x, "transformer.ln_f"))
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

@@ -1,0 +1,32 @@
+"""Gemma: Llama with GELU, large heads, a scaled embedding and a tied head."""
+
+from __future__ import annotations
+
+from corepipe.models.config import FUNCTIONS, Fields, ModelConfig, common, without_rope
+from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.llama import attention
+from corepipe.neuron.graph import Format, Graph
+
+
+def gemma_common(fields: Fields) -> ModelConfig:
+    """What all Gemmas have: GELU, whatever the first ones' `hidden_act` says, and a tied head."""
+    function = fields.text("hidden_activation", "gelu_pytorch_tanh")
+    fields = fields.replace("hidden_act", function).defaulting("tie_word_embeddings", value=True)
+    return common(without_rope(fields.defaulting("head_dim", 256)), FUNCTIONS)
+
+
+configure = gemma_common
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.scale(b.embed(), config.hidden_size**0.5)
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended, x = b.only_wanted(attention(b, b.norm(x, f"{block}.input_layernorm")), x)
+        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
+        x = b.add(x, gated_mlp(b, b.norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp"))
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)

@@ -1,0 +1,67 @@
+"""Gemma 2: norms before and after each block, a window in every other layer, capped scores and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import MAX_HIDDEN, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.gemma import gemma_common
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.ops import Function
+
+MOST = 1e6
+"""Bound of the caps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma2Config(ModelConfig):
+    """Scores are scaled by 1 / sqrt(`query_scale`); a cap of None: none."""
+
+    query_scale: int = 256
+    score_cap: float | None = None
+    logit_cap: float | None = None
+
+
+def configure(fields: Fields) -> Gemma2Config:
+    """The even layers have the window unless `layer_types` says which do."""
+    config = gemma_common(fields)
+    window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)
+    windows = tuple(None if layer % 2 else window for layer in range(config.num_layers))
+    if fields.has("layer_types"):
+        windows = sliding_windows(fields, window, 0, config.num_layers)
+    return Gemma2Config(
+        **replace(config, windows=windows).values(),
+        query_scale=fields.integer("query_pre_attn_scalar", MAX_HIDDEN, default=256),
+        score_cap=fields.number("attn_logit_softcapping", 1e-3, MOST, 50.0),
+        logit_cap=fields.number("final_logit_softcapping", 1e-3, MOST, 30.0),
+    )
+
+
+def build(config: Gemma2Config, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]; also Gemma 3's."""
+    b = GraphBuilder(config)
+    x = b.scale(b.embed(), config.hidden_size**0.5)
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config)
+        attended, x = b.only_wanted(attended, x)
+        attended = output(b, attended, f"{block}.self_attn.o_proj")
+        x = b.add(x, b.norm(attended, f"{block}.post_attention_layernorm"))
+        fed = gated_mlp(b, b.norm(x, f"{block}.pre_feedforward_layernorm"), f"{block}.mlp")
+        x = b.add(x, b.norm(fed, f"{block}.post_feedforward_layernorm"))
+    logits = b.head(b.norm(x, "model.norm"))
+    if config.logit_cap is not None:
+        capped = b.activation(b.scale(logits, 1 / config.logit_cap), Function.TANH)
+        b.scale(capped, config.logit_cap)
+    return b.finish(name, fmt, max_positions)
+
+
+def _attention(b: GraphBuilder, x: Value, config: Gemma2Config) -> Value:
+    prefix = f"model.layers.{b.layer}.self_attn"
+    q, k, v = project(b, x, prefix)
+    if config.head_norms:
+        q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
+    scale = config.query_scale**-0.5
+    return b.attention(b.rope(q), b.rope(k), v, scale, softcap=config.score_cap)

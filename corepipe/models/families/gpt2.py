@@ -1,0 +1,38 @@
+"""GPT-2: learned positions, LayerNorm before each block, biases everywhere, a tied head."""
+
+from __future__ import annotations
+
+from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.families import classic
+from corepipe.models.families.blocks import fused
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+EMBEDDING = "transformer.wte.weight"
+
+
+def configure(fields: Fields) -> ModelConfig:
+    return classic.configure(fields, classic.GPT2_KEYS, "gelu_new")
+
+
+def names(layer: int) -> classic.Names:
+    """The weights of a layer; `c_attn` makes queries, keys and values at once."""
+    block = f"transformer.h.{layer}"
+    return classic.Names(
+        norms=(f"{block}.ln_1", f"{block}.ln_2"),
+        attention=f"{block}.attn",
+        qkv=fused("c_attn"),
+        out=f"{block}.attn.c_proj",
+        up=f"{block}.mlp.c_fc",
+        down=f"{block}.mlp.c_proj",
+    )
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.add_embedding(b.embed(EMBEDDING), "transformer.wpe.weight", config.max_positions)
+    for layer in b.layers():
+        x = classic.sequential(b, x, names(layer), classic.plain)
+    b.head(b.norm(x, "transformer.ln_f"))
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

@@ -1,0 +1,50 @@
+"""GPT-NeoX and Pythia: rotary positions on part of each head; blocks side by side, each with a norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import Fields, ModelConfig, rotary_dim
+from corepipe.models.families import classic
+from corepipe.models.families.blocks import fused
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+EMBEDDING = "gpt_neox.embed_in.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GptNeoxConfig(ModelConfig):
+    """`parallel`: attention and feed-forward both read the layer's input."""
+
+    parallel: bool = True
+
+
+def configure(fields: Fields) -> GptNeoxConfig:
+    """`rotary_pct` of each head is rotated; `use_parallel_residual` puts the blocks side by side."""
+    config = classic.configure(fields, {"rms_norm_eps": "layer_norm_eps"}, "gelu", tied=False)
+    config = replace(config, rotary_dim=rotary_dim(fields, 0.25, "rotary_pct"))
+    return GptNeoxConfig(**config.values(), parallel=fields.flag("use_parallel_residual", default=True))
+
+
+def _names(layer: int) -> classic.Names:
+    block = f"gpt_neox.layers.{layer}"
+    return classic.Names(
+        norms=(f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
+        attention=f"{block}.attention",
+        qkv=fused("query_key_value"),
+        out=f"{block}.attention.dense",
+        up=f"{block}.mlp.dense_h_to_4h",
+        down=f"{block}.mlp.dense_4h_to_h",
+    )
+
+
+def build(config: GptNeoxConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    block = classic.parallel if config.parallel else classic.sequential
+    x = b.embed(EMBEDDING)
+    for layer in b.layers():
+        x = block(b, x, _names(layer), classic.rotary)
+    b.head(b.norm(x, "gpt_neox.final_layer_norm"), "embed_out")
+    return b.finish(name, fmt, max_positions, tied=("embed_out.weight", EMBEDDING))

@@ -1,0 +1,39 @@
+"""GPT-J: rotary positions on part of each head; attention and feed-forward side by side, after one norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import MAX_HEAD_DIM, Fields, ModelConfig
+from corepipe.models.families import classic
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """`rotary_dim` elements of each head are rotated; attention has no biases."""
+    config = classic.configure(fields, classic.GPT2_KEYS, "gelu_new", tied=False)
+    rotary = fields.integer("rotary_dim", MAX_HEAD_DIM, default=64)
+    return replace(config, qkv_bias=False, out_bias=False, rotary_dim=rotary)
+
+
+def _names(layer: int) -> classic.Names:
+    block = f"transformer.h.{layer}"
+    return classic.Names(
+        norms=(f"{block}.ln_1",),
+        attention=f"{block}.attn",
+        qkv=("q_proj", "k_proj", "v_proj"),
+        out=f"{block}.attn.out_proj",
+        up=f"{block}.mlp.fc_in",
+        down=f"{block}.mlp.fc_out",
+    )
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed("transformer.wte.weight")
+    for layer in b.layers():
+        x = classic.parallel(b, x, _names(layer), classic.rotary)
+    b.head(b.norm(x, "transformer.ln_f"), bias=True)
+    return b.finish(name, fmt, max_positions)

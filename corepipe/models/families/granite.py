@@ -1,0 +1,54 @@
+"""Granite 3: Llama with constants on embedding, attention, residuals and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.models.config import Fields, ModelConfig, common, without_rope
+from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph, Value
+
+MOST = 1e6
+"""Bound of the constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraniteConfig(ModelConfig):
+    """The constants: three factors, and what the logits are divided by."""
+
+    embedding_factor: float = 1.0
+    attention_factor: float = 1.0
+    residual_factor: float = 1.0
+    logits_divisor: float = 1.0
+
+
+def configure(fields: Fields) -> GraniteConfig:
+    return GraniteConfig(
+        **common(without_rope(fields)).values(),
+        embedding_factor=fields.number("embedding_multiplier", 0.0, MOST, 1.0),
+        attention_factor=fields.number("attention_multiplier", 0.0, MOST, 1.0),
+        residual_factor=fields.number("residual_multiplier", 0.0, MOST, 1.0),
+        logits_divisor=fields.number("logits_scaling", 1 / MOST, MOST, 1.0),
+    )
+
+
+def build(config: GraniteConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.scale(b.embed(), config.embedding_factor)
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config.attention_factor)
+        attended, x = b.only_wanted(attended, x)
+        attended = output(b, attended, f"{block}.self_attn.o_proj")
+        x = b.add(x, b.scale(attended, config.residual_factor))
+        fed = gated_mlp(b, b.norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp")
+        x = b.add(x, b.scale(fed, config.residual_factor))
+    b.scale(b.head(b.norm(x, "model.norm")), 1 / config.logits_divisor)
+    return b.finish(name, fmt, max_positions)
+
+
+def _attention(b: GraphBuilder, x: Value, scale: float) -> Value:
+    q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
+    return b.attention(b.rope(q), b.rope(k), v, scale=scale)

@@ -1,0 +1,50 @@
+"""Llama 2 and 3.x, SmolLM2, TinyLlama; the families that build on this one differ in options only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph, Value
+
+FeedForward = Callable[[GraphBuilder, Value], Value]
+"""Appends a layer's feed-forward block, without norm and residual."""
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """`attention_bias` puts a bias on all four attention linears, `mlp_bias` on the other three."""
+    bias = fields.flag("attention_bias")
+    return replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+
+
+def dense(b: GraphBuilder, x: Value) -> Value:
+    """The feed-forward block of Llama itself."""
+    return gated_mlp(b, x, f"model.layers.{b.layer}.mlp")
+
+
+def build(
+    config: ModelConfig, fmt: Format, max_positions: int, name: str, feed_forward: FeedForward = dense
+) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed()
+    for layer in b.layers():
+        attended = attention(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
+        attended, x = b.only_wanted(attended, x)
+        x = b.add(x, output(b, attended, f"model.layers.{layer}.self_attn.o_proj"))
+        x = b.add(x, feed_forward(b, b.norm(x, f"model.layers.{layer}.post_attention_layernorm")))
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)
+
+
+def attention(b: GraphBuilder, x: Value) -> Value:
+    """Rotary attention, before its output projection."""
+    config = b.config
+    prefix = f"model.layers.{b.layer}.self_attn"
+    q, k, v = project(b, x, prefix)
+    if config.head_norms:
+        q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
+    return b.attention(b.rope(q), b.rope(k), v)

@@ -1,0 +1,19 @@
+"""Mistral: Llama with a sliding window in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, common
+from corepipe.models.families.llama import build
+
+__all__ = ["build", "configure"]
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """`sliding_window: null` means none; where the key is absent, transformers takes 4096."""
+    config = common(fields)
+    if "sliding_window" in fields.values and not fields.has("sliding_window"):
+        return config
+    window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)
+    return replace(config, windows=(window,) * config.num_layers)

@@ -1,0 +1,52 @@
+"""MPT: ALiBi instead of positions, LayerNorm without bias, no biases at all, a tied head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import MAX_FFN, MAX_HIDDEN, Fields, ModelConfig, Norm
+from corepipe.models.families import classic
+from corepipe.models.families.blocks import fused
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph
+
+EMBEDDING = "transformer.wte.weight"
+KEYS = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+}
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """Key/value heads are in `attn_config`; the feed-forward is `expansion_ratio` times the model's width."""
+    attention = fields.section("attn_config")
+    if attention is not None and attention.has("kv_n_heads"):
+        fields = fields.replace("num_key_value_heads", attention.integer("kv_n_heads", MAX_HIDDEN))
+    ratio = fields.integer("expansion_ratio", MAX_FFN, default=4)
+    width = min(MAX_FFN, ratio * fields.integer("d_model", MAX_HIDDEN))
+    config = classic.configure(fields.replace("intermediate_size", width), KEYS, "gelu")
+    return replace(config, qkv_bias=False, out_bias=False, mlp_bias=False, norm=Norm.LAYER_NO_BIAS)
+
+
+def _names(layer: int) -> classic.Names:
+    block = f"transformer.blocks.{layer}"
+    return classic.Names(
+        norms=(f"{block}.norm_1", f"{block}.norm_2"),
+        attention=f"{block}.attn",
+        qkv=fused("Wqkv"),
+        out=f"{block}.attn.out_proj",
+        up=f"{block}.ffn.up_proj",
+        down=f"{block}.ffn.down_proj",
+    )
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed(EMBEDDING)
+    for layer in b.layers():
+        x = classic.sequential(b, x, _names(layer), classic.alibi)
+    b.head(b.norm(x, "transformer.norm_f"))
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

@@ -1,0 +1,14 @@
+"""OLMo: Llama whose LayerNorms have neither gain nor bias."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import Fields, ModelConfig, Norm, common, without_rope
+from corepipe.models.families.llama import build
+
+__all__ = ["build", "configure"]
+
+
+def configure(fields: Fields) -> ModelConfig:
+    return replace(common(without_rope(fields)), norm=Norm.LAYER_PLAIN, eps=1e-5)

@@ -1,0 +1,35 @@
+"""OLMo 2: norms after the blocks instead of before them, and over all of the queries and of the keys."""
+
+from __future__ import annotations
+
+from corepipe.models.config import Fields, ModelConfig, common, without_rope
+from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Format, Graph, Value
+
+
+def configure(fields: Fields) -> ModelConfig:
+    return common(without_rope(fields))
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed()
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended, x = b.only_wanted(normed_attention(b, x), x)
+        attended = output(b, attended, f"{block}.self_attn.o_proj")
+        x = b.add(x, b.norm(attended, f"{block}.post_attention_layernorm"))
+        fed = gated_mlp(b, x, f"{block}.mlp")
+        x = b.add(x, b.norm(fed, f"{block}.post_feedforward_layernorm"))
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)
+
+
+def normed_attention(b: GraphBuilder, x: Value) -> Value:
+    """Rotary attention with one norm over the queries of all heads, and one over the keys."""
+    prefix = f"model.layers.{b.layer}.self_attn"
+    q, k, v = project(b, x, prefix)
+    q, k = b.norm(q, f"{prefix}.q_norm"), b.norm(k, f"{prefix}.k_norm")
+    return b.attention(b.rope(q), b.rope(k), v)

@@ -1,0 +1,36 @@
+"""OLMoE: a mixture of experts in every layer, and one norm each over all queries and all keys."""
+
+from __future__ import annotations
+
+from corepipe.models.config import Fields, common, without_rope
+from corepipe.models.families import moe
+from corepipe.models.families.blocks import output
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.olmo2 import normed_attention
+from corepipe.neuron.graph import Format, Graph
+
+
+def configure(fields: Fields) -> MoeConfig:
+    """`intermediate_size` is an expert's."""
+    config = common(without_rope(fields))
+    return MoeConfig(
+        **config.values(),
+        **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),
+        expert_ffn=config.ffn_size,
+        sparse=(True,) * config.num_layers,
+    )
+
+
+def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed()
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended, x = b.only_wanted(normed_attention(b, b.norm(x, f"{block}.input_layernorm")), x)
+        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
+        normed = b.norm(x, f"{block}.post_attention_layernorm")
+        x = b.add(x, moe.block(b, normed, f"{block}.mlp", config))
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)

@@ -1,0 +1,68 @@
+"""OPT: learned positions, ReLU, biases everywhere, a tied head; the 350m one has its norms last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
+from corepipe.models.families import classic
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Axis, Format, Graph
+
+EMBEDDING = "model.decoder.embed_tokens.weight"
+OFFSET = 2
+"""Positions start at the third row of their table."""
+
+KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+
+
+@dataclass(frozen=True, slots=True)
+class OptConfig(ModelConfig):
+    """`embedding_size` is not the hidden size in the 350m model; `norm_first`: norms precede the blocks."""
+
+    embedding_size: int = 0
+    norm_first: bool = True
+
+
+def configure(fields: Fields) -> OptConfig:
+    """`enable_bias: false` leaves the linears without biases."""
+    bias = fields.flag("enable_bias", default=True)
+    config = classic.configure(fields, KEYS, "relu")
+    config = replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+    return OptConfig(
+        **config.values(),
+        embedding_size=fields.integer("word_embed_proj_dim", MAX_HIDDEN, default=config.hidden_size),
+        norm_first=fields.flag("do_layer_norm_before", default=True),
+    )
+
+
+def _names(layer: int) -> classic.Names:
+    block = f"model.decoder.layers.{layer}"
+    return classic.Names(
+        norms=(f"{block}.self_attn_layer_norm", f"{block}.final_layer_norm"),
+        attention=f"{block}.self_attn",
+        qkv=("q_proj", "k_proj", "v_proj"),
+        out=f"{block}.self_attn.out_proj",
+        up=f"{block}.fc1",
+        down=f"{block}.fc2",
+    )
+
+
+def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    block = classic.sequential if config.norm_first else classic.norm_last
+    projected = config.embedding_size != config.hidden_size
+    x = b.embed(EMBEDDING, config.embedding_size)
+    if projected:
+        x = b.linear(x, "model.decoder.project_in", Axis.HIDDEN, config.hidden_size)
+    table = "model.decoder.embed_positions.weight"
+    x = b.add_embedding(x, table, config.max_positions + OFFSET, offset=OFFSET)
+    for layer in b.layers():
+        x = block(b, x, _names(layer), classic.plain)
+    if config.norm_first:
+        x = b.norm(x, "model.decoder.final_layer_norm")
+    if projected:
+        x = b.linear(x, "model.decoder.project_out", Axis.HIDDEN, config.embedding_size)
+    b.head(x)
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

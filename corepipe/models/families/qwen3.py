@@ -1,0 +1,21 @@
+"""Qwen3: Llama with a norm over each query and key head, and heads of 128 unless the config says else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.families.llama import build
+from corepipe.models.families.qwen2 import upper_windows
+
+__all__ = ["build", "configure"]
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """`attention_bias` puts a bias on all four attention linears."""
+    if not fields.has("head_dim"):
+        fields = fields.replace("head_dim", 128)
+    config = common(fields)
+    bias = fields.flag("attention_bias")
+    windows = upper_windows(fields, config)
+    return replace(config, head_norms=True, qkv_bias=bias, out_bias=bias, windows=windows)

@@ -1,0 +1,39 @@
+"""Qwen3 with a mixture of experts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from corepipe.models.config import MAX_LAYERS, Fields, without_rope
+from corepipe.models.families import llama, moe, qwen3
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.moe import MoeConfig
+from corepipe.neuron.graph import Format, Graph, Value
+
+
+def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`th layer has experts, but for those in `mlp_only_layers`."""
+    step = fields.integer("decoder_sparse_step", MAX_LAYERS, default=1)
+    dense = set(fields.ids("mlp_only_layers"))
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def configure(fields: Fields) -> MoeConfig:
+    """`moe_intermediate_size` is an expert's; `intermediate_size` that of layers without experts, if any."""
+    width = moe.expert_width(fields, "moe_intermediate_size")
+    config = qwen3.configure(without_rope(fields).defaulting("intermediate_size", width))
+    return MoeConfig(
+        **config.values(),
+        **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),
+        expert_ffn=width,
+        sparse=sparse_layers(fields, config.num_layers),
+    )
+
+
+def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config))
+
+
+def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
+    return moe.block(b, x, f"model.layers.{b.layer}.mlp", config)

@@ -1,0 +1,124 @@
+"""T5, Flan-T5 and mT5: an encoder over the source, and a decoder that attends to itself and to the encoder.
+
+Layers are numbered through: the encoder's first, then the decoder's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import (
+    FUNCTIONS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    Fields,
+    ModelConfig,
+    common,
+    without_rope,
+)
+from corepipe.models.families.blocks import gated_mlp, mlp, output, project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.graph import Axis, Format, Graph, Rows, Value, WeightRole, WeightSpec
+from corepipe.neuron.ops import CrossAttention
+
+EMBEDDING = "shared.weight"
+TRAINED_POSITIONS = 512
+"""Length that T5 was trained with; its positions are relative, and its config need not have one."""
+
+KEYS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "head_dim": "d_kv",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "dense_act",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class T5Config(ModelConfig):
+    """`encoder_layers` of all layers; `gated` feed-forwards (T5 1.1); `buckets` of distances with a bias."""
+
+    encoder_layers: int = 0
+    gated: bool = False
+    buckets: int = 32
+
+
+def configure(fields: Fields) -> T5Config:
+    """`feed_forward_proj` is "relu", "gated-gelu" or the like."""
+    kind = fields.text("feed_forward_proj", "relu")
+    encoder = fields.integer("num_layers", MAX_LAYERS)
+    decoder = fields.integer("num_decoder_layers", MAX_LAYERS, default=encoder)
+    fields = fields.defaulting("tie_word_embeddings", value=True)
+    fields = fields.defaulting("n_positions", TRAINED_POSITIONS)
+    function = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+    renamed = fields.replace("dense_act", function).renamed(KEYS)
+    layers = encoder + decoder
+    config = replace(common(without_rope(renamed), FUNCTIONS), num_layers=layers, windows=(None,) * layers)
+    return T5Config(
+        **config.values(),
+        encoder_layers=encoder,
+        gated=kind.startswith("gated-"),
+        buckets=fields.integer("relative_attention_num_buckets", MAX_HIDDEN, default=32),
+    )
+
+
+def build(config: T5Config, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: source ids and target ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    b.rows = Rows.SOURCE
+    source = _encode(b, config)
+    b.rows = Rows.TOKENS
+    b.layer = config.encoder_layers
+    x = b.embed(EMBEDDING)
+    for layer in b.layers(config.encoder_layers):
+        block = f"decoder.block.{layer - config.encoder_layers}.layer"
+        x = _attend(b, x, f"{block}.0", _table(config, "decoder"), causal=True)
+        attended = _cross(b, b.norm(x, f"{block}.1.layer_norm"), source, f"{block}.1.EncDecAttention")
+        attended, x = b.only_wanted(attended, x)
+        x = b.add(x, output(b, attended, f"{block}.1.EncDecAttention.o"))
+        x = _feed_forward(b, x, f"{block}.2", config)
+    x = b.norm(x, "decoder.final_layer_norm")
+    b.head(b.scale(x, config.hidden_size**-0.5) if config.tied else x)
+    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+
+
+def _encode(b: GraphBuilder, config: T5Config) -> Value:
+    x = b.embed(EMBEDDING)
+    for layer in b.layers(0, config.encoder_layers):
+        block = f"encoder.block.{layer}.layer"
+        x = _attend(b, x, f"{block}.0", _table(config, "encoder"), causal=False)
+        x = _feed_forward(b, x, f"{block}.1", config)
+    return b.norm(x, "encoder.final_layer_norm")
+
+
+def _table(config: T5Config, part: str) -> WeightSpec:
+    name = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    shape, axes = (config.buckets, config.heads.heads), (Axis.TOKENS, Axis.HEAD)
+    return WeightSpec(name, shape, axes, WeightRole.VECTOR)
+
+
+def _attend(b: GraphBuilder, x: Value, prefix: str, table: WeightSpec, causal: bool) -> Value:
+    qkv = project(b, b.norm(x, f"{prefix}.layer_norm"), f"{prefix}.SelfAttention", ("q", "k", "v"))
+    attended = b.attention(*qkv, scale=1.0, causal=causal, table=table)
+    return b.add(x, output(b, attended, f"{prefix}.SelfAttention.o"))
+
+
+def _cross(b: GraphBuilder, x: Value, source: Value, prefix: str) -> Value:
+    """Queries of the target, keys and values of the source."""
+    heads = b.config.heads
+    width = heads.heads * heads.head_dim
+    q = b.linear(x, f"{prefix}.q", Axis.Q_HEADS, width)
+    k, v = (b.linear(source, f"{prefix}.{part}", Axis.KV_HEADS, width) for part in "kv")
+    return b.append(CrossAttention(b.layer, b.value(Axis.Q_HEADS, width, x.rows), q, k, v, heads, 1.0))
+
+
+def _feed_forward(b: GraphBuilder, x: Value, prefix: str, config: T5Config) -> Value:
+    normed = b.norm(x, f"{prefix}.layer_norm")
+    if config.gated:
+        fed = gated_mlp(b, normed, f"{prefix}.DenseReluDense", ("wi_0", "wi_1", "wo"))
+    else:
+        fed = mlp(b, normed, f"{prefix}.DenseReluDense.wi", f"{prefix}.DenseReluDense.wo")
+    return b.add(x, fed)

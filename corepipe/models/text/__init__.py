@@ -1,0 +1,1 @@
+"""Text and token ids: tokenizers, chat templates, and what clients may write in them."""

@@ -1,0 +1,158 @@
+"""Chat templates: the model's Jinja text, run in a sandbox with the globals that templates expect.
+
+`python -m corepipe.models.text.chat_sandbox SECONDS` is the process that `chat` asks; its input is a socket.
+The first frame is the template, then comes a Job at a time, and an Answer goes back for each.  Jinja's
+sandbox keeps a template from the interpreter, but not from looping for ever or from filling the memory; the
+limits of a process do.  What takes too much processor time is ended by the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2.debug  # noqa: F401 -- which jinja2 imports at the first error: by then no file can be opened
+import msgspec
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from corepipe.models.text.chat import MAX_FRAME, MAX_MEMORY, MAX_OUTPUT, Answer, Job, receive, send
+from corepipe.models.text.client_text import guarded
+from corepipe.signals import leave_to_parent
+
+
+class GenerationBlock(Extension):
+    """{% generation %}: marks the assistant's part for training; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as the base class declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox:
+    """A compiled template; raises TemplateError and the like for a text that is no template."""
+
+    def __init__(self, text: str) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        del environment.globals["lipsum"]  # text as long as one likes
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._template = environment.from_string(text)
+
+    def render(self, messages: list[Any], variables: Mapping[str, Any]) -> str:
+        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do."""
+        parts: list[str] = []
+        size = 0
+        for part in self._template.generate(messages=messages, **variables):
+            size += len(part)
+            if size > MAX_OUTPUT:
+                raise MemoryError(f"it wrote more than {MAX_OUTPUT} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error)[:1000].split())[:300]
+    return text or ("it takes too much memory" if isinstance(error, MemoryError) else type(error).__name__)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which would change what the model reads.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> str:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def main(cpu_seconds: float) -> None:
+    """Serves until the other end is closed."""
+    leave_to_parent()
+    connection = socket.socket(fileno=0)
+    _confine()
+    with contextlib.suppress(EOFError, ConnectionError):
+        text = receive(connection, MAX_FRAME).decode()
+        sandbox, answer = _compile(text, cpu_seconds)
+        send(connection, msgspec.msgpack.encode(answer))
+        while sandbox is not None:
+            job = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Job)
+            send(connection, msgspec.msgpack.encode(_answer(sandbox, job, cpu_seconds)))
+
+
+def _confine() -> None:
+    """Nothing that is asked of this process needs more memory, a file, or another process."""
+    Sandbox("{{ strftime_now('%c') }}").render([], {})  # reads what Python reads late: time zone, codecs
+    limits = {
+        resource.RLIMIT_AS: MAX_MEMORY,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 0,
+        resource.RLIMIT_NPROC: 0,
+    }
+    for limit, most in limits.items():
+        with contextlib.suppress(OSError, ValueError):  # where a system does not have it
+            resource.setrlimit(limit, (most, most))
+
+
+def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
+    try:
+        with _time_limit(cpu_seconds):
+            return Sandbox(text), Answer("")
+    except Exception as error:
+        return None, Answer(error=_line(error))
+
+
+def _answer(sandbox: Sandbox, job: Job, cpu_seconds: float) -> Answer:
+    try:
+        with _time_limit(cpu_seconds):
+            return Answer(sandbox.render(*_seen(job)))
+    except Exception as error:  # whatever its expressions raise: the messages are not what it expects
+        return Answer(error=_line(error), hostile=isinstance(error, SecurityError | MemoryError))
+
+
+def _seen(job: Job) -> tuple[list[Any], dict[str, Any]]:
+    """The messages and variables as the template is to see them."""
+    if job.guard is None:
+        return job.messages, job.variables
+    table = job.guard.there
+    given = {name: guarded(job.variables[name], table) for name in job.given}
+    return [guarded(message, table) for message in job.messages], job.variables | given
+
+
+@contextlib.contextmanager
+def _time_limit(cpu_seconds: float) -> Iterator[None]:
+    """Processor time, which a busy machine does not take away; nothing handles the signal: it ends us."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,160 @@
+"""A tokenizer from GGUF metadata: byte-level BPE ("gpt2") and sentencepiece BPE ("llama")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
+
+CONTROL, USER_DEFINED = 3, 4
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+SPLITS: dict[str, tuple[str, ...]] = {
+    "default": (GPT2,),
+    "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),  # each digit alone, as in SmolLM2's own tokenizer.json
+    "llama-bpe": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}",),
+    "qwen2": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{TAIL}",),
+    "tekken": (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+        + TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
+    ),
+}
+"""What `tokenizer.ggml.pre` names: the cuts that text goes through, one after the other, before BPE."""
+
+
+def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
+    """Raises UserError for kinds of tokenizer that are not known, and for broken vocabularies."""
+    kind = file.metadata.get("tokenizer.ggml.model")
+    tokens = _strings(file, "tokens")
+    if kind == "gpt2":
+        backend, add_bos = _byte_level(file, tokens), file.metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    elif kind == "llama":
+        backend, add_bos = _sentencepiece(file, tokens), True
+    else:
+        raise UserError(f"{file.path}: tokenizer.ggml.model is {shown(repr(kind), 40)} (known: gpt2, llama)")
+    _add_special(file, backend, tokens, byte_level=kind == "gpt2")
+    special = {
+        f"{name}_token": tokens[i]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (i := _id(file, key, len(tokens))) is not None
+    }
+    set_bos_eos(
+        backend,
+        special.get("bos_token") if file.metadata.get("tokenizer.ggml.add_bos_token", add_bos) else None,
+        special.get("eos_token") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+        file.path,
+    )
+    template = file.metadata.get("tokenizer.chat_template")
+    return Tokenizer(backend, special, template if isinstance(template, str) else None, eos_ids)
+
+
+def _strings(file: GgufFile, key: str) -> list[str]:
+    values = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(values, list) or not values or not isinstance(values[0], str):
+        raise UserError(f"{file.path}: tokenizer.ggml.{key} is missing or not a list of strings")
+    return values
+
+
+def _id(file: GgufFile, key: str, count: int) -> int | None:
+    value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < count:
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.{key}_token_id is {shown(repr(value), 40)}, outside the vocabulary"
+        )
+    return value
+
+
+def _bpe(
+    file: GgufFile, vocab: dict[str, int], merges: list[tuple[str, str]], sentencepiece: bool
+) -> Backend:
+    ignore_merges = file.metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    try:
+        model = models.BPE(
+            vocab, merges, fuse_unk=sentencepiece, byte_fallback=sentencepiece, ignore_merges=ignore_merges
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.merges do not fit the vocabulary: {shown(str(error), 200)}"
+        ) from error
+    return Backend(model)
+
+
+def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(name, str) or name not in SPLITS:
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.pre is {shown(repr(name), 60)} (known: {', '.join(SPLITS)})"
+        )
+    alphabet = byte_alphabet()
+    spelled = set(alphabet.values())
+    vocab = {
+        token if spelled.issuperset(token) else "".join(alphabet[byte] for byte in token.encode()): i
+        for i, token in enumerate(tokens)
+    }
+    backend = _bpe(file, vocab, _listed_merges(file), sentencepiece=False)
+    cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[name]]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_of])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _listed_merges(file: GgufFile) -> list[tuple[str, str]]:
+    merges = []
+    for line in _strings(file, "merges"):
+        left, _, right = line.partition(" ")
+        merges.append((left, right))
+    return merges
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str]) -> Backend:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    listed = "tokenizer.ggml.merges" in file.metadata
+    merges = _listed_merges(file) if listed else _merges_from_scores(file, tokens, vocab)
+    backend = _bpe(file, vocab, merges, sentencepiece=True)
+    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    scheme = "first" if prefix else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if prefix else [])])
+    return backend
+
+
+def _merges_from_scores(file: GgufFile, tokens: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two tokens to a third, best score first: what sentencepiece does as it goes."""
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise UserError(f"{file.path}: tokenizer.ggml.scores must have one entry a token")
+    found = [
+        (-scores[i], at, len(token) - at, vocab[token[:at]], vocab[token[at:]], token[:at], token[at:])
+        for i, token in enumerate(tokens)
+        for at in range(1, len(token))
+        if token[:at] in vocab and token[at:] in vocab
+    ]
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _add_special(file: GgufFile, backend: Backend, tokens: list[str], byte_level: bool) -> None:
+    """Control tokens match whole and are skipped when decoding; user-defined ones only match whole."""
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, list):
+        return
+    alphabet = set(byte_alphabet().values())
+    # A byte-level token outside the byte alphabet is mislabelled: adding it would lengthen the vocabulary.
+    listed = [(t, k) for t, k in zip(tokens, kinds, strict=False) if not byte_level or alphabet.issuperset(t)]
+    backend.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t, k in listed if k == CONTROL]
+    )
+    backend.add_tokens([AddedToken(t, normalized=False) for t, k in listed if k == USER_DEFINED])

@@ -1,0 +1,321 @@
+"""Text to token ids and back, from a Hugging Face directory or a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.files import read_bytes
+from corepipe.models.config import read_json
+from corepipe.models.text.chat import ChatTemplate
+from corepipe.models.text.control_tokens import ControlTokens
+
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+"""Tokens that end a turn of chat; where a template writes them, they end an answer too."""
+
+MAX_TOKENIZER_BYTES = 1 << 27
+"""Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
+MAX_TEMPLATE_BYTES = 1 << 20
+
+CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """Wraps a `tokenizers` backend.
+
+    `special` maps "bos_token" and the like to their texts, as chat templates expect them.
+    `eos_ids` are the ids that end an answer.  Methods raise UserError for what they cannot take.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        special: Mapping[str, str],
+        chat_template: str | None,
+        eos_ids: Iterable[int] = (),
+        bos_id: int | None = None,
+    ) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
+        self._backend = backend
+        self._special = dict(special)
+        self._chat_template = chat_template
+        bos = self._token_id(special.get("bos_token"))
+        self.bos_id = bos_id if bos is None else bos
+        self.eos_ids = frozenset(eos_ids) | self._end_ids()
+
+    def _token_id(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _end_ids(self) -> frozenset[int]:
+        """The eos token, and the turn ends that the chat template writes."""
+        template = self._chat_template or ""
+        ends = [self._special.get("eos_token"), *(token for token in TURN_ENDS if token in template)]
+        return frozenset(i for i in map(self._token_id, ends) if i is not None)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id; the model's logits may have more columns than that."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    @property
+    def backend(self) -> Backend:
+        """The wrapped `tokenizers.Tokenizer`, for libraries that build on it."""
+        return self._backend
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; `add_special_tokens` puts bos in front where the model wants it."""
+        with _unencodable():
+            # Of the backend's ways to encode this one lets other threads run, and is the quickest.
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found.ids)
+
+    def encode_chat(self, marked: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of what `render_chat` returned."""
+        with _unencodable():
+            return self._control.encode(marked, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        try:
+            with _failures("the tokenizer cannot decode these ids"):
+                return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise UserError("token ids must be non-negative 32-bit integers", "prompt") from error
+
+    def decode_token(self, token: int) -> str:
+        """Text of one token by itself; half a character becomes U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; special tokens give their name, unknown ids nothing."""
+        piece = self._backend.id_to_token(token) if token >= 0 else None
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._byte_level:
+            return _from_byte_alphabet(piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        decoder = self._backend.decoder
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        return ControlTokens(self._backend, self._chat_template or "")
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            raise UserError(
+                "this model has no chat template: use completions, or give a template", "messages"
+            )
+        return ChatTemplate(self._chat_template)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> str:
+        """The prompt's text for a conversation; `variables` (tools, documents, ...) go to the template."""
+        return self._template.render(messages, self._variables(add_generation_prompt, variables))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> str:
+        """As `apply_chat_template`, for `encode_chat` alone: it knows the template's control tokens from text
+        in the messages and variables that is spelled alike."""
+        guard = self._control.guard(messages, variables)
+        known = self._variables(add_generation_prompt, variables)
+        return self._control.mark(self._template.render(messages, known, guard, variables), guard)
+
+    def _variables(self, add_generation_prompt: bool, given: Mapping[str, object]) -> dict[str, object]:
+        """What a template knows besides the messages."""
+        known = {"tools": None, "documents": None, **self._special, **given}
+        return {**known, "add_generation_prompt": add_generation_prompt}
+
+    def check_chat_template(self) -> None:
+        """Tries the template, if any; raises UserError for one that is not valid, unsafe or endless."""
+        if self.has_chat_template:
+            self._template.check()
+
+    def with_chat_template(self, text: str) -> Tokenizer:
+        """The same tokenizer with another template; raises UserError if it is not valid."""
+        other = Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
+        other.check_chat_template()
+        return other
+
+
+@contextmanager
+def _unencodable() -> Iterator[None]:
+    """What a backend fails on becomes a UserError."""
+    try:
+        with _failures("the tokenizer cannot encode this text"):
+            yield
+    except (TypeError, ValueError) as error:
+        raise UserError("the text is not valid Unicode (a lone surrogate?)", "prompt") from error
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """A failure of the library becomes a UserError.
+
+    It raises bare Exceptions, for a vocabulary without the unknown token that a text needs; it panics, for a
+    pattern that backtracks to its limit: a panic is no Exception, and would end the server.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {shown(str(error), 200)}", "prompt") from error
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable character for each byte: itself where printable, else U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+_BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
+
+
+def _from_byte_alphabet(piece: str) -> bytes:
+    if all(character in _BYTE_OF for character in piece):
+        return bytes(_BYTE_OF[character] for character in piece)
+    return piece.encode()
+
+
+def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) -> None:
+    """Makes `encode` put these tokens around every text (None: not).
+
+    Raises UserError, which names `path`, for tokens that the vocabulary lacks.
+    """
+    around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    for token, number in around:
+        if number is None:
+            raise UserError(f"{path}: the vocabulary has no token {shown(token)} to put around texts")
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    try:
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
+    except ValueError as error:  # one that the library reads as a placeholder, such as "$A"
+        raise UserError(
+            f"{path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
+        ) from error
+
+
+def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
+    """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face directory.
+
+    A directory without tokenizer.json goes through transformers, if that is installed.
+    """
+    config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
+    backend = _read_backend(path)
+    special = {name: text for name in SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
+    if "add_bos_token" in config or "add_eos_token" in config:
+        set_bos_eos(
+            backend,
+            special.get("bos_token") if config.get("add_bos_token") else None,
+            special.get("eos_token") if config.get("add_eos_token") else None,
+            path / "tokenizer_config.json",
+        )
+    return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id)
+
+
+def _read_backend(path: Path) -> Backend:
+    file = path / "tokenizer.json"
+    backend = _parse(file) if file.is_file() else _convert_with_transformers(path)
+    if backend.get_vocab_size(with_added_tokens=False) == 0:
+        raise UserError(f"{path}: its tokenizer has no vocabulary: no text can be encoded")
+    return backend
+
+
+def _parse(file: Path) -> Backend:
+    data = read_bytes(file, MAX_TOKENIZER_BYTES, "a tokenizer")
+    try:
+        with _failures(f"{file}: cannot be read"):
+            backend = Backend.from_buffer(data)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read: {shown(str(error), 200)}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _convert_with_transformers(path: Path) -> Backend:
+    """For directories with a sentencepiece model or vocab.json and merges.txt only."""
+    if not any(all((path / name).is_file() for name in names) for names in CONVERTED):
+        others = ", nor ".join(map(" with ".join, CONVERTED))
+        raise UserError(
+            f"{path}: has no tokenizer.json, nor {others}; copy the model's tokenizer files there"
+        )
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on torch, which we don't need
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415 -- takes a second, and is rarely needed
+    except ImportError as error:
+        raise UserError(
+            f"{path}: has no tokenizer.json; install transformers to convert its tokenizer"
+        ) from error
+    try:
+        # Nothing is downloaded:
+        converted = AutoTokenizer.from_pretrained(  # nosec B615
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+        backend = converted.backend_tokenizer
+    except Exception as error:  # whatever a converter trips over is the directory's fault
+        reason = shown(" ".join(str(error).split()), 200)
+        raise UserError(
+            f"{path}: has no tokenizer.json, and transformers cannot make one: {reason}"
+        ) from error
+    if not isinstance(backend, Backend):
+        raise UserError(f"{path}: has no tokenizer.json, and its tokenizer has no fast form")
+    return backend
+
+
+def _token_text(value: object) -> str | None:
+    """A token written as a string, or as an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(path: Path, config: Mapping[str, object]) -> str | None:
+    """chat_template.jinja, or the key in tokenizer_config.json: a text, or a list of named ones."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return read_bytes(file, MAX_TEMPLATE_BYTES, "a chat template").decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: cannot be read as UTF-8 text: {error}") from error
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
