@@ -8,14 +8,13 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from corepipe.errors import UserError
+from corepipe.kernels.packing import PANEL
 from corepipe.neuron.graph import HEAD_AXES, INT8_GROUP, Axis, HeadLayout
 from corepipe.neuron.program import PAD, AxisShard
 
-VOCAB_PANEL = 32
-"""The output head is cut at multiples of this, so that a rank's part is made of whole packed panels."""
-
-SPLIT_UNITS = {Axis.FFN: INT8_GROUP, Axis.VOCAB: VOCAB_PANEL}
-"""Contiguously cut axes and the unit they are cut in; a group of int8 activations stays in one part."""
+SPLIT_UNITS = {Axis.FFN: INT8_GROUP, Axis.VOCAB: PANEL}
+"""Contiguously cut axes and the unit they are cut in: a group of int8 activations stays in one part, and of
+the output head a rank's part is made of whole packed panels."""
 
 FFN_AXES = frozenset({Axis.FFN, Axis.EXPERT_FFN, Axis.SHARED_FFN})
 
