@@ -19,7 +19,7 @@ import typer.main
 import yaml
 from rich.console import Console
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.cli.common import seconds as seconds_of
 from corepipe.cli.run.plan import _inquiry
 from corepipe.cli.run.plan_view import print_plan

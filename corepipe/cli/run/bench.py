@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 import uvloop
 
-from corepipe.cli.bench import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, STAGE_SECONDS
 from corepipe.cli.common import errors, progress_bar
+from corepipe.cli.defaults import SENT_REQUESTS, STAGE_SECONDS, USERS
 from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.errors import UserError
@@ -196,9 +196,9 @@ def _workload(given: Mapping[str, Any]) -> Workload:
         return workload
     users, requests = given["concurrency"], given["requests"]
     if given["rate"] is None and users is None:
-        users = DEFAULT_CONCURRENCY
+        users = USERS
     if requests is None and given["duration"] is None:
-        requests = DEFAULT_REQUESTS
+        requests = SENT_REQUESTS
     return synthetic(given, users, requests, "concurrency").workload()
 
 

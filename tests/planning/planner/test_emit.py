@@ -11,8 +11,8 @@ import pytest
 import typer.main
 import yaml
 
-from corepipe.cli import app
-from corepipe.cli.serve import SETTINGS
+from corepipe.cli.app import app
+from corepipe.cli.settings import SETTINGS
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.graph import FORMATS
