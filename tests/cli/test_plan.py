@@ -93,7 +93,7 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
     shown = run("plan", model, *ASKED, *wanted, "--ttft", "100ms")
     assert shown.returncode == 0
     workload, _ = yaml.safe_load_all(shown.stdout)
-    assert workload["kind"] == "Deployment"
+    assert workload["kind"] == "PlannedDeployment"
     selector = workload["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
 

@@ -30,7 +30,6 @@ from corepipe.planning.planner.confidence import shipped_validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.emit_helm import Served, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
-from corepipe.planning.planner.found import Option, Progress, Stopped
 from corepipe.planning.planner.plan_report import Commands, document
 from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan
 from corepipe.planning.planner.planner import plan as make_plan
@@ -38,6 +37,7 @@ from corepipe.planning.planner.prices import list_prices, read_prices
 from corepipe.planning.planner.remedies import Remedy
 from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
+from corepipe.planning.planner.search_result import Option, Progress, Stopped
 from corepipe.planning.planner.space import Shape, Space
 from corepipe.signals import INTERRUPTED
 
@@ -66,7 +66,7 @@ def run(given: Mapping[str, Any]) -> None:
         print_plan(errors() if emit else _console(), found, remedy, None if emit else commands)
     if emit and found.best:
         typer.echo(_emitted(found, found.best, given), nl=False)
-    if found.found.cut_short == INTERRUPTED_BY_USER:
+    if found.search.cut_short == INTERRUPTED_BY_USER:
         raise typer.Exit(INTERRUPTED)
     if found.best is None:
         raise typer.Exit(UNMET)
@@ -91,7 +91,7 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
             check()
 
         found = make_plan(inquiry, watch)
-        if found.best or found.found.cut_short:
+        if found.best or found.search.cut_short:
             return found, None
         try:
             return found, find_remedy(found, report)
