@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from corepipe.models import published, registry
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
 from corepipe.models.checkpoints.safetensors import DTYPES
-from corepipe.models.registry import COMPUTED, FAMILIES
+from corepipe.models.families import FAMILIES
+from corepipe.models.registry import COMPUTED
 
 _INTRO = """\
 # Models
