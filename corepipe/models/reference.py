@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from corepipe.models import published, registry
-from corepipe.models.registry import COMPUTED, FAMILIES
+from corepipe.models.families import FAMILIES
+from corepipe.models.registry import COMPUTED
 
 _INTRO = """\
 # Models

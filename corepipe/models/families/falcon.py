@@ -8,6 +8,7 @@ from corepipe.models.config import MAX_HEADS, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, heads_by_group
 from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "transformer.word_embeddings.weight"
@@ -38,8 +39,15 @@ def configure(fields: Fields) -> FalconConfig:
     return FalconConfig(
         **config.values(),
         parallel=grouped or fields.flag("parallel_attn", default=True),
-        norms=fields.integer("num_ln_in_parallel_attn", 2, default=2 if grouped else 1),
+        norms=fields.integer("num_ln_in_parallel_attn", 2, default=2) if grouped else 1,
         alibi=fields.flag("alibi"),
+    )
+
+
+def weights(config: FalconConfig) -> WeightMap:
+    """The queries of each key/value head, its key and its value are neighbours in one matrix."""
+    return WeightMap(
+        "transformer.", parts=heads_by_group("query_key_value", fused("query_key_value"), config.heads)
     )
 
 
