@@ -13,6 +13,7 @@ from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, N
 from corepipe.models.families.blocks import Projected, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Value
+from corepipe.neuron.numerics import alibi_slopes
 
 Attend = Callable[[GraphBuilder, Projected], Value]
 """Appends attention over projected queries, keys and values."""
@@ -82,7 +83,8 @@ def rotary(b: GraphBuilder, qkv: Projected) -> Value:
 
 
 def alibi(b: GraphBuilder, qkv: Projected) -> Value:
-    return b.attention(*qkv, alibi=True)
+    """Attention that falls with distance (Press et al. 2022)."""
+    return b.attention(*qkv, alibi=alibi_slopes(b.config.heads.heads))
 
 
 def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:

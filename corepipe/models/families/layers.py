@@ -138,7 +138,7 @@ class GraphBuilder:
         v: Value,
         scale: float | None = None,
         causal: bool = True,
-        alibi: bool = False,
+        alibi: tuple[float, ...] | None = None,
         softcap: float | None = None,
         table: WeightSpec | None = None,
     ) -> Value:
