@@ -258,7 +258,7 @@ def own_slopes(op: Attention, program: Program) -> F32 | None:
     """The slopes of a core's own heads; 0 for a head that is padding."""
     if op.alibi is None:
         return None
-    each = np.repeat(np.float32([*op.alibi]), op.heads.head_dim)
+    each = np.repeat(np.asarray(op.alibi, np.float32), op.heads.head_dim)
     return np.asarray(cut(each, [program.axes[Axis.Q_HEADS]])[:: op.heads.head_dim], np.float32)
 
 
