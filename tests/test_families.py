@@ -1,4 +1,4 @@
-"""Every computed family: one answer wherever its parts are and whatever runs beside; kernels like the twin."""
+"""Every computed family: one answer wherever its parts are and whatever runs beside; kernels as the twin."""
 
 from __future__ import annotations
 
