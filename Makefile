@@ -72,7 +72,7 @@ parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torc
 	.venv-parity/bin/python -m tests.parity.compare $(ARGS)
 
 parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against transformers, live, on small random models
-	.venv-parity/bin/python -m tests.parity.all_families $(ARGS)
+	.venv-parity/bin/python -m tests.parity.all_families $(if $(WRITE),--write) $(ARGS)
 
 bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 	$(BIN)/python benchmarks/roofline.py

@@ -34,10 +34,10 @@ _LIMITS = """
 What the Graphs of these families leave out, or have in a simpler form:
 
 - Rotary frequencies of timed families are not read: how they are scaled changes no time.
-- Phi-3's long contexts have frequencies of their own, which hold for every sequence of a model that is loaded for more
-  positions than it was trained with (`--max-model-len`), however short the sequence is.
-- Variants are refused by the key that asks for them: norms over queries and keys in Command-R+, Phi and StableLM 2 12B,
-  clipped queries and keys in OLMo 1 and MPT, MPT without ALiBi.
+- Phi-3's long contexts have frequencies of their own, which hold for every sequence of a model that is
+  loaded for more positions than it was trained with (`--max-model-len`), however short the sequence is.
+- Variants are refused by the key that asks for them: norms over queries and keys in Command-R+, Phi and
+  StableLM 2 12B, clipped queries and keys in OLMo 1 and MPT, MPT without ALiBi.
 - Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
