@@ -83,7 +83,8 @@ def require_computed(program: Program) -> None:
 def _is_computed(op: Op) -> bool:
     match op:
         case Attention():
-            return op.causal and not op.alibi and op.softcap is None and op.table is None
+            extras = (op.softcap, op.distance_bias, op.sinks)
+            return op.causal and not op.alibi and all(extra is None for extra in extras)
         case GatedActivation():
             return op.function is Function.SILU
         case _:

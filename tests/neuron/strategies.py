@@ -15,15 +15,25 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.graph import (
     FORMATS,
+    TOKENS,
+    WANTED,
     Axis,
     Graph,
     HeadLayout,
+    Input,
+    InputKind,
     Op,
+    Output,
+    OutputKind,
     RopeSpec,
-    Rows,
+    RowSet,
     Value,
     WeightRole,
     WeightSpec,
+    columns,
+    fixed,
+    hidden,
+    vocabulary,
 )
 from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
 from corepipe.neuron.program import StepInputs
@@ -60,6 +70,11 @@ class Features:
     """A square Linear on the residual stream, which no tensor rank splits."""
     shared: bool = False
     """All layers use the first layer's feed-forward weights, as in ALBERT."""
+    layer_heads: tuple[HeadLayout, ...] = ()
+    """The heads of each layer, where they differ."""
+
+    def heads_of(self, layer: int) -> HeadLayout:
+        return self.layer_heads[layer] if self.layer_heads else self.heads
 
 
 class _Builder:
@@ -68,50 +83,53 @@ class _Builder:
         self.layer = -1
         self.ops: list[Op] = []
 
+    @property
+    def heads(self) -> HeadLayout:
+        return self.features.heads_of(self.layer)
+
     def add(self, op: Op) -> Value:
         self.ops.append(op)
         return op.out
 
-    def like(self, x: Value, rows: Rows | None = None) -> Value:
-        return Value(len(self.ops), x.axis, x.width, rows or x.rows)
+    def like(self, x: Value, rows: RowSet | None = None) -> Value:
+        return Value(len(self.ops), x.axis, rows or x.rows)
 
     def norm(self, x: Value, name: str, head: bool = False) -> Value:
-        width, axis = (self.features.heads.head_dim, Axis.HEAD) if head else (x.width, x.axis)
-        gain = WeightSpec(f"{name}.weight", (width,), (axis,), WeightRole.VECTOR)
+        axis = fixed("head", self.heads.head_dim) if head else x.axis
+        gain = WeightSpec(f"{name}.weight", (axis,), WeightRole.VECTOR)
         return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
 
-    def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
-        weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
-        vector = WeightSpec(f"{name}.bias", (width,), (axis,), WeightRole.VECTOR) if bias else None
-        return self.add(Linear(self.layer, Value(len(self.ops), axis, width, x.rows), x, weight, vector))
+    def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
+        weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)
+        vector = WeightSpec(f"{name}.bias", (axis,), WeightRole.VECTOR) if bias else None
+        return self.add(Linear(self.layer, Value(len(self.ops), axis, x.rows), x, weight, vector))
 
     def positions(self, x: Value) -> Value:
         f = self.features
         if f.rotary is None:
             return x
-        half = max(1, int(f.heads.head_dim * f.rotary) // 2)
+        half = max(1, int(self.heads.head_dim * f.rotary) // 2)
         inv_freq = tuple(float(v) for v in np.float32(100.0) ** -(np.arange(half, dtype=np.float32) / half))
-        return self.add(Rope(self.layer, self.like(x), x, f.heads.head_dim, RopeSpec(inv_freq)))
+        return self.add(Rope(self.layer, self.like(x), x, self.heads.head_dim, RopeSpec(inv_freq)))
 
     def attention(self, x: Value, prefix: str) -> Value:
-        f = self.features
-        q_width, kv_width = (n * f.heads.head_dim for n in (f.heads.heads, f.heads.kv_heads))
-        q = self.linear(x, f"{prefix}.q", Axis.Q_HEADS, q_width, f.qkv_bias)
-        k = self.linear(x, f"{prefix}.k", Axis.KV_HEADS, kv_width, f.qkv_bias)
-        v = self.linear(x, f"{prefix}.v", Axis.KV_HEADS, kv_width, f.qkv_bias)
+        f, heads = self.features, self.heads
+        q = self.linear(x, f"{prefix}.q", heads.queries(), f.qkv_bias)
+        k = self.linear(x, f"{prefix}.k", heads.keys(), f.qkv_bias)
+        v = self.linear(x, f"{prefix}.v", heads.keys(), f.qkv_bias)
         if f.head_norm:
             q, k = self.norm(q, f"{prefix}.q_norm", head=True), self.norm(k, f"{prefix}.k_norm", head=True)
         q, k = self.positions(q), self.positions(k)
-        scale = f.heads.head_dim**-0.5
-        out = self.add(Attention(self.layer, self.like(q), q, k, v, f.heads, scale, f.window))
-        return self.linear(out, f"{prefix}.o", Axis.HIDDEN, f.hidden, f.out_bias)
+        scale = heads.head_dim**-0.5
+        out = self.add(Attention(self.layer, self.like(q), q, k, v, heads, scale, f.window))
+        return self.linear(out, f"{prefix}.o", hidden(f.hidden), f.out_bias)
 
     def feed_forward(self, x: Value, prefix: str) -> Value:
         f = self.features
-        gate = self.linear(x, f"{prefix}.gate", Axis.FFN, f.ffn)
-        up = self.linear(x, f"{prefix}.up", Axis.FFN, f.ffn)
+        gate = self.linear(x, f"{prefix}.gate", columns("ffn", f.ffn))
+        up = self.linear(x, f"{prefix}.up", columns("ffn", f.ffn))
         out = self.add(GatedActivation(self.layer, self.like(gate), gate, up))
-        return self.linear(out, f"{prefix}.down", Axis.HIDDEN, f.hidden, f.out_bias)
+        return self.linear(out, f"{prefix}.down", hidden(f.hidden), f.out_bias)
 
     def sum(self, a: Value, b: Value) -> Value:
         return self.add(Add(self.layer, self.like(a), a, b))
@@ -126,24 +144,33 @@ class _Builder:
             normed = self.norm(x, f"layers.{layer}.norm2")
         x = self.sum(self.feed_forward(normed, mlp), x)
         if f.mixer:
-            x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", Axis.HIDDEN, f.hidden))
+            x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", hidden(f.hidden)))
         return x
 
 
 def build(features: Features, fmt: str = "bf16") -> Graph:
     """The Graph of a model with these features."""
     f, b = features, _Builder(features)
-    table = WeightSpec("embed.weight", (f.vocab, f.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-    embedded = x = b.add(Embed(-1, Value(0, Axis.HIDDEN, f.hidden), table))
+    table = WeightSpec("embed.weight", (fixed("tokens", f.vocab), hidden(f.hidden)), WeightRole.EMBEDDING)
+    embedded = x = b.add(Embed(-1, Value(0, hidden(f.hidden)), table))
     for layer in range(f.layers):
         x = b.decoder_layer(x, layer)
     b.layer = f.layers
     if f.skip:
         x = b.sum(x, embedded)
-    x = b.add(SelectRows(f.layers, b.like(x, Rows.LOGITS), x))
-    b.linear(b.norm(x, "norm"), "head", Axis.VOCAB, f.vocab)
-    tied = {"head.weight": "embed.weight"} if f.tied else {}
-    return Graph("random", FORMATS[fmt], tuple(b.ops), f.heads, f.layers, f.vocab, MAX_POSITIONS, tied)
+    x = b.add(SelectRows(f.layers, b.like(x, WANTED), x))
+    logits = b.linear(b.norm(x, "norm"), "head", vocabulary(f.vocab))
+    return Graph(
+        name="random",
+        format=FORMATS[fmt],
+        ops=tuple(b.ops),
+        inputs=(Input(InputKind.TOKENS, TOKENS),),
+        outputs=(Output(logits, OutputKind.LOGITS),),
+        num_layers=f.layers,
+        vocab_size=f.vocab,
+        max_positions=MAX_POSITIONS,
+        tied={"head.weight": "embed.weight"} if f.tied else {},
+    )
 
 
 def heads() -> st.SearchStrategy[HeadLayout]:
