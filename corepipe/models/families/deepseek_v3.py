@@ -24,7 +24,7 @@ from corepipe.neuron.graph import (
     fixed,
     hidden,
 )
-from corepipe.neuron.ops import LatentAttention, Rope
+from corepipe.neuron.ops import LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,7 @@ def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
     q = b.rope(_queries(b, x, config, prefix))
     latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", fixed("latent", config.latent_rank))
     latent = b.norm(latent, f"{prefix}.kv_a_layernorm")
-    key = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", fixed("latent", rotary))
-    key = b.append(Rope(b.layer, b.like(key), key, rotary, b.rope_spec))
+    key = b.rope(b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", fixed("latent", rotary)), rotary)
     keys = heads.queries("k_latent_heads", heads.head_dim - rotary)
     values = heads.queries("v_latent_heads", config.value_dim)
     up = partial(_up, prefix, latent.axis)

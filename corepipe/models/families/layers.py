@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict, Unpack
 
 from corepipe.models.config import ModelConfig, Norm
+from corepipe.models.rope import RopeConfig
 from corepipe.neuron.graph import (
     TOKENS,
     WANTED,
@@ -16,6 +17,7 @@ from corepipe.neuron.graph import (
     Op,
     Output,
     OutputKind,
+    RopeSpec,
     RowSet,
     Value,
     WeightRole,
@@ -48,7 +50,7 @@ HEAD = "lm_head.weight"
 class Scores(TypedDict, total=False):
     """What else changes an attention's scores; `Attention` says what it means."""
 
-    alibi: bool
+    alibi: tuple[float, ...]
     softcap: float | None
     distance_bias: WeightSpec
     sinks: WeightSpec
@@ -65,7 +67,7 @@ class GraphBuilder:
     def __init__(self, config: ModelConfig, every_row: bool = False) -> None:
         self.config = config
         self._every_row = every_row
-        self.rope_spec = config.rope.spec(config.rotary_dim or config.heads.head_dim)
+        self._rope_specs: dict[RopeConfig, RopeSpec] = {}
         self.layer = -1
         self.rows = TOKENS
         self._ops: list[Op] = []
@@ -153,9 +155,15 @@ class GraphBuilder:
         shift = vector(f"{name}.bias", axis) if bias else None
         return self.append(Linear(self.layer, self.value(axis, x.rows), x, weight, shift))
 
-    def rope(self, x: Value) -> Value:
-        """x with each head rotated by its position."""
-        return self.append(Rope(self.layer, self.like(x), x, self.config.heads.head_dim, self.rope_spec))
+    def rope(self, x: Value, head_dim: int | None = None) -> Value:
+        """x with each head rotated by its position; x itself in a layer that knows none."""
+        config, size = self.config, head_dim or self.config.heads.head_dim
+        rope = config.rope_of(self.layer)
+        if rope is None:
+            return x
+        if rope not in self._rope_specs:
+            self._rope_specs[rope] = rope.spec(config.rotary_dim or config.heads.head_dim)
+        return self.append(Rope(self.layer, self.like(x), x, size, self._rope_specs[rope]))
 
     def attention(
         self,
