@@ -79,7 +79,6 @@ LONG_ROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0 + i / 20 for i in range(12)],
     "long_factor": [1.5 + i for i in range(12)],
-    "original_max_position_embeddings": 128,
 }
 GEMMA3 = llama_like(
     96,
@@ -207,7 +206,16 @@ CASES = (
     ),
     Case("phi", "PhiConfig", classic(160, 2)),
     Case("phi3", "Phi3Config", llama_like(160, 2, 1, sliding_window=40)),
-    Case("phi3-long", "Phi3Config", llama_like(96, 4, 2, rope_parameters=LONG_ROPE)),
+    Case(
+        "phi3-long",
+        "Phi3Config",
+        llama_like(96, 4, 2, rope_parameters=LONG_ROPE, original_max_position_embeddings=128),
+    ),
+    Case(
+        "phi3-short",
+        "Phi3Config",
+        llama_like(96, 4, 2, rope_parameters=LONG_ROPE, original_max_position_embeddings=512),
+    ),
     Case("smollm3", "SmolLM3Config", llama_like(96, 4, 2, num_hidden_layers=4)),
     Case("stablelm", "StableLmConfig", llama_like(160, 2, 1, use_qkv_bias=True)),
     Case("starcoder2", "Starcoder2Config", llama_like(160, 2, 1, sliding_window=40)),

@@ -39,7 +39,7 @@ def configure(fields: Fields) -> Phi3Config:
 
 def _scaled(fields: Fields, section: Fields, config: ModelConfig, key: str) -> RopeConfig:
     """The frequencies over the factors of `key`, for contexts longer than in training (LongRoPE, 2024)."""
-    source = section if section.has("original_max_position_embeddings") else fields
+    source = fields if fields.has("original_max_position_embeddings") else section
     trained = source.integer("original_max_position_embeddings", MAX_POSITIONS, default=4096, least=2)
     factors = section.numbers(key, (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6)
     stretch = section.number("factor", 1e-3, 1e6, config.max_positions / trained)
