@@ -17,8 +17,8 @@ BOUND = 1e-4
 """Largest difference of a logit in fp32, as a share of the range of the logits."""
 CLEAR = 0.9
 """At least so many greedy choices have a lead that exceeds the bound."""
-KEPT = (1, 40, 128, -1)
-"""Positions whose logits are kept: in the first window, after it, in the second chunk, the last."""
+KEPT = (40, 128, -1)
+"""Positions whose logits are kept: the first after a window, the first of the second chunk, the last."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Expected:
     def save(self) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
         told = {"config": self.config, "tensors": self.shapes}
-        (DATA / f"{self.name}.json").write_text(json.dumps(told, sort_keys=True) + "\n", encoding="utf-8")
+        (DATA / f"{self.name}.json").write_text(
+            json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8"
+        )
         np.savez_compressed(
             DATA / f"{self.name}.npz",
             logits=self.logits,
