@@ -15,8 +15,7 @@ import pytest
 
 import corepipe
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import SPLIT_UNITS
+from corepipe.neuron.graph import FORMATS, columns, vocabulary
 from corepipe.serving.api.app import PATHS
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.inject import InjectedFaults
@@ -271,9 +270,9 @@ def test_what_a_format_is_made_of() -> None:
 
 def test_units_of_splits() -> None:
     text = " ".join((DOCS / "placement.md").read_text().split())
-    ffn, vocabulary = SPLIT_UNITS.values()
+    units = columns("ffn", 4096).unit, vocabulary(4096).unit
     assert (
-        f"Feed-forward columns are cut in units of {ffn} and the vocabulary in units of {vocabulary}" in text
+        "Feed-forward columns are cut in units of {} and the vocabulary in units of {}".format(*units) in text
     )
 
 

@@ -62,10 +62,7 @@ class NativeCore:
         widths, self._buffers = assign_buffers(steps)
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
-        heads = program.heads
-        self.cache = native().KVCache(
-            len(program.layers), blocks, block_size, heads.kv_heads, heads.head_dim, compute.value
-        )
+        self.caches = _caches(program, blocks, block_size)
         for step in steps:
             self._emit(step)
 
@@ -107,8 +104,7 @@ class NativeCore:
             self.buffer(step.k),
             self.buffer(op.v),
             self.buffer(op.out),
-            self.cache,
-            op.layer - self._program.layers.start,
+            *self.caches[op.layer],
             op.heads.heads,
             op.scale,
             window=op.window,
@@ -161,11 +157,11 @@ class NativeCore:
 
     @_emit_op.register
     def _(self, op: Send) -> None:
-        self.native.send(self.buffer(op.x), op.peer, op.x.rows.value)
+        self.native.send(self.buffer(op.x), op.peer, op.x.rows.name)
 
     @_emit_op.register
     def _(self, op: Receive) -> None:
-        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.value)
+        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.name)
 
     def _rope(self, rope: RopeSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         if rope not in self._tables:
@@ -181,6 +177,23 @@ class NativeCore:
 
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
         return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
+
+
+def _caches(program: Program, blocks: int, block_size: int) -> dict[int, tuple[_native.KVCache, int]]:
+    """For each layer with attention the cache of its heads, and the layer's number there.
+
+    Layers whose key/value heads are alike have one cache.
+    """
+    layers: dict[tuple[int, int], list[int]] = {}
+    for op in program.ops:
+        if op.state is not None and op.head_layout is not None:
+            layers.setdefault((op.head_layout.kv_heads, op.head_layout.head_dim), []).append(op.layer)
+    compute = program.format.compute.value
+    found: dict[int, tuple[_native.KVCache, int]] = {}
+    for (kv_heads, head_dim), alike in layers.items():
+        cache = native().KVCache(len(alike), blocks, block_size, kv_heads, head_dim, compute)
+        found.update((layer, (cache, number)) for number, layer in enumerate(alike))
+    return found
 
 
 def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _native.Matrix:
@@ -225,7 +238,7 @@ class NativeExecutor:
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
         self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
-        logits = last.ops[-1].out
+        logits = last.outputs[0].value
         self._native = native().Executor(
             pool, [core.native for core in self.cores], self.cores[-1].buffer(logits), logits.width
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import Features, build, graphs
 
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import Axis, HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec, fixed, hidden
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
     Add,
@@ -82,20 +82,20 @@ HIDDEN = 8
 
 
 def value(i: int, width: int = HIDDEN) -> Value:
-    return Value(i, Axis.HIDDEN, width)
+    return Value(i, hidden(width))
 
 
 def linear(i: int, x: Value) -> Linear:
-    weight = WeightSpec(f"w{i}", (HIDDEN, x.width), (Axis.HIDDEN, Axis.HIDDEN), WeightRole.MATRIX)
+    weight = WeightSpec(f"w{i}", (hidden(HIDDEN), x.axis), WeightRole.MATRIX)
     return Linear(0, value(i), x, weight)
 
 
 def norm(i: int, x: Value, width: int = HIDDEN) -> RMSNorm:
-    return RMSNorm(0, value(i), x, WeightSpec(f"g{i}", (width,), (Axis.HIDDEN,), WeightRole.VECTOR), 1e-5)
+    return RMSNorm(0, value(i), x, WeightSpec(f"g{i}", (hidden(width),), WeightRole.VECTOR), 1e-5)
 
 
 X = value(0)
-TABLE = WeightSpec("table", (4, HIDDEN), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+TABLE = WeightSpec("table", (fixed("tokens", 4), hidden(HIDDEN)), WeightRole.EMBEDDING)
 START = Embed(0, X, TABLE)
 LAST = SelectRows(0, value(99), value(9))
 ROPE = RopeSpec((1.0,))
@@ -199,7 +199,7 @@ def test_an_attention_that_reads_one_value_twice():
 
 
 def programs_of(graph, data) -> tuple[Program, ...]:
-    tensor = data.draw(st.integers(1, min(graph.heads.heads, 4)))
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 4)))
     return compile_graph(graph, Placement(data.draw(st.integers(1, graph.num_layers)), tensor))
 
 

@@ -166,7 +166,7 @@ class Cruise:
         self._record.steps_of(self._lane, size, kv_tokens, times, held)
         self._device.advance(times.last.submitted_at)
         self._now = group.landed_at = times.last.submitted_at
-        group.shape = StepShape(size, size, int(kv_tokens[-1]), int(kv_tokens[-1]), size)
+        group.shape = StepShape.decoding(size, int(kv_tokens[-1]))
         group.timing, group.due = times.last, times.last.ready_at
         group.rounds += moves
         self._held = int(held[-1])
@@ -207,7 +207,7 @@ class Cruise:
     def _launch(self, group: _Group) -> None:
         size, shape = len(group.requests), group.shape
         kv_tokens = shape.kv_tokens + size
-        group.shape = StepShape(size, size, kv_tokens, kv_tokens, size)
+        group.shape = StepShape.decoding(size, kv_tokens)
         group.timing = self._device.submit(group.shape)
         group.due = group.timing.ready_at
         self._held += group.growth[group.rounds % len(group.growth)]

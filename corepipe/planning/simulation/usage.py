@@ -119,9 +119,9 @@ def _moments(lanes: Iterable[Lane], steps: list[Steps]) -> Iterator[tuple[CostMo
         until = np.cumsum(of_lane["ready_at"] - of_lane["starts_at"])
         count = max(1, MOMENTS // len(steps))
         at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "sequences", "kv_tokens", "attended", "logit_rows")
+        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended")
         for row in np.stack([of_lane[name][at] for name in names], axis=1).astype(int).tolist():
-            yield lane.engine.device.timeline.cost, StepShape(*row)
+            yield lane.engine.device.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
 def _time_mean(steps: Steps, name: str) -> float:
