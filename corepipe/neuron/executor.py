@@ -14,20 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
+from corepipe.kernels.packing import PANEL
 from corepipe.neuron.graph import INT8_GROUP, DType, Op, RopeSpec, Value, WeightSpec
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import cut, require_computed, rope_tables
+from corepipe.neuron.numerics import F32, cut, own_slopes, require_computed, rope_tables
 from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Embed,
-    Function,
     GatedActivation,
+    LayerNorm,
     Linear,
     Receive,
     RMSNorm,
     Rope,
+    Scale,
     SelectRows,
     Send,
 )
@@ -36,9 +40,6 @@ from corepipe.neuron.weights import PackedTensor
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
     from corepipe.kernels import _native
-
-PANEL = 32
-"""Columns of a packed panel (corepipe.kernels.packing)."""
 
 
 class Weights(Protocol):
@@ -76,26 +77,25 @@ class NativeCore:
 
     @_emit.register
     def _(self, step: FusedLinear) -> None:
-        unused = self.buffer(step.x)
-        if step.function is not Function.SILU:
-            raise TypeError(f"no native code for {step.function}")
         segments = [
-            (self._matrix(op.weight), self._bias(op), unused if step.out else self.buffer(op.out))
-            for op in step.linears
+            (self._matrix(op.weight), self._bias(op), self.buffer(step.out or op.out)) for op in step.linears
         ]
-        if step.gated and step.out is not None:
-            segments[0] = (*segments[0][:2], self.buffer(step.out))
-        norm = (self._vector(step.norm.gain), step.norm.eps) if step.norm else None
-        residual = None
-        if step.residual is not None and step.out is not None:
-            residual = (self.buffer(step.residual), self.buffer(step.out))
-        self.native.linear(self.buffer(step.x), segments, norm=norm, residual=residual, glu=step.gated)
+        norm = step.norm
+        self.native.linear(
+            self.buffer(step.x),
+            segments,
+            norm=(self._vector(norm.gain), norm.eps) if isinstance(norm, RMSNorm) else None,
+            layer_norm=self._layer_norm(norm) if isinstance(norm, LayerNorm) else None,
+            function=None if step.function is None else step.function.value,
+            glu=step.gated,
+            factor=step.factor,
+            residual=None if step.residual is None else self.buffer(step.residual),
+            outer=None if step.outer is None else self.buffer(step.outer),
+        )
 
     @_emit.register
     def _(self, step: FusedAttention) -> None:
         op = step.op
-        if op.alibi is not None or op.softcap is not None:
-            raise TypeError("no native code for attention with slopes or a cap")
         q_norm, k_norm = (
             (self._vector(n.gain), n.eps) if n is not None else None for n in (step.q_norm, step.k_norm)
         )
@@ -111,6 +111,8 @@ class NativeCore:
             rope=self._rope(step.rope) if step.rope else None,
             q_norm=q_norm,
             k_norm=k_norm,
+            softcap=op.softcap,
+            slopes=own_slopes(op, self._program),
         )
 
     @_emit.register
@@ -126,6 +128,15 @@ class NativeCore:
         self.native.embed(self.buffer(op.out), self._weights[op.table.name].rows())
 
     @_emit_op.register
+    def _(self, op: AddEmbedding) -> None:
+        table = self._weights[op.table.name].rows()
+        self.native.add_embedding(self.buffer(op.x), self.buffer(op.out), table, op.offset)
+
+    @_emit_op.register
+    def _(self, op: LayerNorm) -> None:
+        self.native.layer_norm(self.buffer(op.x), self.buffer(op.out), *self._layer_norm(op))
+
+    @_emit_op.register
     def _(self, op: RMSNorm) -> None:
         self.native.rms_norm(self.buffer(op.x), self.buffer(op.out), self._vector(op.gain), op.eps)
 
@@ -135,9 +146,15 @@ class NativeCore:
 
     @_emit_op.register
     def _(self, op: GatedActivation) -> None:
-        if op.function is not Function.SILU:
-            raise TypeError(f"no native code for {op.function}")
-        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out))
+        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out), op.function.value)
+
+    @_emit_op.register
+    def _(self, op: Activation) -> None:
+        self.native.activation(op.function.value, self.buffer(op.x), self.buffer(op.out))
+
+    @_emit_op.register
+    def _(self, op: Scale) -> None:
+        self.native.scale(self.buffer(op.x), op.factor, self.buffer(op.out))
 
     @_emit_op.register
     def _(self, op: Add) -> None:
@@ -162,6 +179,10 @@ class NativeCore:
     @_emit_op.register
     def _(self, op: Receive) -> None:
         self.native.receive(self.buffer(op.out), op.peer, op.out.rows.name)
+
+    def _layer_norm(self, op: LayerNorm) -> tuple[F32 | None, F32 | None, float]:
+        gain, bias = (None if spec is None else self._vector(spec) for spec in (op.gain, op.bias))
+        return gain, bias, op.eps
 
     def _rope(self, rope: RopeSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         if rope not in self._tables:

@@ -1,6 +1,7 @@
 """Every kind of Op that a Graph or a Program is made of; `graph` has what they are made of.
 
-The twin computes those of dense decoders (`numerics.COMPUTED`); the others are timed only.
+The twin and the native executor compute those of dense decoders (`numerics.COMPUTED`); the others are
+timed only.
 """
 
 from __future__ import annotations

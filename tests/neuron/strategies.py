@@ -257,7 +257,7 @@ def heads() -> st.SearchStrategy[HeadLayout]:
         lambda kv, group, dim: HeadLayout(kv * group, kv, dim),
         st.integers(1, 4),
         st.integers(1, 4),
-        st.sampled_from([8, 16, 32, 64, 80]),
+        st.sampled_from([8, 16, 24, 32, 64, 80]),
     )
 
 

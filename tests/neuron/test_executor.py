@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, graphs, read_weights, step_inputs
+from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, decoders, read_weights, step_inputs
 
 from corepipe.kernels import native
 from corepipe.neuron.compiler import compile_graph
@@ -62,7 +62,7 @@ def run(executor: NativeExecutor, inputs: StepInputs) -> F32:
     return found
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @some
 def test_kernels_agree_with_the_twin(pool, graph, data):
     tensor = data.draw(st.integers(1, min(graph.attention_heads, 4)))
@@ -92,7 +92,7 @@ def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
     assert np.mean(to_twin) < np.mean(to_fp32) / 3
 
 
-@given(graphs(), st.data())
+@given(decoders(cuttable=False), st.data())
 @some
 def test_a_pipeline_and_chunks_give_the_same_bits(pool, graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
