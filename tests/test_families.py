@@ -16,9 +16,8 @@ from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.numerics import tensor_parallel_bound
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import ReferenceExecutor, read_tied
+from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from corepipe.neuron.weights import InMemoryWeights
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.assembly import assemble
@@ -28,7 +27,7 @@ from tests.parity import expected
 from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
-MODELS = [name for name in expected.names() if expected.load(name).model_type in registry.COMPUTED]
+MODELS = [name for name in expected.names() if expected.load(name).model_type in registry.computed_families()]
 BLOCK, POSITIONS = 16, 96
 PROMPT = 60
 """Longer than the windows of these models."""

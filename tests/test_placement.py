@@ -13,9 +13,9 @@ from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.numerics import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.reference import tensor_parallel_bound
 from corepipe.neuron.rounds import Rounds
 from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.serving.config import EngineConfig

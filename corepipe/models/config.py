@@ -14,8 +14,7 @@ from typing import Any
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.rope import RopeConfig
-from corepipe.neuron.graph import HeadLayout
-from corepipe.neuron.ops import Function
+from corepipe.neuron.graph import Function, HeadLayout
 
 MAX_HIDDEN = 1 << 17
 MAX_LAYERS = 1 << 10

@@ -9,7 +9,7 @@ from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.families import FAMILIES
-from corepipe.models.registry import COMPUTED
+from corepipe.models.registry import computed_families
 
 _INTRO = """\
 # Models
@@ -71,7 +71,8 @@ def reference() -> str:
 
 
 def _families() -> str:
-    rows = [f"| `{name}` | {'computed' if name in COMPUTED else 'timed'} |" for name in sorted(FAMILIES)]
+    computed = computed_families()
+    rows = [f"| `{name}` | {'computed' if name in computed else 'timed'} |" for name in sorted(FAMILIES)]
     return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
 
 

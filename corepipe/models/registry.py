@@ -39,10 +39,6 @@ class Family:
     weights: Callable[[Any], WeightMap]
 
 
-COMPUTED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""The families that the executors compute; of the others only the time is known."""
-
-
 class Architecture:
     """What a model computes, without its weights: enough to simulate, plan and predict it.
 
@@ -78,11 +74,31 @@ class Model(Architecture):
     """A model on disk.  Nothing but its configuration is read until it is asked for."""
 
     def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
-        _refuse_uncomputed(fields)
+        _refuse_quantised(fields)
         _refuse_code(fields)
         super().__init__(name, fields)
         self.path = path
+        self._fields = fields
         self._gguf = gguf
+        refusals = [super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values()]
+        if all(refusals):
+            raise self._uncomputed(refusals[0])
+
+    def graph(self, fmt: Format, max_positions: int | None = None) -> Graph:
+        """As an Architecture's.  Raises UserError where the executors do not compute all of it in `fmt`."""
+        graph = super().graph(fmt, max_positions)
+        if (why := graph.refusal()) is not None:
+            raise self._uncomputed(why)
+        return graph
+
+    def _uncomputed(self, why: str | None) -> UserError:
+        """Of what can be timed but not computed."""
+        model_type = self._fields.text("model_type")
+        return self._fields.error(
+            "model_type",
+            f"{model_type} is timed, not computed yet ({why}): it can be simulated, planned and predicted, "
+            f"not served (served are {', '.join(computed_families())})",
+        )
 
     @cached_property
     def checkpoint(self) -> MappedCheckpoint:
@@ -143,15 +159,36 @@ def architecture(source: str) -> Architecture:
     return Architecture(name, Fields(Path(name), published.config(name)))
 
 
-def _refuse_uncomputed(fields: Fields) -> None:
-    """Raises UserError, before anything is loaded, for what can be timed but not computed."""
-    model_type = fields.text("model_type")
-    if model_type in FAMILIES and model_type not in COMPUTED:
-        raise fields.error(
-            "model_type",
-            f"{model_type} is timed, not computed yet: it can be simulated, planned and predicted, "
-            f"not served (served are {', '.join(sorted(COMPUTED))})",
-        )
+def computed_families() -> tuple[str, ...]:
+    """Each model_type of which the executors compute a model, in some format: the first published one, or
+    where none is published a small one."""
+    first: dict[str, dict[str, object]] = {}
+    for name in published.names():
+        config = published.config(name)
+        first.setdefault(FAMILIES[str(config["model_type"])], config)
+    small = {module: {**SMALL, "model_type": name} for name, module in FAMILIES.items()}
+    computed = {module for module in small if _is_computed(first.get(module, small[module]))}
+    return tuple(model_type for model_type, module in FAMILIES.items() if module in computed)
+
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+}
+"""A small model of any family that has the usual keys."""
+
+
+def _is_computed(config: dict[str, object]) -> bool:
+    model = Architecture("", Fields(Path("config.json"), config))
+    return any(model.graph(fmt).refusal() is None for fmt in FORMATS.values())
+
+
+def _refuse_quantised(fields: Fields) -> None:
+    """Raises UserError for weights in a form that is not read."""
     if fields.has("quantization_config"):
         raise fields.error(
             "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"

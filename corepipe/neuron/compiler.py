@@ -10,40 +10,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from math import prod
-from typing import Any
+from dataclasses import replace
 
 from corepipe.errors import UserError
 from corepipe.neuron.graph import (
     Axis,
     AxisKind,
     DType,
-    Format,
     Graph,
     HeadLayout,
     Input,
-    Op,
     Output,
     StateKind,
     Value,
-    WeightRole,
     WeightSpec,
+    stored_bytes,
 )
-from corepipe.neuron.ops import (
-    Add,
-    AddEmbedding,
-    AllGather,
-    AllReduce,
-    Embed,
-    Experts,
-    LatentAttention,
-    Linear,
-    PatchEmbed,
-    Receive,
-    RMSNorm,
-    Send,
-)
+from corepipe.neuron.ops import Add, AllGather, AllReduce, Op, Receive, Send
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import AxisShard, Program, WeightShard
 
@@ -98,7 +81,7 @@ def check(graph: Graph) -> None:
     for op in graph.ops:
         if not layer <= op.layer <= graph.num_layers:
             raise ValueError(f"{graph.name}: ops must be in the order of their layers")
-        if any(value.id not in made for value in op.inputs):
+        if any(value.id not in made for value in op.values()):
             raise ValueError(f"{graph.name}: an op of layer {op.layer} reads a value that no op has made")
         if op.state is not None and op.state.kind is StateKind.TOKENS:
             kept[op.layer] += 1
@@ -106,8 +89,8 @@ def check(graph: Graph) -> None:
                 raise ValueError(
                     f"{graph.name}: layer {op.layer} has more than one attention over its tokens"
                 )
-        if isinstance(op, Linear) and op.weight.axes != (op.out.axis, op.x.axis):
-            raise ValueError(f"{graph.name}: {op.weight.name} has other axes than what it reads and makes")
+        if (why := op.contradiction()) is not None:
+            raise ValueError(f"{graph.name}: {why}")
         layer = op.layer
         made.add(op.out.id)
     _check_declarations(graph)
@@ -141,46 +124,23 @@ def bytes_read(graph: Graph) -> list[float]:
     """Bytes of weights that a step of one token reads: before the layers, in each, after them."""
     totals = [0.0] * (graph.num_layers + 2)
     for op in graph.ops:
-        if isinstance(op, Embed | AddEmbedding):
-            totals[op.layer + 1] += op.out.width * graph.format.compute.bytes
-        else:
-            stored = (_stored_bytes(spec.shape, spec.role, graph.format) for spec in op.weights)
-            share = op.top_k / op.experts if isinstance(op, Experts) else 1.0
-            totals[op.layer + 1] += share * sum(sum(parts.values()) for parts in stored)
+        totals[op.layer + 1] += op.read_bytes(graph.format)
     return totals
 
 
 def _refuse_uncuttable(graph: Graph) -> None:
-    """Raises UserError for an op that needs the whole of a split axis."""
+    """Raises UserError for an op that needs the whole of an axis that is cut."""
     for op in graph.ops:
-        if isinstance(op, RMSNorm) and op.gain.axes[0].is_cut:
-            reason = f"{op.gain.name} normalises over all of {op.gain.axes[0].name}"
-        elif isinstance(op, Linear) and op.x.axis.is_cut and op.out.axis.is_cut:
-            reason = f"{op.weight.name} would be cut along both of its axes"
-        elif isinstance(op, Linear) and op.x.axis.kind is AxisKind.VOCABULARY:
-            reason = f"{op.weight.name} multiplies logits"
-        else:
-            continue
-        raise UserError(f"--tensor cannot cut {graph.name}: {reason}; use --pipeline instead", "tensor")
-
-
-def makes_partial_sums(op: Op) -> bool:
-    """Whether the ranks of a tensor group each make a part of the op's result."""
-    match op:
-        case Linear():
-            return op.x.axis.is_cut
-        case Experts():
-            return True
-        case _:
-            return False
+        if (why := op.refuses_cut()) is not None:
+            raise UserError(f"--tensor cannot cut {graph.name}: {why}; use --pipeline instead", "tensor")
 
 
 def _deferred_sums(graph: Graph) -> frozenset[int]:
     """Values that need no all-reduce of their own: partial sums that meet in one Add, and nowhere else."""
-    readers = Counter(value.id for op in graph.ops for value in op.inputs)
-    partial = {op.out.id for op in graph.ops if makes_partial_sums(op) and readers[op.out.id] == 1}
+    readers = Counter(value.id for op in graph.ops for value in op.values())
+    partial = {op.out.id for op in graph.ops if op.sums() and readers[op.out.id] == 1}
     adds = (op for op in graph.ops if isinstance(op, Add) and {op.a.id, op.b.id} <= partial)
-    return frozenset(value.id for op in adds for value in op.inputs)
+    return frozenset(value.id for op in adds for value in op.values())
 
 
 class _Plan:
@@ -204,11 +164,12 @@ class _Plan:
         self.deferred = _deferred_sums(graph) if placement.tensor > 1 else frozenset()
         made: dict[Value, int] = {}
         last_read: dict[Value, int] = {}
+        stage_of = {layer: self._stage(layer) for layer in range(-1, graph.num_layers + 1)}
         for op in graph.ops:
-            stage = self._stage(op.layer)
+            stage = stage_of[op.layer]
             self.ops[stage].append(op)
             made[op.out] = stage
-            last_read.update((value, stage) for value in op.inputs)
+            last_read.update((value, stage) for value in op.values())
         self.carried = [
             [value for value, stage in made.items() if stage <= s < last_read.get(value, stage)]
             for s in range(len(stages))
@@ -295,7 +256,7 @@ class _CoreCompiler:
     def _receive(self, values: Sequence[Value], layer: int) -> None:
         peer = self._plan.placement.core(self._stage - 1, self._rank)
         for value in values:
-            out = self._local[value.id] = self._new(value, self._received_width(value))
+            out = self._local[value.id] = self.new(value, self._received_width(value))
             self._ops.append(Receive(layer, out, peer))
 
     def _send(self, values: Sequence[Value], layer: int) -> None:
@@ -306,7 +267,7 @@ class _CoreCompiler:
 
     def _append(self, op: Op) -> None:
         """The op with local values, its weights' shards, and the collective that completes its result."""
-        local = self._localise(op)
+        local = op.local(self)
         self._shards.update((spec.name, _shard(spec, self._axes)) for spec in local.weights)
         self._ops.append(local)
         out = local.out
@@ -314,81 +275,66 @@ class _CoreCompiler:
             out = self._complete(op, local)
         self._local[op.out.id] = out
 
-    def _localise(self, op: Op) -> Op:
-        changes: dict[str, Any] = {}
-        for f in fields(op):
-            part = getattr(op, f.name)
-            if isinstance(part, Value) and f.name != "out":
-                changes[f.name] = self._local[part.id]
-            elif isinstance(part, HeadLayout):
-                changes[f.name] = self._plan.heads[part]
-        if isinstance(op, Linear) and self._rank > 0 and self._is_split(op.x):
-            changes["bias"] = None  # the sum over ranks must add it once
-        if isinstance(op, Experts):
-            changes["ffn"] = self._axes[op.gate.axes[1]].width
-            changes["biases"] = op.biases[: 2 if self._rank else None]
-        changes["out"] = self._new(op.out, self._out_width(op))
-        return replace(op, **changes)
+    @property
+    def rank(self) -> int:
+        """The rank in its tensor group."""
+        return self._rank
+
+    def value(self, value: Value) -> Value:
+        """The core's own of a value of the graph."""
+        return self._local[value.id]
+
+    def new(self, value: Value, width: int) -> Value:
+        """What the core makes next."""
+        axis = value.axis if width == value.axis.width else value.axis._replace(width=width)
+        self._values.append(Value(len(self._values), axis, value.rows))
+        return self._values[-1]
+
+    def width(self, axis: Axis) -> int:
+        """Of the core's part of an axis."""
+        return self._axes[axis].width
+
+    def heads(self, heads: HeadLayout) -> HeadLayout:
+        """The core's own of an attention's heads."""
+        return self._plan.heads[heads]
 
     def _complete(self, op: Op, local: Op) -> Value:
         """Sums partial products; gathers the columns of the vocabulary."""
         out = local.out
-        if makes_partial_sums(op) or any(value.id in self._plan.deferred for value in op.inputs):
-            total = self._new(out, out.width)
+        deferred = self._plan.deferred
+        if op.sums() or (deferred and any(value.id in deferred for value in op.values())):
+            total = self.new(out, out.width)
             self._ops.append(AllReduce(local.layer, total, out))
             return total
-        if isinstance(op, Linear) and out.axis.kind is AxisKind.VOCABULARY:
+        if _makes_columns(op):
             widths = tuple(axes[op.out.axis].width for axes in self._plan.axes)
-            gathered = self._new(out, sum(widths))
+            gathered = self.new(out, sum(widths))
             self._ops.append(AllGather(local.layer, gathered, out, widths))
             return gathered
         return out
-
-    def _is_split(self, value: Value) -> bool:
-        return self._split and value.axis.is_cut
-
-    def _out_width(self, op: Op) -> int:
-        """Some ops make their axis anew; every other op keeps its first input's width."""
-        if isinstance(op, Linear | Embed | PatchEmbed | LatentAttention):
-            return self._axes[op.out.axis].width
-        return self._local[op.inputs[0].id].width
 
     def _received_width(self, value: Value) -> int:
         """As wide as what the stage before sends: gathered columns are whole, other values are cut."""
         return value.width if value.axis.kind is AxisKind.VOCABULARY else self._axes[value.axis].width
 
-    def _new(self, value: Value, width: int) -> Value:
-        axis = value.axis if width == value.axis.width else value.axis._replace(width=width)
-        self._values.append(Value(len(self._values), axis, value.rows))
-        return self._values[-1]
 
-
-def _stored_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> Counter[DType]:
-    """Bytes of one weight by format; an int8 matrix has an fp32 scale for each row."""
-    match role:
-        case WeightRole.MATRIX:
-            parts = Counter({fmt.weights: prod(shape) * fmt.weights.bytes})
-            if fmt.weights is DType.INT8:
-                parts[DType.FP32] += prod(shape[:-1]) * DType.FP32.bytes
-            return parts
-        case WeightRole.EMBEDDING:
-            return Counter({fmt.compute: prod(shape) * fmt.compute.bytes})
-        case WeightRole.VECTOR:
-            return Counter({DType.FP32: prod(shape) * DType.FP32.bytes})
+def _makes_columns(op: Op) -> bool:
+    """Whether each rank makes its columns of the vocabulary."""
+    kinds = (value.axis.kind for value in op.values())
+    return op.out.axis.kind is AxisKind.VOCABULARY and AxisKind.VOCABULARY not in kinds
 
 
 def weight_bytes_by_format(program: Program) -> dict[str, int]:
     """Bytes of the weights that a core holds, by number format."""
     total: Counter[DType] = Counter()
     for shard in program.shards.values():
-        total.update(_stored_bytes(shard.shape, shard.spec.role, program.format))
+        total.update(stored_bytes(shard.shape, shard.spec.role, program.format))
     return {dtype.value: size for dtype, size in sorted(total.items())}
 
 
 def kv_bytes_per_token(program: Program) -> int:
     """Bytes of keys and values that a core keeps for one token: all its layers, in the compute format."""
-    kept = (op.state.per_token for op in program.ops if op.state is not None)
-    return sum(kept) * program.format.compute.bytes
+    return sum(op.kept for op in program.ops) * program.format.compute.bytes
 
 
 def describe(programs: Sequence[Program]) -> list[dict[str, object]]:

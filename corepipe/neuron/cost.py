@@ -1,6 +1,6 @@
 """The cost model: how long a step takes on each emulated core, what bounds it, what it costs.
 
-`opcost` has the formulas, `constants` what is fitted, `profiles` what the software adds.  A Program is
+`ops` have the formulas, `constants` what is fitted, `profiles` what the software adds.  A Program is
 compiled once into a small table of distinct costs, so that a step's time is a few look-ups.
 """
 
@@ -16,14 +16,13 @@ import numpy.typing as npt
 
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost, Engines
-from corepipe.neuron.graph import Graph, Op, OutputKind, WeightRole
+from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import Instance
-from corepipe.neuron.opcost import op_cost
-from corepipe.neuron.ops import Receive
+from corepipe.neuron.ops import Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of, weight_bytes
+from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import (
     ENGINES,
@@ -206,7 +205,7 @@ class CostModel:
         """What each Op of core `core` takes in a step, in the order of its Program."""
         padded = self.padded(shape)
         program, rates = self._programs[core], self._rates[core]
-        costs = ((op, op_cost(op, program.format, rates).engines(padded)) for op in program.ops)
+        costs = ((op, op.cost(program.format, rates).engines(padded)) for op in program.ops)
         return list(one_after_another(costs))
 
     def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:
@@ -333,7 +332,7 @@ def _part_seconds(
     held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
     share = read_share(instance, sharing * held)
     rates = core_rates(instance, graph.format, (0,), sharing=1, read_share=share, constants=constants)
-    costs = Counter(op_cost(op, graph.format, rates) for op in ops)
+    costs = Counter(op.cost(graph.format, rates) for op in ops)
     key = frozenset(costs.items())
     if key not in known:
         known[key] = Table(costs).seconds(shape)

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatchmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL
-from corepipe.neuron.graph import INT8_GROUP, DType, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import INT8_GROUP, DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import F32, cut, own_slopes, require_computed, rope_tables
-from corepipe.neuron.ops import (
-    Activation,
-    Add,
-    AddEmbedding,
-    AllGather,
-    AllReduce,
-    Embed,
-    GatedActivation,
-    LayerNorm,
-    Linear,
-    Receive,
-    RMSNorm,
-    Rope,
-    Scale,
-    SelectRows,
-    Send,
+from corepipe.neuron.numerics import F32, rope_tables
+from corepipe.neuron.ops import LayerNorm, Linear, RMSNorm
+from corepipe.neuron.program import (
+    AxisShard,
+    Program,
+    SamplingBatch,
+    StepInputs,
+    StepOutput,
+    cut,
+    of_heads,
 )
-from corepipe.neuron.program import AxisShard, Program, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.weights import PackedTensor
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
@@ -54,7 +46,7 @@ class NativeCore:
     def __init__(
         self, program: Program, weights: Weights, blocks: int, block_size: int, max_rows: int, group: range
     ) -> None:
-        require_computed(program)
+        program.require_computed()
         self._program = program
         self._weights = weights
         self._group = group
@@ -84,8 +76,8 @@ class NativeCore:
         self.native.linear(
             self.buffer(step.x),
             segments,
-            norm=(self._vector(norm.gain), norm.eps) if isinstance(norm, RMSNorm) else None,
-            layer_norm=self._layer_norm(norm) if isinstance(norm, LayerNorm) else None,
+            norm=(self.vector(norm.gain), norm.eps) if isinstance(norm, RMSNorm) else None,
+            layer_norm=norm.bound(self) if isinstance(norm, LayerNorm) else None,
             function=None if step.function is None else step.function.value,
             glu=step.gated,
             factor=step.factor,
@@ -97,7 +89,7 @@ class NativeCore:
     def _(self, step: FusedAttention) -> None:
         op = step.op
         q_norm, k_norm = (
-            (self._vector(n.gain), n.eps) if n is not None else None for n in (step.q_norm, step.k_norm)
+            (self.vector(n.gain), n.eps) if n is not None else None for n in (step.q_norm, step.k_norm)
         )
         self.native.attention(
             self.buffer(step.q),
@@ -108,91 +100,37 @@ class NativeCore:
             op.heads.heads,
             op.scale,
             window=op.window,
-            rope=self._rope(step.rope) if step.rope else None,
+            rope=self.rope(step.rope) if step.rope else None,
             q_norm=q_norm,
             k_norm=k_norm,
             softcap=op.softcap,
-            slopes=own_slopes(op, self._program),
+            slopes=None if op.alibi is None else of_heads(op.alibi, op.q.axis, self._program),
         )
 
     @_emit.register
     def _(self, step: Plain) -> None:
-        self._emit_op(step.op)
+        step.op.emit(self.native, self)
 
-    @singledispatchmethod
-    def _emit_op(self, op: Op) -> None:
-        raise TypeError(f"no native code for {type(op).__name__}")
+    @property
+    def group(self) -> range:
+        """The cores of the tensor group."""
+        return self._group
 
-    @_emit_op.register
-    def _(self, op: Embed) -> None:
-        self.native.embed(self.buffer(op.out), self._weights[op.table.name].rows())
+    def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
+        """A table as it is stored."""
+        return self._weights[spec.name].rows()
 
-    @_emit_op.register
-    def _(self, op: AddEmbedding) -> None:
-        table = self._weights[op.table.name].rows()
-        self.native.add_embedding(self.buffer(op.x), self.buffer(op.out), table, op.offset)
-
-    @_emit_op.register
-    def _(self, op: LayerNorm) -> None:
-        self.native.layer_norm(self.buffer(op.x), self.buffer(op.out), *self._layer_norm(op))
-
-    @_emit_op.register
-    def _(self, op: RMSNorm) -> None:
-        self.native.rms_norm(self.buffer(op.x), self.buffer(op.out), self._vector(op.gain), op.eps)
-
-    @_emit_op.register
-    def _(self, op: Rope) -> None:
-        self.native.rope(self.buffer(op.x), self.buffer(op.out), op.head_dim, *self._rope(op.rope))
-
-    @_emit_op.register
-    def _(self, op: GatedActivation) -> None:
-        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out), op.function.value)
-
-    @_emit_op.register
-    def _(self, op: Activation) -> None:
-        self.native.activation(op.function.value, self.buffer(op.x), self.buffer(op.out))
-
-    @_emit_op.register
-    def _(self, op: Scale) -> None:
-        self.native.scale(self.buffer(op.x), op.factor, self.buffer(op.out))
-
-    @_emit_op.register
-    def _(self, op: Add) -> None:
-        self.native.add(self.buffer(op.a), self.buffer(op.b), self.buffer(op.out))
-
-    @_emit_op.register
-    def _(self, op: SelectRows) -> None:
-        self.native.select_rows(self.buffer(op.x), self.buffer(op.out))
-
-    @_emit_op.register
-    def _(self, op: AllReduce) -> None:
-        self.native.all_reduce(self.buffer(op.x), self.buffer(op.out), list(self._group))
-
-    @_emit_op.register
-    def _(self, op: AllGather) -> None:
-        self.native.all_gather(self.buffer(op.x), self.buffer(op.out), list(self._group), list(op.widths))
-
-    @_emit_op.register
-    def _(self, op: Send) -> None:
-        self.native.send(self.buffer(op.x), op.peer, op.x.rows.name)
-
-    @_emit_op.register
-    def _(self, op: Receive) -> None:
-        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.name)
-
-    def _layer_norm(self, op: LayerNorm) -> tuple[F32 | None, F32 | None, float]:
-        gain, bias = (None if spec is None else self._vector(spec) for spec in (op.gain, op.bias))
-        return gain, bias, op.eps
-
-    def _rope(self, rope: RopeSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
+        """cos and sin of all positions."""
         if rope not in self._tables:
             self._tables[rope] = rope_tables(rope, self._program.max_positions)
         return self._tables[rope]
 
     def _bias(self, op: Linear) -> npt.NDArray[np.float32] | None:
-        return self._vector(op.bias) if op.bias else None
+        return self.vector(op.bias) if op.bias else None
 
-    def _vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
+    def vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
+        """The core's part of a vector."""
         rows = np.asarray(self._weights[spec.name].rows(), np.float32)
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 

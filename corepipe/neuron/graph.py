@@ -12,10 +12,14 @@ dtype.  `corepipe.neuron.numerics` is the executable definition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # an Op is made of what is here
+    from corepipe.neuron.ops.base import Op
 
 
 class DType(StrEnum):
@@ -31,7 +35,10 @@ class DType(StrEnum):
     @property
     def bytes(self) -> int:
         """Storage size of one element, in bytes."""
-        return {"fp32": 4, "bf16": 2, "fp16": 2}.get(self.value, 1)
+        return _ELEMENT_BYTES[self.value]
+
+
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 
 
 INT8_GROUP = 64
@@ -63,6 +70,17 @@ FORMATS: dict[str, Format] = {
         Format("int8-weights", DType.INT8, DType.BF16, DType.BF16),
     )
 }
+
+
+class Function(StrEnum):
+    """Functions of one element."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"  # GELU's approximation with tanh (Hendrycks & Gimpel 2016)
+    RELU = "relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
 
 
 class AxisKind(StrEnum):
@@ -190,6 +208,26 @@ class WeightSpec:
         return tuple([axis.width for axis in self.axes])
 
 
+def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DType, int]:
+    """Bytes of a weight as a core keeps it, by number format; an int8 matrix has an fp32 scale a row."""
+    elements = prod(shape)
+    match role:
+        case WeightRole.MATRIX:
+            kept = {fmt.weights: elements * fmt.weights.bytes}
+            if fmt.weights is DType.INT8:
+                kept[DType.FP32] = elements // shape[-1] * DType.FP32.bytes
+            return kept
+        case WeightRole.EMBEDDING:
+            return {fmt.compute: elements * fmt.compute.bytes}
+        case WeightRole.VECTOR:
+            return {DType.FP32: elements * DType.FP32.bytes}
+
+
+def weight_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> int:
+    """Bytes of a weight as a core keeps it."""
+    return sum(stored_bytes(shape, role, fmt).values())
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary embedding, rotate-half layout (Su et al. 2021, as in Hugging Face transformers).
@@ -248,37 +286,6 @@ class Output(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
-    """Base of all operations.  `layer` is -1 before the first decoder layer, `num_layers` after the last."""
-
-    layer: int
-    out: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return ()
-
-    @property
-    def weights(self) -> tuple[WeightSpec, ...]:
-        return ()
-
-    @property
-    def reads(self) -> InputKind | None:
-        """What of the graph's own inputs the op reads, for the rows of `out`."""
-        return None
-
-    @property
-    def state(self) -> StateSpec | None:
-        """What the op keeps of a sequence, for the steps to come."""
-        return None
-
-    @property
-    def head_layout(self) -> HeadLayout | None:
-        """The heads of an attention."""
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class Graph:
     """A whole forward pass, from its `inputs` to its `outputs`.
 
@@ -319,6 +326,10 @@ class Graph:
         """Whether it generates token after token from tokens alone, as what is served does."""
         return self.causal and self.inputs == (Input(InputKind.TOKENS, TOKENS),)
 
+    def refusal(self) -> str | None:
+        """The first Op that the executors do not compute in the graph's format, and why (None: all are)."""
+        return first_refusal(self.ops, self.format)
+
     def states(self) -> Iterator[StateSpec]:
         """What the Ops keep of a sequence."""
         for op in self.ops:
@@ -333,3 +344,11 @@ class Graph:
                 if spec.name not in seen:
                     seen.add(spec.name)
                     yield spec
+
+
+def first_refusal(ops: Iterable[Op], fmt: Format) -> str | None:
+    """The first Op that the executors do not compute in a format, and why (None: they compute all)."""
+    for op in ops:
+        if (reason := op.refuses(fmt)) is not None:
+            return f"{type(op).__name__} of layer {op.layer} {reason}"
+    return None

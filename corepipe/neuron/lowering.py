@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from corepipe.neuron.graph import Op, RopeSpec, Value
+from corepipe.neuron.graph import RopeSpec, Value
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -19,6 +19,7 @@ from corepipe.neuron.ops import (
     GatedActivation,
     LayerNorm,
     Linear,
+    Op,
     RMSNorm,
     Rope,
     Scale,

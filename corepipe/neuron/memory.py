@@ -14,7 +14,7 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
-from corepipe.neuron.ops import AllGather, AllReduce, Receive, Send
+from corepipe.neuron.ops.collectives import Transfer
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 
@@ -104,7 +104,7 @@ class Footprint:
 
     @classmethod
     def of(cls, program: Program) -> Footprint:
-        moved = (op.out for op in program.ops if isinstance(op, AllReduce | AllGather | Send | Receive))
+        moved = (op.out for op in program.ops if isinstance(op, Transfer))
         return cls(
             weights=sum(weight_bytes_by_format(program).values()),
             token=kv_bytes_per_token(program),

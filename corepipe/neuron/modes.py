@@ -20,12 +20,11 @@ from typing import Literal
 
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, RuntimeProfile, stage_weights
-from corepipe.neuron.graph import Graph
+from corepipe.neuron.graph import Graph, weight_bytes
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import weight_bytes
 from corepipe.neuron.rounds import Rounds
 
 Mode = Literal["latency", "throughput", "auto"]

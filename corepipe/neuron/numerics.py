@@ -1,4 +1,4 @@
-"""The reference twin's arithmetic: number formats, and every Op on whole arrays in numpy.
+"""The reference twin's arithmetic: number formats, and what Ops do to whole arrays, in numpy.
 
 This defines what is right; the native kernels are measured against it.  Each function computes in fp32
 from inputs that are already in their stored formats and rounds its result once, to the compute format.
@@ -8,8 +8,7 @@ It is not batch invariant: numpy's products may give other last bits for another
 Under tensor parallelism a sum over a split axis becomes T partial sums, each rounded to the compute
 format, added in rank order and rounded again.  One AllReduce therefore moves an element by at most
 `all_reduce_bound`: half a unit in the last place of every partial sum, of the total and of the unsplit
-result.  What becomes of that at the logits depends on the model; `tensor_parallel_bound` is an estimate
-that tests hold the twin and the kernels to, not a proof.
+result.  What becomes of that at the logits depends on the model: `reference.tensor_parallel_bound`.
 """
 
 from __future__ import annotations
@@ -17,41 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError
-from corepipe.neuron.graph import INT8_GROUP, DType, Format, Op, RopeSpec
-from corepipe.neuron.ops import (
-    Activation,
-    Add,
-    AddEmbedding,
-    AllGather,
-    AllReduce,
-    Attention,
-    Embed,
-    Function,
-    GatedActivation,
-    LayerNorm,
-    Linear,
-    Receive,
-    RMSNorm,
-    Rope,
-    RowIndex,
-    Scale,
-    SelectRows,
-    Send,
-)
-from corepipe.neuron.program import PAD, AxisShard, Program
-
-COMPUTED = (
-    *(Activation, Add, AddEmbedding, AllGather, AllReduce, Attention, Embed, GatedActivation, LayerNorm),
-    *(Linear, Receive, RMSNorm, Rope, Scale, SelectRows, Send),
-)
-"""The kinds of Op that are defined here; the others are timed only."""
+from corepipe.neuron.graph import INT8_GROUP, DType, Format, Function, RopeSpec
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
@@ -76,25 +46,6 @@ _GRIDS = {
     DType.FP8_E4M3: _Grid(ml_dtypes.float8_e4m3fn, 3, -6),
     DType.FP8_E5M2: _Grid(ml_dtypes.float8_e5m2, 2, -14),
 }
-
-
-def require_computed(program: Program) -> None:
-    """Raises UserError, by name, for the first op that neither the twin nor the native executor computes."""
-    for op in program.ops:
-        if not _is_computed(op):
-            raise UserError(f"{type(op).__name__} of layer {op.layer} is timed, not computed yet", "model")
-
-
-def _is_computed(op: Op) -> bool:
-    match op:
-        case Attention():
-            return op.causal and op.distance_bias is None and op.sinks is None
-        case AddEmbedding():
-            return op.by is RowIndex.POSITION
-        case Scale():
-            return op.by is None
-        case _:
-            return isinstance(op, COMPUTED)
 
 
 def round_to(x: npt.NDArray[np.floating], dtype: DType, fp8_max: float = 240.0) -> F32:
@@ -254,16 +205,6 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     return tuple(float(np.float32(slope)) for slope in (*slopes, *between)[:heads])
 
 
-def own_slopes(op: Attention, program: Program) -> F32 | None:
-    """The slopes of a core's own heads; 0 for a head that is padding."""
-    if op.alibi is None:
-        return None
-    size = op.heads.head_dim
-    each = np.repeat(np.asarray(op.alibi, np.float32), size)
-    own = program.axes[op.q.axis._replace(width=len(each))]
-    return np.asarray(cut(each, [own])[::size], np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed."""
@@ -341,22 +282,6 @@ def add(a: F32, b: F32, compute: DType) -> F32:
     return round_to(a + b, compute)
 
 
-def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
-    """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
-    for dim, axis in enumerate(axes):
-        parts = [_range(array, dim, start, length) for start, length in axis.ranges]
-        array = np.concatenate(parts, axis=dim)
-    return array
-
-
-def _range(array: npt.NDArray[Any], dim: int, start: int, length: int) -> npt.NDArray[Any]:
-    if start == PAD:
-        return np.zeros((*array.shape[:dim], length, *array.shape[dim + 1 :]), array.dtype)
-    if start + length > array.shape[dim]:
-        raise ValueError(f"a shard ends at {start + length} of {array.shape[dim]}")
-    return np.take(array, range(start, start + length), axis=dim)
-
-
 def all_reduce_bound(parts: Sequence[F32], dtype: DType) -> npt.NDArray[np.float64]:
     """How far the sum of rounded partial sums may be from the unsplit sum, both rounded to `dtype`.
 
@@ -369,33 +294,6 @@ def all_reduce_bound(parts: Sequence[F32], dtype: DType) -> npt.NDArray[np.float
     return np.asarray(rounded + (_spacing(total, dtype) + _spacing(total + rounded, dtype)) / 2)
 
 
-TENSOR_PARALLEL_UNITS = 4.0
-"""Units, relative to the largest logit, that one AllReduce may move the logits by.
-
-Fitted: over 2,000 random models of 1 to 8 layers the largest move was 0.8 of the bound, the median 0.1
-(0.2 in W8A8), and neither grew with the number of layers.
-"""
-
-
-def tensor_parallel_bound(programs: Sequence[Program], logits: F32) -> float:
-    """How far a tensor-parallel run's logits may be from the unsplit run's `logits`, absolutely.
-
-    `programs` are those of the split run.  Every AllReduce disturbs the residual stream by about one
-    unit, and the head and the final rounding count as one more; disturbances are independent, so they
-    grow with the square root of their number.  The unit is that of the compute format's last place (two
-    for fp32, where the order of a sum counts as much as its rounding).  In W8A8 a disturbed activation
-    may fall to the next of 127 steps, and shards that cut through a group of 64 take other scales: there
-    the unit is 1 / 127.  0 without a split.
-    """
-    if max(program.rank for program in programs) == 0:
-        return 0.0
-    reduces = sum(isinstance(op, AllReduce) for p in programs if p.rank == 0 for op in p.ops)
-    unit = TENSOR_PARALLEL_UNITS * _unit(programs[0].format)
-    return unit * math.sqrt(reduces + 1) * float(np.abs(logits).max(initial=0.0))
-
-
-def _unit(fmt: Format) -> float:
-    unit = 2.0 ** -_GRIDS[fmt.compute].mantissa_bits
-    if fmt.compute is DType.FP32:
-        unit *= 2
-    return max(unit, 1 / INT8_MAX) if fmt.activations is DType.INT8 else unit
+def unit(dtype: DType) -> float:
+    """One unit in the last place, relative to a number."""
+    return float(2.0 ** -_GRIDS[dtype].mantissa_bits)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.graph import Axis, Format, HeadLayout, Op, Output, Value, WeightSpec
+from corepipe.errors import UserError
+from corepipe.neuron.graph import Axis, Format, HeadLayout, Output, Value, WeightSpec, first_refusal
+
+if TYPE_CHECKING:  # an Op takes a core's part of what is here
+    from corepipe.neuron.ops.base import Op
 
 PAD = -1
 """Start of a range that stands for zero padding (padded heads under tensor parallelism)."""
@@ -31,6 +35,22 @@ class AxisShard:
     @property
     def contiguous(self) -> bool:
         return len(self.ranges) == 1 and self.ranges[0][0] != PAD
+
+
+def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
+    """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
+    for dim, axis in enumerate(axes):
+        parts = [_range(array, dim, start, length) for start, length in axis.ranges]
+        array = np.concatenate(parts, axis=dim)
+    return array
+
+
+def _range(array: npt.NDArray[Any], dim: int, start: int, length: int) -> npt.NDArray[Any]:
+    if start == PAD:
+        return np.zeros((*array.shape[:dim], length, *array.shape[dim + 1 :]), array.dtype)
+    if start + length > array.shape[dim]:
+        raise ValueError(f"a shard ends at {start + length} of {array.shape[dim]}")
+    return np.take(array, range(start, start + length), axis=dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,21 @@ class Program:
         """The kinds of attention heads that the core has, each once; padding is counted."""
         found = (op.head_layout for op in self.ops)
         return tuple(dict.fromkeys(layout for layout in found if layout is not None))
+
+    def require_computed(self) -> None:
+        """Raises UserError, by name, for the first Op that the executors do not compute."""
+        if (why := first_refusal(self.ops, self.format)) is not None:
+            raise UserError(f"timed, not computed yet: {why}", "model")
+
+
+def of_heads(numbers: Sequence[float], axis: Axis, program: Program) -> npt.NDArray[np.float32]:
+    """Of one number for each head of the model those of a core's heads, 0 for a head that is padding.
+
+    axis: that of the core's queries.
+    """
+    each = np.repeat(np.asarray(numbers, np.float32), axis.unit)
+    own = program.axes[axis._replace(width=len(each))]
+    return np.asarray(cut(each, [own])[:: axis.unit], np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 from corepipe.neuron.constants import IDEAL, Constants
-from corepipe.neuron.graph import DType, Format, WeightRole
+from corepipe.neuron.graph import DType, Format
 from corepipe.neuron.hardware import Instance, Topology
 
 MIN_CYCLES = 64
@@ -15,19 +15,6 @@ MIN_CYCLES = 64
 
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
-
-
-def weight_bytes(shape: tuple[int, ...], role: WeightRole, fmt: Format) -> int:
-    """Bytes of a stored weight; an int8 matrix has one fp32 scale a row."""
-    elements = prod(shape)
-    match role:
-        case WeightRole.MATRIX:
-            scales = 4 * elements // shape[-1] if fmt.weights is DType.INT8 else 0
-            return elements * fmt.weights.bytes + scales
-        case WeightRole.EMBEDDING:
-            return elements * fmt.compute.bytes
-        case WeightRole.VECTOR:
-            return elements * DType.FP32.bytes
 
 
 @dataclass(frozen=True, slots=True)

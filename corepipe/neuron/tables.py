@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.engines import AttentionCost, Cost, Engines
-from corepipe.neuron.graph import Op
-from corepipe.neuron.opcost import op_cost
+from corepipe.neuron.ops.base import Op
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, Link
 from corepipe.neuron.step import StepShape
@@ -178,7 +177,7 @@ def groups(programs: Sequence[Program]) -> list[list[tuple[Op, int]]]:
         if id(program.ops) not in known:
             alike: dict[Cost, list[Op]] = {}
             for op in program.ops:
-                alike.setdefault(op_cost(op, program.format, PROBE), []).append(op)
+                alike.setdefault(op.cost(program.format, PROBE), []).append(op)
             known[id(program.ops)] = [(ops[0], len(ops)) for ops in alike.values()]
     return [known[id(program.ops)] for program in programs]
 
@@ -193,6 +192,6 @@ def shared_tables(
         if (id(group), rate) not in made:
             costs: Counter[Cost] = Counter()
             for op, count in group:
-                costs[op_cost(op, program.format, rate)] += count
+                costs[op.cost(program.format, rate)] += count
             made[id(group), rate] = known.setdefault(frozenset(costs.items()), Table(costs))
     return [made[id(group), rate] for group, rate in zip(grouped, rates, strict=True)]

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from corepipe.models import published
-from corepipe.models.registry import COMPUTED, Architecture, architecture
+from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, SOURCE
+from corepipe.neuron.graph import FORMATS, SOURCE, weight_bytes
 from corepipe.neuron.hardware import Instance
-from corepipe.neuron.rates import weight_bytes
 from corepipe.neuron.step import StepShape
 from tests.digest.forms import Json, canonical
 from tests.digest.models import ROOT, TINY, config, family, source
@@ -29,6 +28,10 @@ def twins() -> dict[str, str]:
     return {
         name: first.setdefault(canonical(config(name)), name) for name in (*published.names(), *sorted(tiny))
     }
+
+
+COMPUTED = ("llama", "mistral", "qwen2", "qwen3")
+"""The families that were computed when the digest was written."""
 
 
 def replicas(model: str) -> Json:

@@ -8,10 +8,10 @@ from dataclasses import fields
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import CoreMemory, Limits, measure
 from corepipe.neuron.numerics import alibi_slopes
-from corepipe.neuron.ops import Attention, Function, RowIndex, Send
+from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
 from tests.digest.forms import Blocks, Json

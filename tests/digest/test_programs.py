@@ -13,7 +13,8 @@ import pytest
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, HeadLayout, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import FORMATS, HeadLayout, RopeSpec, Value, WeightSpec
+from corepipe.neuron.ops import Op
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
 from tests.digest import check, programs

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from corepipe.neuron import opcost
+from corepipe.neuron.ops import attention
 from tests.digest import cases, check, times
 from tests.digest.compare import Comparison
 from tests.digest.forms import Json, canonical
@@ -50,7 +50,7 @@ def test_one_unit_in_the_last_place_is_named(entry: Json) -> None:
 
 
 def test_a_changed_cost_is_named(entry: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcost, "DMA_QUEUES", 15)
+    monkeypatch.setattr(attention, "DMA_QUEUES", 15)
     found = compared(entry).difference(MODEL)
     assert found is not None
     assert found.startswith(f"times: {MODEL}: ")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from corepipe.neuron.graph import Graph, Op
-from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, Op, RMSNorm, Rope, SelectRows
 
 Array = np.ndarray
 

@@ -13,7 +13,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models import published, registry
 from corepipe.models.families import FAMILIES
-from corepipe.models.registry import COMPUTED
+from corepipe.models.registry import computed_families
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.graph import (
     FORMATS,
@@ -319,11 +319,22 @@ def test_what_a_family_does_not_have_is_refused(
         registry.architecture(written(tmp_path, {**published.config(name), **changes}))
 
 
-@pytest.mark.parametrize("name", [n for f, n in ONE_OF_EACH.items() if f not in COMPUTED])
+def test_a_family_is_computed_or_it_is_not() -> None:
+    """All published models of a family are, if the first is; so are those of the dense decoders alone."""
+    computed = computed_families()
+    for name in published.names():
+        architecture = registry.architecture(name)
+        family = published.config(name)["model_type"]
+        assert (architecture.graph(FORMATS["bf16"]).refusal() is None) is (family in computed), name
+    assert set(computed) & (ENCODERS | {"t5", "mixtral", "deepseek_v3", "gpt_oss", "llama4"}) == set()
+    assert {"llama", "gpt2", "falcon", "gemma2", "bloom", "phi3"} <= set(computed)
+
+
+@pytest.mark.parametrize("name", [n for f, n in ONE_OF_EACH.items() if f not in computed_families()])
 def test_what_is_timed_only_is_not_loaded(tmp_path: Path, name: str) -> None:
     source = written(tmp_path, published.config(name))
     assert registry.architecture(source).parameters == registry.architecture(name).parameters
-    with pytest.raises(UserError, match="is timed, not computed yet: it can be simulated, planned and"):
+    with pytest.raises(UserError, match=r"timed, not computed yet \(.* of layer .*\): it can be simulated"):
         registry.load(tmp_path)
 
 

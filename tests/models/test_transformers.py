@@ -7,19 +7,12 @@ from pathlib import Path
 import pytest
 
 from corepipe.models import registry
-from corepipe.models.families import FAMILIES
 from tests.parity import expected as answers
 from tests.parity.evaluate import Evaluator
 
 MODELS = answers.names()
 LIMIT = 20 * 1024
 """Bytes that a family may take in the repository."""
-
-
-@pytest.fixture(autouse=True)
-def all_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin computes families that the kernels do not yet."""
-    monkeypatch.setattr(registry, "COMPUTED", FAMILIES)
 
 
 @pytest.mark.parametrize("name", MODELS)

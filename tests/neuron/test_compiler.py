@@ -24,10 +24,9 @@ from corepipe.neuron.graph import (
     columns,
     hidden,
 )
-from corepipe.neuron.numerics import cut
 from corepipe.neuron.ops import AllGather, AllReduce, Linear, Receive, RMSNorm, Send
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, cut
 
 
 def placements(graph: Graph) -> st.SearchStrategy[Placement]:

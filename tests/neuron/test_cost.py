@@ -24,10 +24,10 @@ from corepipe.neuron.cost import (
     stage_weights,
 )
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout, Op
+from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout
 from corepipe.neuron.hardware import GIB
-from corepipe.neuron.opcost import matrix_cost, op_cost
-from corepipe.neuron.ops import Attention, Linear
+from corepipe.neuron.ops import Attention, Linear, Op
+from corepipe.neuron.ops.costs import matrix_cost
 from corepipe.neuron.placement import Placement, cut_layers
 from corepipe.neuron.rates import core_rates, link, read_share, ring_steps, sharing_of
 
@@ -278,7 +278,7 @@ def test_few_rows_take_as_long_as_the_array_needs_at_least():
 def _attention_cost(graph: Graph, constants: Constants = IDEAL) -> Cost:
     op = next(op for op in graph.ops if isinstance(op, Attention))
     rates = core_rates(INF2, graph.format, (0,), sharing=1, read_share=1.0, constants=constants)
-    return op_cost(op, graph.format, rates)
+    return op.cost(graph.format, rates)
 
 
 def test_attention_by_hand():
@@ -343,14 +343,14 @@ def test_too_many_cores_are_refused():
 
 def test_an_unknown_op_has_no_cost():
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    with pytest.raises(TypeError, match="no cost is known for Op"):
-        op_cost(Op(0, llama(TINY).ops[0].out), FORMATS["bf16"], rates)
+    with pytest.raises(NotImplementedError, match="Op has no cost"):
+        Op(0, llama(TINY).ops[0].out).cost(FORMATS["bf16"], rates)
 
 
 def test_every_op_of_a_step_costs_time():
     rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
     for op in llama(TINY).ops:
-        assert op_cost(op, FORMATS["bf16"], rates).engines(StepShape.decode(1, 5)).seconds > 0
+        assert op.cost(FORMATS["bf16"], rates).engines(StepShape.decode(1, 5)).seconds > 0
 
 
 def test_link_of_cores_on_one_chip_is_its_memory():
@@ -378,7 +378,7 @@ def test_width_of_a_value_is_what_counts():
         linear, out=linear.out._replace(axis=linear.out.axis._replace(width=linear.out.width // 2))
     )
     shape = StepShape.decode(1, 5)
-    whole_cost, half_cost = (op_cost(op, graph.format, rates).engines(shape) for op in (linear, half))
+    whole_cost, half_cost = (op.cost(graph.format, rates).engines(shape) for op in (linear, half))
     assert half_cost.dma == whole_cost.dma / 2
     assert half_cost.flops == whole_cost.flops / 2
 
@@ -398,7 +398,7 @@ def test_fp32_takes_four_passes():
 def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     op = experts(count=8, top_k=2, width=256, ffn=128)
-    cost = op_cost(op, FORMATS["bf16"], rates)
+    cost = op.cost(FORMATS["bf16"], rates)
     one, results = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2
     steps = [cost.engines(StepShape.decode(rows, 10)) for rows in (1, 3, 4, 64)]
     assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * results), 8 * (one + 64 * results)]
@@ -408,7 +408,7 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
 def test_steps_of_all_experts_wait_for_one_another():
     """So that a prompt takes longer than its busiest engine: the products, then the sums."""
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    cost = op_cost(experts(count=8, top_k=2, width=4096, ffn=768), FORMATS["bf16"], rates)
+    cost = experts(count=8, top_k=2, width=4096, ffn=768).cost(FORMATS["bf16"], rates)
     shape = StepShape.of([(0, 4096)], 1)
     steps, whole_op = [8 * step.engines(shape).seconds for step in cost.steps], cost.engines(shape)
     assert whole_op.seconds == pytest.approx(sum(steps), rel=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import Features, build, decoders
 
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec, fixed, hidden
+from corepipe.neuron.graph import HeadLayout, RopeSpec, Value, WeightRole, WeightSpec, fixed, hidden
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
     Activation,
@@ -22,6 +22,7 @@ from corepipe.neuron.ops import (
     GatedActivation,
     LayerNorm,
     Linear,
+    Op,
     RMSNorm,
     Rope,
     Scale,

@@ -13,7 +13,7 @@ from corepipe.neuron import numerics
 from corepipe.neuron.graph import FORMATS, DType, RopeSpec
 from corepipe.neuron.numerics import Matrix, Scores, round_stochastically, round_to
 from corepipe.neuron.ops import Function
-from corepipe.neuron.program import PAD, AxisShard
+from corepipe.neuron.program import PAD, AxisShard, cut
 
 FLOATS = [DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2]
 SPACING_AT_ONE = {
@@ -309,6 +309,6 @@ def test_scale_gate_and_add():
 def test_cut_takes_ranges_and_pads():
     array = np.arange(12).reshape(3, 4)
     rows, columns = AxisShard(((2, 1), (0, 1), (2, 1))), AxisShard(((1, 2), (PAD, 1)))
-    np.testing.assert_array_equal(numerics.cut(array, [rows, columns]), [[9, 10, 0], [1, 2, 0], [9, 10, 0]])
+    np.testing.assert_array_equal(cut(array, [rows, columns]), [[9, 10, 0], [1, 2, 0], [9, 10, 0]])
     with pytest.raises(ValueError, match="a shard ends at 5 of 4"):
-        numerics.cut(array, [AxisShard(((0, 3),)), AxisShard(((3, 2),))])
+        cut(array, [AxisShard(((0, 3),)), AxisShard(((3, 2),))])

@@ -26,12 +26,11 @@ from strategies import (
 from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, vocabulary
-from corepipe.neuron.numerics import cut, tensor_parallel_bound
 from corepipe.neuron.ops import Attention, Receive
 from corepipe.neuron.placement import Placement, local_heads
 from corepipe.neuron.placement import whole as all_of
-from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard
-from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied
+from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard, cut
+from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied, tensor_parallel_bound
 
 ONE_CORE = Placement()
 PROMPTS = [Chunk(0, 0, 9), Chunk(3, 0, 4), Chunk(1, 0, 1)]

@@ -19,10 +19,10 @@ from corepipe.neuron import packed_index
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, bind_matrix
 from corepipe.neuron.graph import FORMATS, HeadLayout, WeightRole, WeightSpec, hidden, vocabulary
-from corepipe.neuron.numerics import Matrix, cut, linear, round_to
+from corepipe.neuron.numerics import Matrix, linear, round_to
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import PAD, AxisShard
+from corepipe.neuron.program import PAD, AxisShard, cut
 from corepipe.neuron.weights import (
     PARTIAL,
     InMemoryWeights,

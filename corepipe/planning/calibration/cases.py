@@ -21,13 +21,13 @@ from corepipe.neuron.graph import (
     Output,
     OutputKind,
     StateKind,
+    weight_bytes,
 )
 from corepipe.neuron.hardware import GIB, Instance
 from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import weight_bytes
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from math import ceil
 
 from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import HeadLayout, Op
+from corepipe.neuron.graph import HeadLayout, WeightRole
 from corepipe.neuron.ops import (
     Attention,
     CrossAttention,
     Experts,
     LatentAttention,
     Linear,
+    Op,
     PatchEmbed,
 )
 
@@ -23,7 +24,7 @@ TILE, MOVING = 128, 512
 
 
 def matmul_instructions(op: Op, shape: StepShape) -> int:
-    """Of one Op of a core in a step; 0 for what TensorE has no part in."""
+    """Of one Op of a core in a step; 0 for what TensorE has no part in.  Raises TypeError for a new kind."""
     rows, count = shape.rows_of(op.out.rows.number), 0
     match op:
         case Linear():
@@ -40,7 +41,9 @@ def matmul_instructions(op: Op, shape: StepShape) -> int:
             count = _attention(op.heads, op.heads.head_dim, rows, shape, None)
         case LatentAttention():
             shared = HeadLayout(op.heads.heads, 1, op.heads.head_dim)
-            count = _attention(shared, op.state.per_token, rows, shape, None)
+            count = _attention(shared, op.kept, rows, shape, None)
+        case _ if op.head_layout is not None or any(spec.role is WeightRole.MATRIX for spec in op.weights):
+            raise TypeError(f"nobody counts the instructions of {type(op).__name__}")
     return count
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from corepipe.neuron.graph import Op
-from corepipe.neuron.ops import AllGather, AllReduce, Receive, Send
+from corepipe.neuron.ops import AllGather, AllReduce, Op, Receive, Send
 from corepipe.neuron.program import Program
 
 IN_LAYER = re.compile(r"^.*?\.\d+\.")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from corepipe.neuron.cost import OpTime
-from corepipe.neuron.ops import Attention, CrossAttention, LatentAttention
 from corepipe.planning.profiling.instructions import matmul_instructions
 from corepipe.planning.profiling.profile import Phase, Run, Step
 
@@ -157,7 +156,7 @@ class _Measurement:
 
 
 def _attends(time: OpTime) -> bool:
-    return isinstance(time.op, Attention | CrossAttention | LatentAttention)
+    return time.op.head_layout is not None
 
 
 def _cause(time: OpTime) -> Cause:

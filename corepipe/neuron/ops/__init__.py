@@ -1,0 +1,37 @@
+"""Every kind of Op that a Graph or a Program is made of, a group a file, with all that is known of it."""
+
+from corepipe.neuron.graph import Function
+from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAttention, Rope
+from corepipe.neuron.ops.base import Op
+from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
+from corepipe.neuron.ops.elementwise import Activation, Add, GatedActivation, Scale, SelectRows
+from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex
+from corepipe.neuron.ops.experts import Experts
+from corepipe.neuron.ops.linear import Linear
+from corepipe.neuron.ops.norms import LayerNorm, RMSNorm
+
+__all__ = [
+    "Activation",
+    "Add",
+    "AddEmbedding",
+    "AllGather",
+    "AllReduce",
+    "Attention",
+    "CrossAttention",
+    "Embed",
+    "Experts",
+    "Function",
+    "GatedActivation",
+    "LatentAttention",
+    "LayerNorm",
+    "Linear",
+    "Op",
+    "PatchEmbed",
+    "RMSNorm",
+    "Receive",
+    "Rope",
+    "RowIndex",
+    "Scale",
+    "SelectRows",
+    "Send",
+]

@@ -1,0 +1,199 @@
+"""Attention, in its kinds, and the rotation of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from corepipe.neuron import numerics
+from corepipe.neuron.engines import AttentionCost, Cost
+from corepipe.neuron.graph import Format, HeadLayout, RopeSpec, StateKind, StateSpec, Value, WeightSpec
+from corepipe.neuron.numerics import F32, Scores
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.costs import TILE, Passes, elementwise_cost
+from corepipe.neuron.rates import CoreRates
+
+DMA_QUEUES = 16
+"""DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
+
+SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Keeps):
+    """Rotates each head of x by the row's position; elements past the rotary width pass through."""
+
+    x: Value
+    head_dim: int
+    rope: RopeSpec
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(one=1, two=3)  # the rotated halves; two products, a sum
+        return elementwise_cost(self.out, passes, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.rotate(at[self.x], self.head_dim, *at.rotation(self.rope), at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.rope(at.buffer(self.x), at.buffer(self.out), self.head_dim, *at.rope(self.rope))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Keeps):
+    """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
+
+    Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
+    The cache holds the compute dtype; probabilities are rounded to it before they meet v.
+    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `softcap` c: scaled
+    scores become c tanh(score / c).  `alibi`: then they fall linearly with distance, by the slope of each of
+    the model's heads (Press et al. 2022), of which a core takes those of its own heads.  `distance_bias` is
+    added to scores by distance, a row a bucket and a column a head of the model (Raffel et al. 2020); `sinks`
+    [1, heads] take part in the softmax alone (gpt-oss).
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    heads: HeadLayout
+    scale: float
+    window: int | None = None
+    causal: bool = True
+    alibi: tuple[float, ...] | None = None
+    softcap: float | None = None
+    distance_bias: WeightSpec | None = None
+    sinks: WeightSpec | None = None
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
+
+    @property
+    def state(self) -> StateSpec | None:
+        return _kept(StateKind.TOKENS, self.heads, self.window) if self.causal else None
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        return {"heads": cut.heads(self.heads)}
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return _cost(self, self.heads, fmt, rates, causal=self.causal, window=self.window)
+
+    def refuses(self, fmt: Format) -> str | None:
+        computed = self.causal and self.distance_bias is None and self.sinks is None
+        return None if computed else Keeps.refuses(self, fmt)
+
+    def twin(self, at: TwinContext) -> F32:
+        inputs, compute = at.inputs, at.format.compute
+        keys, values = at.cache(self.layer)
+        q = at[self.q].reshape(-1, self.heads.heads, self.heads.head_dim)
+        new_keys, new_values = (at[x].reshape(-1, *keys.shape[1:]) for x in (self.k, self.v))
+        slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
+        kind = Scores(self.scale, self.window, self.softcap, slopes)
+        out = np.empty_like(at[self.q])
+        for s, table in enumerate(inputs.block_tables):
+            rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
+            positions = inputs.positions[rows]
+            own = at.slots(table, positions)
+            keys[own], values[own] = new_keys[rows], new_values[rows]
+            seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
+            out[rows] = numerics.attend(q[rows], keys[seen], values[seen], positions, kind, compute)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(Keeps):
+    """A decoder's attention to the encoder's rows: k and v are made once a sequence, and kept."""
+
+    q: Value
+    k: Value
+    v: Value
+    heads: HeadLayout
+    scale: float
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
+
+    @property
+    def state(self) -> StateSpec:
+        return _kept(StateKind.SOURCE, self.heads)
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        return {"heads": cut.heads(self.heads)}
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return _cost(self, self.heads, fmt, rates, causal=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention(Makes):
+    """Causal attention that keeps one latent a token for all heads (DeepSeek-V2, 2024, section 2.1).
+
+    q: [rows, heads x head_dim]; latent: [rows, rank]; key_rope: [rows, rotary width], rotated, the part of
+    the keys that the heads share.  A head's key is its part of key_up @ latent and key_rope; its value is its
+    part of value_up @ latent.  key_up is [heads x (head_dim - rotary width), rank], value_up is
+    [heads x value size, rank], out is [rows, heads x value size].  A device may instead multiply q by key_up
+    and the result by value_up, and attend to the latents themselves.
+    """
+
+    q: Value
+    latent: Value
+    key_rope: Value
+    key_up: WeightSpec
+    value_up: WeightSpec
+    heads: HeadLayout
+    scale: float
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(StateKind.TOKENS, self.latent.width + self.key_rope.width)
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        return {"heads": cut.heads(self.heads)}
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        """All heads share one key, the latent itself."""
+        shared = HeadLayout(self.heads.heads, 1, self.state.per_token)
+        return _cost(self, shared, fmt, rates, causal=True)
+
+
+def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> StateSpec:
+    """Keys and values."""
+    return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window)
+
+
+def _cost(
+    op: Op, heads: HeadLayout, fmt: Format, rates: CoreRates, *, causal: bool, window: int | None = None
+) -> AttentionCost:
+    """The products with keys and values, a softmax, and what is read and kept."""
+    queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
+    token = op.kept * fmt.compute.bytes
+    copies = queries // keys if rates.expands_kv and heads.copied else 1
+    tile = ceil(width / TILE) * TILE if rates.array else width
+    piece = rates.pieces(fmt.compute.bytes * width)
+    return AttentionCost(
+        rows=op.out.rows.number,
+        causal=causal,
+        window=window,
+        tensor=4 * tile * keys / rates.attention,
+        group=queries // keys,
+        min_rows=rates.min_rows,
+        vector=queries * SOFTMAX.cycles(fmt) / rates.vector,
+        scalar=queries * SOFTMAX.scalar / rates.scalar,
+        traffic=copies * token * (piece if rates.gathers_kv else 1 / rates.memory),
+        write=token * piece,
+        start=rates.start,
+        queued=2 * rates.start / DMA_QUEUES,
+        token_bytes=copies * token,
+        flops=4.0 * width * queries,
+    )

@@ -1,0 +1,114 @@
+"""What goes from core to core, inserted by the compiler.
+
+Send and Receive cost the core nothing: the DMA engines move activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.neuron.collectives import all_gather, all_reduce
+from corepipe.neuron.engines import Cost, OpCost
+from corepipe.neuron.graph import Format, Value
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, TwinContext
+from corepipe.neuron.rates import CoreRates
+
+MESH_BYTES = 1 << 20
+"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
+
+
+class Transfer(Op):
+    """An Op that other cores take part in, by its Value."""
+
+    __slots__ = ()
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Transfer):
+    """Sum over the tensor group, added in rank order in fp32, rounded once."""
+
+    x: Value
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return _exchanges(2, self.out, fmt, rates)  # a reduce-scatter and an all-gather
+
+    def twin(self, at: TwinContext) -> F32 | None:
+        parts = at.exchange(self.x)
+        return None if parts is None else all_reduce(parts, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.all_reduce(at.buffer(self.x), at.buffer(self.out), list(at.group))
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Transfer):
+    """Concatenation over the tensor group in rank order; `out` is as wide as the unsplit axis.
+
+    Ranks may contribute different widths, and padding at the end of `x` is dropped.
+    """
+
+    x: Value
+    widths: tuple[int, ...]
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return _exchanges(1, self.out, fmt, rates)
+
+    def twin(self, at: TwinContext) -> F32 | None:
+        parts = at.exchange(self.x)
+        return None if parts is None else all_gather(parts, self.widths)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.all_gather(at.buffer(self.x), at.buffer(self.out), list(at.group), list(self.widths))
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Transfer):
+    """Hands x to core `peer` (an index into the replica's Programs); `out` is x itself."""
+
+    x: Value
+    peer: int
+
+    def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
+        return OpCost(self.out.rows.number)
+
+    def twin(self, at: TwinContext) -> F32:
+        at.send(self.peer, at[self.x])
+        return at[self.x]
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.send(at.buffer(self.x), self.peer, self.x.rows.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Transfer):
+    """Takes the next value that core `peer` sends."""
+
+    peer: int
+
+    def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
+        return OpCost(self.out.rows.number)
+
+    def twin(self, at: TwinContext) -> F32 | None:
+        return at.receive(self.peer)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.receive(at.buffer(self.out), self.peer, self.out.rows.name)
+
+
+def _exchanges(count: int, out: Value, fmt: Format, rates: CoreRates) -> OpCost:
+    """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
+    once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
+    payload = out.width * fmt.compute.bytes
+    moved = payload * (rates.degree - 1) / rates.degree
+    return OpCost(
+        out.rows.number,
+        collectives=(
+            count * (rates.group.seconds + rates.exchange),
+            count * moved / rates.group.bytes_per_second,
+        ),
+        ring=(count * rates.ring, payload / MESH_BYTES),
+    )

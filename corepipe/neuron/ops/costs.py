@@ -1,0 +1,106 @@
+"""What the costs of Ops are made of.
+
+Within an Op the engines work beside one another, so that it takes as long as the busiest of them, after a
+start that nothing hides (a transfer's semaphore; weights are fetched ahead).  Ops follow one another.
+- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul).
+- VectorE and ScalarE: passes over the elements, one a lane and cycle, max(64, n) cycles each; an operation
+  on two fp32 operands takes two cycles an element (nki/api/nki/isa, tensor_tensor).
+- DMA: weights once a step, less what stays on chip; keys and values of the contexts, embedding rows, in
+  pieces of a head's or a row's size; logits.
+- Collectives: a floor for each exchange, the hops, and what a rank passes on; the links are used in turn,
+  not beside arithmetic.
+Between the Ops of a Program activations stay on chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from corepipe.neuron.engines import OpCost
+from corepipe.neuron.graph import DType, Format, RowSet, Value, WeightRole, weight_bytes
+from corepipe.neuron.rates import CoreRates
+
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of VectorE over an Op's elements: `one` and `two` by their number of operands; of ScalarE."""
+
+    one: int = 0
+    two: int = 0
+    scalar: int = 0
+
+    def cycles(self, fmt: Format) -> int:
+        """Cycles of VectorE an element."""
+        return self.one + self.two * (2 if fmt.compute is DType.FP32 else 1)
+
+
+GATE = Passes(two=2, scalar=1)  # of a gated activation: times the gate, times up; sigmoid
+
+
+def matrix_cost(
+    rows: RowSet, shape: tuple[int, ...], fmt: Format, rates: CoreRates, *, leaves: bool = False
+) -> OpCost:
+    """Rows times a matrix [n, k]; results come out of PSUM in a pass, and to memory if they leave.
+
+    fp32 activations that meet narrower weights are converted first.
+    """
+    n, k = shape
+    tiles = (ceil(n / TILE) * TILE, ceil(k / TILE) * TILE) if rates.array else (n, k)
+    stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) * rates.read_share
+    casts = k if fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32 else 0
+    row_bytes = n * fmt.compute.bytes if leaves else 0
+    return OpCost(
+        rows.number,
+        tensor=2 * tiles[0] * tiles[1] / rates.matmul,
+        min_rows=rates.min_rows,
+        vector=(0.0, (n + casts) / rates.vector),
+        dma=(stored / rates.memory, row_bytes / rates.memory),
+        read=(stored, 0.0),
+        written=row_bytes,
+        flops=2.0 * n * k,
+    )
+
+
+def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) -> OpCost:
+    """Passes over all elements of a result."""
+    cycles = passes.cycles(fmt)
+    return OpCost(
+        out.rows.number,
+        vector=(cycles * rates.pass_seconds, cycles * out.width / rates.vector),
+        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * out.width / rates.scalar),
+        start=rates.start,
+    )
+
+
+def passes_beside(rows: RowSet, passes: Passes, width: int, fmt: Format, rates: CoreRates) -> OpCost:
+    """Passes over the elements of a step's rows, beside its products."""
+    vector, scalar = passes.cycles(fmt) * width, passes.scalar * width
+    return OpCost(rows.number, vector=(0.0, vector / rates.vector), scalar=(0.0, scalar / rates.scalar))
+
+
+def gather_cost(out: Value, fmt: Format, rates: CoreRates) -> OpCost:
+    """A row of a table for each row."""
+    size = out.width * fmt.compute.bytes
+    moved = (0.0, size * rates.pieces(size))
+    return OpCost(out.rows.number, dma=moved, start=rates.start, read=(0.0, float(size)))
+
+
+def merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: int = 0) -> OpCost:
+    """Products and passes as one Op, which beside weights reads and writes so many bytes a row."""
+    return OpCost(
+        parts[0].rows,
+        tensor=sum(p.tensor for p in parts),
+        min_rows=rates.min_rows,
+        vector=(0.0, sum(p.vector[1] for p in parts)),
+        scalar=(0.0, sum(p.scalar[1] for p in parts)),
+        dma=(sum(p.dma[0] for p in parts), (read + written) / rates.memory),
+        start=rates.start,
+        read=(sum(p.read[0] for p in parts), float(read)),
+        written=float(written),
+        flops=sum(p.flops for p in parts),
+    )

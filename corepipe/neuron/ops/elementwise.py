@@ -1,0 +1,115 @@
+"""Ops on the elements of rows, and on which rows there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.neuron import numerics
+from corepipe.neuron.engines import Cost
+from corepipe.neuron.graph import Format, Function, Value
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Bindings, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.costs import GATE, Passes, elementwise_cost
+from corepipe.neuron.rates import CoreRates
+
+
+@dataclass(frozen=True, slots=True)
+class GatedActivation(Keeps):
+    """out = function(gate) * up."""
+
+    gate: Value
+    up: Value
+    function: Function = Function.SILU
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.out, GATE, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.gated(at[self.gate], at[self.up], self.function, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.glu(at.buffer(self.gate), at.buffer(self.up), at.buffer(self.out), self.function.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation(Keeps):
+    """out = function(x)."""
+
+    x: Value
+    function: Function
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.out, Passes(scalar=1), fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.activation(at[self.x], self.function, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.activation(self.function.value, at.buffer(self.x), at.buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Keeps):
+    """out = x times a constant, and times the row's own factor `by` (of width 1), where there is one."""
+
+    x: Value
+    factor: float = 1.0
+    by: Value | None = None
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.out, Passes(one=1), fmt, rates)
+
+    def refuses(self, fmt: Format) -> str | None:
+        return None if self.by is None else Keeps.refuses(self, fmt)
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.scale(at[self.x], self.factor, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.scale(at.buffer(self.x), self.factor, at.buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Keeps):
+    """out = a + b."""
+
+    a: Value
+    b: Value
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(one=1)  # to what a matrix product has left in PSUM (nki/api/nki/isa, tensor_tensor)
+        return elementwise_cost(self.out, passes, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.add(at[self.a], at[self.b], at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.add(at.buffer(self.a), at.buffer(self.b), at.buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows(Keeps):
+    """Keeps the rows whose logits are wanted."""
+
+    x: Value
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.out, Passes(one=1), fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return at[self.x][at.inputs.logit_rows]
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.select_rows(at.buffer(self.x), at.buffer(self.out))

@@ -1,0 +1,51 @@
+"""Matrices that rows are multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from corepipe.neuron import numerics
+from corepipe.neuron.engines import Cost
+from corepipe.neuron.graph import AxisKind, Format, Value, WeightSpec
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Cut, Makes, TwinContext
+from corepipe.neuron.ops.costs import matrix_cost
+from corepipe.neuron.rates import CoreRates
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Makes):
+    """out = x @ weight.T (+ bias); weight is [out.width, x.width]."""
+
+    x: Value
+    weight: WeightSpec
+    bias: WeightSpec | None = None
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        return {"bias": None} if cut.rank and self.sums() else {}  # the sum over ranks must add it once
+
+    def sums(self) -> bool:
+        return self.x.axis.is_cut
+
+    def refuses_cut(self) -> str | None:
+        if self.x.axis.kind is AxisKind.VOCABULARY:
+            return f"{self.weight.name} multiplies logits"
+        both = self.x.axis.is_cut and self.out.axis.is_cut
+        return f"{self.weight.name} would be cut along both of its axes" if both else None
+
+    def contradiction(self) -> str | None:
+        agree = self.weight.axes == (self.out.axis, self.x.axis)
+        return None if agree else f"{self.weight.name} has other axes than what it reads and makes"
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        leaves = self.out.axis.kind is AxisKind.VOCABULARY
+        return matrix_cost(self.out.rows, (self.out.width, self.x.width), fmt, rates, leaves=leaves)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        bias = None if self.bias is None else at.weight(self.bias)
+        return numerics.linear(at[self.x], at.matrix(self.weight), bias, at.format)

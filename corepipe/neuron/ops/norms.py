@@ -1,0 +1,75 @@
+"""Norms over rows, or over the heads of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corepipe.neuron import numerics
+from corepipe.neuron.engines import Cost
+from corepipe.neuron.graph import Format, Value, WeightSpec
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Bindings, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.rates import CoreRates
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm(Keeps):
+    """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
+
+    With a gain as wide as x this is the layer's norm; with one head's width it is Qwen3's q/k norm.
+    """
+
+    x: Value
+    gain: WeightSpec
+    eps: float
+
+    def refuses_cut(self) -> str | None:
+        axis = self.gain.axes[0]
+        return f"{self.gain.name} normalises over all of {axis.name}" if axis.is_cut else None
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(one=1, two=2)  # times 1 / rms; x squared and summed, times the gain
+        return elementwise_cost(self.out, passes, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.rms_norm(at[self.x], at.weight(self.gain), self.eps, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.rms_norm(at.buffer(self.x), at.buffer(self.out), at.vector(self.gain), self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Keeps):
+    """(x - mean) / sqrt(variance + eps) over all of x, times the gain, plus the bias, where there are any."""
+
+    x: Value
+    gain: WeightSpec | None
+    bias: WeightSpec | None
+    eps: float
+
+    def refuses_cut(self) -> str | None:
+        what = self.gain.name if self.gain is not None else f"LayerNorm of layer {self.layer}"
+        return f"{what} normalises over all of {self.x.axis.name}" if self.x.axis.is_cut else None
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(one=2, two=1)  # statistics, normalise; times the gain plus the bias
+        return elementwise_cost(self.out, passes, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        gain, bias = (None if spec is None else at.weight(spec) for spec in (self.gain, self.bias))
+        return numerics.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute)
+
+    def bound(self, at: Bindings) -> tuple[F32 | None, F32 | None, float]:
+        """Gain, bias and epsilon, as native code takes them."""
+        gain, bias = (None if spec is None else at.vector(spec) for spec in (self.gain, self.bias))
+        return gain, bias, self.eps
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.layer_norm(at.buffer(self.x), at.buffer(self.out), *self.bound(at))
