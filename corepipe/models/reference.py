@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from corepipe.models import published, registry
+from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
+from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.registry import COMPUTED, FAMILIES
 
 _INTRO = """\
@@ -42,15 +44,36 @@ What the Graphs of these families leave out, or have in a simpler form:
   one that is asked for.
 """
 
+_WEIGHTS = """
+## Weights
+
+Weights are read as fp32, tensor by tensor, and stored in the format that `--dtype` asks for.
+
+| file | tensors may be |
+|---|---|
+| `.safetensors`, one or several with an index | {safetensors} |
+| `.gguf` | {blocks} |
+
+What else a file holds is refused by the tensor's name.
+"""
+
 
 def reference() -> str:
     """The whole page."""
-    return f"{_INTRO}{_families()}{_LIMITS}\n## Names\n\n" + "\n".join(_names()) + "\n"
+    return f"{_INTRO}{_families()}{_LIMITS}{_weights()}\n## Names\n\n" + "\n".join(_names()) + "\n"
 
 
 def _families() -> str:
     rows = [f"| `{name}` | {'computed' if name in COMPUTED else 'timed'} |" for name in sorted(FAMILIES)]
     return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
+
+
+def _weights() -> str:
+    return _WEIGHTS.format(safetensors=_listed(DTYPES), blocks=_listed(t.name for t in BLOCK_TYPES.values()))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _names() -> Iterator[str]:

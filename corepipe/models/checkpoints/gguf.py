@@ -1,7 +1,7 @@
 """GGUF files: a strict header reader, and tensors dequantised to fp32 under Hugging Face names.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The blocks of quantised tensors
-are unpacked by the gguf library; its header reader trusts the file and takes seconds, ours does neither.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The gguf library has a header reader,
+too, which trusts the file and takes seconds; ours does neither.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
+from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing
 from corepipe.models.checkpoints.files import regular_size, unreadable
+from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, dequantise, type_name
 
 VERSIONS = (2, 3)
 MAX_HEADER = 1 << 26
@@ -47,30 +48,6 @@ SCALARS = {
     12: "<d",
 }
 STRING, ARRAY = 8, 9
-
-
-@dataclass(frozen=True, slots=True)
-class BlockType:
-    """A tensor encoding: `elements` at a time in `bytes`."""
-
-    name: str
-    elements: int
-    bytes: int
-
-
-BLOCK_TYPES = {
-    0: BlockType("F32", 1, 4),
-    1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    30: BlockType("BF16", 1, 2),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +222,8 @@ class GgufFile:
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor by its GGUF name, dequantised, in its row-major shape."""
         tensor = self.tensors[name]
-        return finite(self._values(tensor), self.path, name).reshape(tensor.shape)
-
-    def _values(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-        name, at, nbytes = tensor.name, tensor.offset, tensor.nbytes
-        if tensor.type.name == "F32":
-            return read_array(self.path, "<f4", nbytes // 4, at, name).astype(np.float32, copy=False)
-        if tensor.type.name == "F16":
-            return read_array(self.path, "<f2", nbytes // 2, at, name).astype(np.float32)
-        if tensor.type.name == "BF16":
-            return widen_bf16(read_array(self.path, "<u2", nbytes // 2, at, name))
-        return self._dequantise(tensor)
-
-    def _dequantise(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-        # Imported here: it costs 0.15 s that a start from packed weights need not pay.
-        from gguf import GGMLQuantizationType  # noqa: PLC0415
-        from gguf.quants import dequantize  # noqa: PLC0415
-
-        raw = read_array(self.path, "u1", tensor.nbytes, tensor.offset, tensor.name)
-        blocks = raw.reshape(-1, tensor.shape[-1] // tensor.type.elements * tensor.type.bytes)
-        values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
-        return np.ascontiguousarray(values, np.float32)
+        values = dequantise(self.path, tensor.type, math.prod(tensor.shape), tensor.offset, name)
+        return finite(values, self.path, name).reshape(tensor.shape)
 
 
 def _aligned(at: int, alignment: int) -> int:
@@ -280,7 +238,7 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     type_id = cursor.integer("<I", 1 << 31, f"the type of {told}")
     if type_id not in BLOCK_TYPES:
         known = ", ".join(t.name for t in BLOCK_TYPES.values())
-        raise cursor.error(f"tensor {told} has the unsupported encoding {type_id} (known: {known})")
+        raise cursor.error(f"tensor {told} is {type_name(type_id)}, which is not read (read are {known})")
     if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
         raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
     return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
