@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from corepipe.models import published, registry
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
+from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.registry import COMPUTED, FAMILIES
 
@@ -54,7 +55,8 @@ Weights are read as fp32, tensor by tensor, and stored in the format that `--dty
 | `.safetensors`, one or several with an index | {safetensors} |
 | `.gguf` | {blocks} |
 
-What else a file holds is refused by the tensor's name.
+What else a file holds is refused by the tensor's name. Of GGUF files these architectures are read:
+{architectures}.
 """
 
 
@@ -69,7 +71,11 @@ def _families() -> str:
 
 
 def _weights() -> str:
-    return _WEIGHTS.format(safetensors=_listed(DTYPES), blocks=_listed(t.name for t in BLOCK_TYPES.values()))
+    return _WEIGHTS.format(
+        safetensors=_listed(DTYPES),
+        blocks=_listed(t.name for t in BLOCK_TYPES.values()),
+        architectures=_listed(GGUF_FAMILIES),
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

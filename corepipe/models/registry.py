@@ -14,9 +14,9 @@ from corepipe.models import published
 from corepipe.models.checkpoints import checkpoint as checkpoints
 from corepipe.models.checkpoints.checkpoint import PICKLES, Checkpoint
 from corepipe.models.checkpoints.files import check_links
-from corepipe.models.checkpoints.gguf import GgufCheckpoint, GgufFile
-from corepipe.models.checkpoints.gguf_config import architecture as gguf_architecture
-from corepipe.models.checkpoints.gguf_config import config_fields
+from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
+from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
 from corepipe.models.families import (
@@ -187,8 +187,8 @@ class Model(Architecture):
         if self._gguf is None:
             return SafetensorsCheckpoint(self.path)
         heads = self.config.heads
-        permuted = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
-        return GgufCheckpoint(self._gguf, permuted if gguf_architecture(self._gguf) == "llama" else {})
+        rows = {"attn_q": heads.heads, "attn_k": heads.kv_heads}
+        return GgufCheckpoint(self._gguf, gguf_family(self._gguf), rows)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer

@@ -1,4 +1,4 @@
-"""GGUF files: a strict header reader, and tensors dequantised to fp32 under Hugging Face names.
+"""GGUF files: a strict header reader, and tensors dequantised to fp32.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The gguf library has a header reader,
 too, which trusts the file and takes seconds; ours does neither.
@@ -7,9 +7,7 @@ too, which trusts the file and takes seconds; ours does neither.
 from __future__ import annotations
 
 import math
-import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
@@ -19,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing
+from corepipe.models.checkpoints.checkpoint import finite
 from corepipe.models.checkpoints.files import regular_size, unreadable
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, dequantise, type_name
 
@@ -242,73 +240,3 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
         raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
     return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
-
-
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, None for those that are no weights of the forward pass."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in LAYER_NAMES:
-        return None
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-
-
-class GgufCheckpoint:
-    """The weights of a GGUF file.
-
-    `permuted_heads` gives, for architecture llama, how many heads the rows of "q_proj" and "k_proj"
-    hold: llama.cpp's converter interleaves the two halves of each head there, which is undone.
-    """
-
-    def __init__(self, file: GgufFile, permuted_heads: dict[str, int]) -> None:
-        self.path = file.path
-        self.fingerprint = fingerprint([(file.path, file.header)])
-        self._file = file
-        self._names = {hf: name for name in file.tensors if (hf := hf_name(name)) is not None}
-        self._permuted_heads = permuted_heads
-
-    def names(self) -> Iterable[str]:
-        return self._names.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._name(name)].shape
-
-    def file(self, name: str) -> Path:  # noqa: ARG002 -- the protocol's: one file holds all
-        return self.path
-
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        values = self._file.read(self._name(name))
-        heads = self._permuted_heads.get(name.split(".")[-2])
-        return values if heads is None else _separate_halves(values, heads)
-
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            raise missing(self.path, name)
-        return self._names[name]
-
-
-def _separate_halves(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows (x0, y0, x1, y1, ...) of each head back to (x0, x1, ..., y0, y1, ...)."""
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
