@@ -22,6 +22,7 @@ from corepipe.neuron.ops import (
     AllGather,
     AllReduce,
     Embed,
+    Function,
     GatedActivation,
     Linear,
     Receive,
@@ -79,6 +80,8 @@ class NativeCore:
     @_emit.register
     def _(self, step: FusedLinear) -> None:
         unused = self.buffer(step.x)
+        if step.function is not Function.SILU:
+            raise TypeError(f"no native code for {step.function}")
         segments = [
             (self._matrix(op.weight), self._bias(op), unused if step.out else self.buffer(op.out))
             for op in step.linears
@@ -94,6 +97,8 @@ class NativeCore:
     @_emit.register
     def _(self, step: FusedAttention) -> None:
         op = step.op
+        if op.alibi is not None or op.softcap is not None:
+            raise TypeError("no native code for attention with slopes or a cap")
         q_norm, k_norm = (
             (self._vector(n.gain), n.eps) if n is not None else None for n in (step.q_norm, step.k_norm)
         )
@@ -134,6 +139,8 @@ class NativeCore:
 
     @_emit_op.register
     def _(self, op: GatedActivation) -> None:
+        if op.function is not Function.SILU:
+            raise TypeError(f"no native code for {op.function}")
         self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out))
 
     @_emit_op.register

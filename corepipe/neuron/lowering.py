@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from corepipe.neuron.graph import Op, RopeSpec, Value
-from corepipe.neuron.ops import Add, Attention, GatedActivation, Linear, RMSNorm, Rope
+from corepipe.neuron.ops import Add, Attention, Function, GatedActivation, Linear, RMSNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class FusedLinear:
     residual: Value | None = None
     out: Value | None = None
     """Where a residual or a gated result goes; otherwise each Linear has its own `out`."""
+    function: Function = Function.SILU
+    """Of the gate."""
 
     @property
     def gated(self) -> bool:
@@ -145,7 +147,7 @@ def _fuse_linear(op: Linear, uses: _Uses, absorbed: set[int]) -> tuple[Step, lis
     gate = _gate(siblings, uses)
     if gate is not None:
         pair = (_maker_of(gate.gate, siblings), _maker_of(gate.up, siblings))
-        return FusedLinear(x, pair, norm, out=gate.out), [*siblings, gate]
+        return FusedLinear(x, pair, norm, out=gate.out, function=gate.function), [*siblings, gate]
     if len(siblings) == 1 and (add := _residual_add(op, uses)) is not None:
         other = add.b if add.a == op.out else add.a
         return FusedLinear(x, (op,), norm, residual=other, out=add.out), [op, add]

@@ -1,6 +1,6 @@
 """Every kind of Op that a Graph or a Program is made of; `graph` has what they are made of.
 
-The executors compute those of the families in `models.registry.COMPUTED`; the others are timed only.
+The twin computes those of dense decoders (`numerics.COMPUTED`); the others are timed only.
 """
 
 from __future__ import annotations
@@ -149,10 +149,11 @@ class Attention(Op):
 
     Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
     The cache holds the compute dtype; probabilities are rounded to it before they meet v.
-    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `alibi`: scores fall
-    linearly with distance (Press et al. 2022).  `softcap` c: scores become c tanh(score / c).  `table`: what
-    is added to scores by distance, a row a bucket and a column a head (Raffel et al. 2020); or gpt-oss's
-    sinks, a row of one logit a head that takes part in the softmax alone.
+    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `softcap` c: scaled
+    scores become c tanh(score / c).  `alibi`: then they fall linearly with distance, by the slope of each of
+    the model's heads (Press et al. 2022), of which a core takes those of its own heads.  `table`: what is
+    added to scores by distance, a row a bucket and a column a head (Raffel et al. 2020); or gpt-oss's sinks,
+    a row of one logit a head that takes part in the softmax alone.
     """
 
     q: Value
@@ -162,7 +163,7 @@ class Attention(Op):
     scale: float
     window: int | None = None
     causal: bool = True
-    alibi: bool = False
+    alibi: tuple[float, ...] | None = None
     softcap: float | None = None
     table: WeightSpec | None = None
 

@@ -18,18 +18,22 @@ import numpy.typing as npt
 from corepipe.neuron import numerics
 from corepipe.neuron.collectives import Links, all_gather, all_reduce
 from corepipe.neuron.graph import DType, Format, Graph, Op, RopeSpec, Value, WeightRole, WeightSpec
-from corepipe.neuron.numerics import F32, Matrix
+from corepipe.neuron.numerics import F32, Matrix, Scores, own_slopes
 from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Attention,
     Embed,
     GatedActivation,
+    LayerNorm,
     Linear,
     Receive,
     RMSNorm,
     Rope,
+    Scale,
     SelectRows,
     Send,
 )
@@ -120,6 +124,16 @@ class ReferenceCore:
         return self._weight(op.table)[step.inputs.tokens]
 
     @_run.register
+    def _(self, op: AddEmbedding, step: _Step) -> F32 | None:
+        rows = self._weight(op.table)[step.inputs.positions + op.offset]
+        return numerics.add(step[op.x], rows, self._compute)
+
+    @_run.register
+    def _(self, op: LayerNorm, step: _Step) -> F32 | None:
+        gain, bias = (self._weight(spec) if spec else None for spec in (op.gain, op.bias))
+        return numerics.layer_norm(step[op.x], gain, bias, op.eps, self._compute)
+
+    @_run.register
     def _(self, op: RMSNorm, step: _Step) -> F32 | None:
         return numerics.rms_norm(step[op.x], self._weight(op.gain), op.eps, self._compute)
 
@@ -140,6 +154,7 @@ class ReferenceCore:
         keys, values = self.keys[layer], self.values[layer]
         q = step[op.q].reshape(-1, heads.heads, heads.head_dim)
         new_keys, new_values = (step[x].reshape(-1, *keys.shape[1:]) for x in (op.k, op.v))
+        kind = Scores(op.scale, op.window, op.softcap, own_slopes(op, self.program))
         out = np.empty_like(step[op.q])
         for s, table in enumerate(inputs.block_tables):
             rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
@@ -147,14 +162,20 @@ class ReferenceCore:
             own = self._slots(table, positions)
             keys[own], values[own] = new_keys[rows], new_values[rows]
             seen = self._slots(table, np.arange(positions.max(initial=-1) + 1))
-            out[rows] = numerics.attend(
-                q[rows], keys[seen], values[seen], positions, op.scale, op.window, self._compute
-            )
+            out[rows] = numerics.attend(q[rows], keys[seen], values[seen], positions, kind, self._compute)
         return out
 
     @_run.register
     def _(self, op: GatedActivation, step: _Step) -> F32 | None:
-        return numerics.gated(step[op.gate], step[op.up], self._compute)
+        return numerics.gated(step[op.gate], step[op.up], op.function, self._compute)
+
+    @_run.register
+    def _(self, op: Activation, step: _Step) -> F32 | None:
+        return numerics.activation(step[op.x], op.function, self._compute)
+
+    @_run.register
+    def _(self, op: Scale, step: _Step) -> F32 | None:
+        return numerics.scale(step[op.x], op.factor, self._compute)
 
     @_run.register
     def _(self, op: Add, step: _Step) -> F32 | None:

@@ -10,6 +10,7 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import CoreMemory, Limits, measure
+from corepipe.neuron.numerics import alibi_slopes
 from corepipe.neuron.ops import Attention, Function, RowIndex, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
@@ -103,6 +104,8 @@ class _Ops:
             part = getattr(op, field.name)
             if field.name in ("layer", "out") or part is None or part is False or part == ():
                 continue
+            if isinstance(op, Attention) and field.name == "alibi" and part == alibi_slopes(len(part)):
+                part = True
             neutral_op[_field_name(op, field.name)] = self._part(number, op, part)
         neutral_op["out"] = _value(op.out)
         if op.kv_width:

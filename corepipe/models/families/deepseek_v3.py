@@ -14,7 +14,7 @@ from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.neuron.graph import Axis, Format, Graph, HeadLayout, Value, WeightRole, WeightSpec
-from corepipe.neuron.ops import LatentAttention, Rope
+from corepipe.neuron.ops import LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
     latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", Axis.LATENT, config.latent_rank)
     latent = b.norm(latent, f"{prefix}.kv_a_layernorm")
     key = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", Axis.LATENT, rotary)
-    key = b.append(Rope(b.layer, b.like(key), key, rotary, b.rope_spec))
+    key = b.rope(key, rotary)
     value_width = heads.heads * config.value_dim
     up = partial(_up, prefix, config.latent_rank)
     return b.append(

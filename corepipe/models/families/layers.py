@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corepipe.models.config import ModelConfig, Norm
-from corepipe.neuron.graph import Axis, Format, Graph, Op, Rows, Value, WeightRole, WeightSpec
+from corepipe.models.rope import RopeConfig
+from corepipe.neuron.graph import Axis, Format, Graph, Op, RopeSpec, Rows, Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -38,7 +39,7 @@ class GraphBuilder:
     def __init__(self, config: ModelConfig, every_row: bool = False) -> None:
         self.config = config
         self._every_row = every_row
-        self.rope_spec = config.rope.spec(config.rotary_dim or config.heads.head_dim)
+        self._rope_specs: dict[RopeConfig, RopeSpec] = {}
         self.layer = -1
         self.rows = Rows.TOKENS
         self._ops: list[Op] = []
@@ -120,9 +121,15 @@ class GraphBuilder:
         shift = vector(f"{name}.bias", width, axis) if bias else None
         return self.append(Linear(self.layer, self.value(axis, width, x.rows), x, weight, shift))
 
-    def rope(self, x: Value) -> Value:
-        """x with each head rotated by its position."""
-        return self.append(Rope(self.layer, self.like(x), x, self.config.heads.head_dim, self.rope_spec))
+    def rope(self, x: Value, head_dim: int | None = None) -> Value:
+        """x with each head rotated by its position; x itself in a layer that knows none."""
+        config, size = self.config, head_dim or self.config.heads.head_dim
+        rope = config.rope_of(self.layer)
+        if rope is None:
+            return x
+        if rope not in self._rope_specs:
+            self._rope_specs[rope] = rope.spec(config.rotary_dim or config.heads.head_dim)
+        return self.append(Rope(self.layer, self.like(x), x, size, self._rope_specs[rope]))
 
     def attention(
         self,
@@ -131,7 +138,7 @@ class GraphBuilder:
         v: Value,
         scale: float | None = None,
         causal: bool = True,
-        alibi: bool = False,
+        alibi: tuple[float, ...] | None = None,
         softcap: float | None = None,
         table: WeightSpec | None = None,
     ) -> Value:
