@@ -17,6 +17,8 @@ from corepipe.models.checkpoints.files import check_links
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.quantization import read_quantization
+from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
 from corepipe.models.families import FAMILIES
@@ -80,9 +82,11 @@ class Model(Architecture):
     def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
         _refuse_uncomputed(fields)
         _refuse_code(fields)
+        quantization = read_quantization(fields)
         super().__init__(name, fields)
         self.path = path
         self._gguf = gguf
+        self._quantization = quantization
 
     @cached_property
     def checkpoint(self) -> MappedCheckpoint:
@@ -92,7 +96,8 @@ class Model(Architecture):
     def _stored(self) -> Checkpoint:
         """The files."""
         if self._gguf is None:
-            return SafetensorsCheckpoint(self.path)
+            plain = SafetensorsCheckpoint(self.path)
+            return plain if self._quantization is None else QuantizedCheckpoint(plain, self._quantization)
         heads = self.config.heads
         rows = {"attn_q": heads.heads, "attn_k": heads.kv_heads}
         return GgufCheckpoint(self._gguf, gguf_family(self._gguf), rows)
@@ -151,10 +156,6 @@ def _refuse_uncomputed(fields: Fields) -> None:
             "model_type",
             f"{model_type} is timed, not computed yet: it can be simulated, planned and predicted, "
             f"not served (served are {', '.join(sorted(COMPUTED))})",
-        )
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"
         )
 
 
