@@ -41,7 +41,24 @@ class Family:
     weights: Callable[[Any], WeightMap]
 
 
-COMPUTED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+COMPUTED = frozenset(
+    {
+        *("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm4", "gpt2"),
+        *(
+            "gpt_bigcode",
+            "gpt_neo",
+            "gpt_neox",
+            "gptj",
+            "granite",
+            "llama",
+            "mistral",
+            "mpt",
+            "olmo",
+            "olmo2",
+        ),
+        *("olmo3", "opt", "phi", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
+    }
+)
 """The families that the executors compute; of the others only the time is known."""
 
 

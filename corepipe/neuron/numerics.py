@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import INT8_GROUP, Axis, DType, Format, Op, RopeSpec
+from corepipe.neuron.graph import INT8_GROUP, DType, Format, Op, RopeSpec
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -88,7 +88,7 @@ def require_computed(program: Program) -> None:
 def _is_computed(op: Op) -> bool:
     match op:
         case Attention():
-            return op.causal and op.table is None
+            return op.causal and op.distance_bias is None and op.sinks is None
         case AddEmbedding():
             return op.by is RowIndex.POSITION
         case Scale():
@@ -258,8 +258,10 @@ def own_slopes(op: Attention, program: Program) -> F32 | None:
     """The slopes of a core's own heads; 0 for a head that is padding."""
     if op.alibi is None:
         return None
-    each = np.repeat(np.asarray(op.alibi, np.float32), op.heads.head_dim)
-    return np.asarray(cut(each, [program.axes[Axis.Q_HEADS]])[:: op.heads.head_dim], np.float32)
+    size = op.heads.head_dim
+    each = np.repeat(np.asarray(op.alibi, np.float32), size)
+    own = program.axes[op.q.axis._replace(width=len(each))]
+    return np.asarray(cut(each, [own])[::size], np.float32)
 
 
 @dataclass(frozen=True, slots=True)

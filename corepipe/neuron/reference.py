@@ -95,11 +95,8 @@ class ReferenceCore:
         self.weights = {
             name: bind_weight(shard, program.format, read(name)) for name, shard in program.shards.items()
         }
-        heads = program.heads
-        slots = (len(program.layers), blocks * block_size, heads.kv_heads, heads.head_dim)
         self._block_size = block_size
-        self.keys = np.zeros(slots, np.float32)
-        self.values = np.zeros(slots, np.float32)
+        self.keys, self.values = (_caches(program, blocks * block_size) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
 
     def advance(self, step: _Step) -> bool:
@@ -150,8 +147,7 @@ class ReferenceCore:
     @_run.register
     def _(self, op: Attention, step: _Step) -> F32 | None:
         heads, inputs = op.heads, step.inputs
-        layer = op.layer - self.program.layers.start
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.keys[op.layer], self.values[op.layer]
         q = step[op.q].reshape(-1, heads.heads, heads.head_dim)
         new_keys, new_values = (step[x].reshape(-1, *keys.shape[1:]) for x in (op.k, op.v))
         kind = Scores(op.scale, op.window, op.softcap, own_slopes(op, self.program))
@@ -226,6 +222,16 @@ class ReferenceCore:
         return blocks * self._block_size + positions % self._block_size
 
 
+def _caches(program: Program, slots: int) -> dict[int, F32]:
+    """Zeros [slots, key/value heads, head size] for each layer with attention."""
+    layouts = ((op.layer, op.head_layout) for op in program.ops if op.state is not None)
+    return {
+        layer: np.zeros((slots, layout.kv_heads, layout.head_dim), np.float32)
+        for layer, layout in layouts
+        if layout is not None
+    }
+
+
 class ReferenceExecutor:
     """Implements `program.Executor` for one replica; a batch runs when it is submitted.
 
@@ -274,7 +280,7 @@ class ReferenceExecutor:
             pass
         if any(s.next < len(core.program.ops) for core, s in zip(self.cores, steps, strict=True)):
             raise RuntimeError("the Programs wait for each other")
-        return steps[-1][self.cores[-1].program.ops[-1].out]
+        return steps[-1][self.cores[-1].program.outputs[0].value]
 
     def _draw(self, logits: F32, sampling: SamplingBatch) -> StepOutput:
         if self._sample is None:

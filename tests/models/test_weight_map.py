@@ -12,7 +12,6 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.families import FAMILIES
 from corepipe.models.weight_map import (
     MappedCheckpoint,
     WeightMap,
@@ -109,12 +108,6 @@ def test_packed_weights_of_another_mapping_are_others() -> None:
     )
     assert MappedCheckpoint(Tensors(), WeightMap("a.")).fingerprint == Tensors.fingerprint
     assert len({plain.fingerprint, grouped.fingerprint, Tensors.fingerprint}) == 3
-
-
-@pytest.fixture(autouse=True)
-def all_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints can be read of families that are timed only."""
-    monkeypatch.setattr(registry, "COMPUTED", FAMILIES)
 
 
 def saved(

@@ -17,18 +17,19 @@ BOUND = 1e-4
 """Largest difference of a logit in fp32, as a share of the range of the logits."""
 CLEAR = 0.9
 """At least so many greedy choices have a lead that exceeds the bound."""
-KEPT = (1, 40, 128, -1)
-"""Positions whose logits are kept: in the first window, after it, in the second chunk, the last."""
+KEPT = (40, 128, -1)
+"""Positions whose logits are kept: the first after a window, the first of the second chunk, the last."""
 
 
 @dataclass(frozen=True)
 class Expected:
     """A model and transformers' answer to its prompt: the config, the shapes of a saved checkpoint's tensors,
-    the logits at KEPT, and of every position the greedy choice with its lead over the next."""
+    the logits at some positions (all of them, or KEPT), and of every one the greedy choice with its lead."""
 
     name: str
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
+    positions: tuple[int, ...]
     logits: np.ndarray
     spread: float
     choices: np.ndarray
@@ -52,10 +53,12 @@ class Expected:
     def save(self) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
         told = {"config": self.config, "tensors": self.shapes}
-        (DATA / f"{self.name}.json").write_text(json.dumps(told, sort_keys=True) + "\n", encoding="utf-8")
+        (DATA / f"{self.name}.json").write_text(
+            json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8"
+        )
         np.savez_compressed(
             DATA / f"{self.name}.npz",
-            logits=self.logits,
+            logits=self.logits[list(KEPT)],
             spread=np.float32(self.spread),
             choices=self.choices.astype(np.uint8),
             leads=self.leads.astype(np.float16),
@@ -69,7 +72,7 @@ def answered(
     best = np.sort(logits, axis=1)[:, -2:]
     spread = float(logits.max() - logits.min())
     leads, choices = best[:, 1] - best[:, 0], logits.argmax(1)
-    return Expected(name, config, shapes, logits[list(KEPT)], spread, choices, leads)
+    return Expected(name, config, shapes, tuple(range(len(logits))), logits, spread, choices, leads)
 
 
 def load(name: str) -> Expected:
@@ -80,6 +83,7 @@ def load(name: str) -> Expected:
             name,
             told["config"],
             shapes,
+            KEPT,
             kept["logits"],
             float(kept["spread"]),
             kept["choices"].astype(int),
@@ -108,7 +112,7 @@ class Verdict:
 
 def judge(logits: np.ndarray, expected: Expected) -> Verdict:
     """Of all logits [len(prompt), VOCAB]."""
-    difference = float(np.abs(logits[list(KEPT)] - expected.logits).max() / expected.spread)
+    difference = float(np.abs(logits[list(expected.positions)] - expected.logits).max() / expected.spread)
     clear = expected.leads > 2 * BOUND * expected.spread
     equal = (logits.argmax(1) == expected.choices) & clear
     return Verdict(difference, int(clear.sum()), int(equal.sum()), len(clear))

@@ -159,7 +159,7 @@ def _space(
 def _check_any_runs(inquiry: Inquiry) -> None:
     """Raises UserError where vLLM on Neuron runs nothing of what may be chosen."""
     graph = inquiry.architecture.graph(FORMATS["bf16"])
-    shapes = list(inquiry.space.shapes(graph.heads.heads, graph.num_layers))
+    shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers))
     if shapes and not any(map(emit_vllm.runs, shapes)):
         emit_vllm.check_runs(shapes[0])
 

@@ -8,7 +8,7 @@ from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Axis, Format, Graph
+from corepipe.neuron.graph import Format, Graph, hidden
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 OFFSET = 2
@@ -66,7 +66,7 @@ def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Grap
     projected = config.embedding_size != config.hidden_size
     x = b.embed(EMBEDDING, config.embedding_size)
     if projected:
-        x = b.linear(x, "model.decoder.project_in", Axis.HIDDEN, config.hidden_size)
+        x = b.linear(x, "model.decoder.project_in", hidden(config.hidden_size))
     table = "model.decoder.embed_positions.weight"
     x = b.add_embedding(x, table, config.max_positions + OFFSET, offset=OFFSET)
     for layer in b.layers():
@@ -74,6 +74,6 @@ def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Grap
     if config.norm_first and config.final_norm:
         x = b.norm(x, "model.decoder.final_layer_norm")
     if projected:
-        x = b.linear(x, "model.decoder.project_out", Axis.HIDDEN, config.embedding_size)
+        x = b.linear(x, "model.decoder.project_out", hidden(config.embedding_size))
     b.head(x)
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
