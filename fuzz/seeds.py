@@ -39,6 +39,47 @@ def _safetensors_file() -> list[bytes]:
     ]
 
 
+def _quantized() -> list[bytes]:
+    """fp8 in blocks, integers with zero points, and packed ones in an order of their own."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    return [
+        _with_config(fp8, {"weight": ("F8_E4M3", [3, 4], 12), "weight_scale_inv": ("F32", [2, 2], 16)}),
+        _with_config(
+            _compressed("channel", 8, symmetric=False),
+            {
+                "weight": ("I8", [3, 4], 12),
+                "weight_scale": ("F32", [3, 1], 12),
+                "weight_zero_point": ("I8", [3, 1], 3),
+            },
+        ),
+        _with_config(
+            _compressed("group", 4, group_size=4, actorder="group"),
+            {
+                "weight_packed": ("I32", [2, 1], 8),
+                "weight_scale": ("BF16", [2, 2], 8),
+                "weight_g_idx": ("I32", [8], 32),
+                "weight_shape": ("I64", [2], (2).to_bytes(8, "little") + (8).to_bytes(8, "little")),
+            },
+        ),
+    ]
+
+
+def _compressed(strategy: str, bits: int, **more: object) -> dict[str, object]:
+    weights = {"num_bits": bits, "type": "int", "strategy": strategy, **more}
+    return {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": weights}}}
+
+
+def _with_config(config: dict[str, object], tensors: dict[str, tuple[str, list[int], int | bytes]]) -> bytes:
+    """A line of JSON, then a file; tensors have a type, a shape, and so many zeros or these bytes."""
+    listed: dict[str, object] = {}
+    data = b""
+    for name, (dtype, shape, content) in tensors.items():
+        begin = len(data)
+        data += bytes(content) if isinstance(content, int) else content
+        listed[f"m.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, len(data)]}
+    return json.dumps(config).encode() + b"\n" + _safetensors(listed, data)
+
+
 def _safetensors_index() -> list[bytes]:
     names = [{}, {"a": "a.safetensors"}, {"a": "../a.safetensors"}]
     return [json.dumps({"metadata": {"total_size": 1}, "weight_map": owners}).encode() for owners in names]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,6 +24,8 @@ from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.quantization import read_quantization
+from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields
 from corepipe.models.text import chat_sandbox
@@ -87,6 +90,26 @@ def safetensors_file(data: bytes) -> None:
             with refusals():
                 values = checkpoint.read(name)
                 check(values.shape == checkpoint.shape(name), f"{name} has another shape than told")
+                check(bool(np.isfinite(values).all()), f"{name} is not finite")
+
+
+def quantized(data: bytes) -> None:
+    """A quantization_config in one line, and a file of tensors."""
+    config, _, tensors = data.partition(b"\n")
+    with suppress(ValueError, RecursionError), refusals():
+        said = Fields(Path("config.json"), {"quantization_config": json.loads(config)})
+        quantization = read_quantization(said)
+        if quantization is None:
+            return
+        checkpoint = QuantizedCheckpoint(
+            SafetensorsCheckpoint(written("model.safetensors", tensors)), quantization
+        )
+        for name in checkpoint.names():
+            with refusals():
+                shape = checkpoint.shape(name)
+                check(prod(shape) <= 8 * len(tensors), "more values than the file can hold")
+                values = checkpoint.read(name)
+                check(values.shape == shape, f"{name} has another shape than told")
                 check(bool(np.isfinite(values).all()), f"{name} is not finite")
 
 
@@ -332,6 +355,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         for target in (
             safetensors_file,
             safetensors_index,
+            quantized,
             gguf_file,
             gguf_checkpoint,
             packed_file,

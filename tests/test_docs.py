@@ -127,6 +127,15 @@ def test_every_source_file_is_in_the_architecture_and_nothing_else() -> None:
     assert sorted(listed) == sorted(files)
 
 
+def test_the_way_of_a_request_is_read_in_at_most_twelve_modules() -> None:
+    text = section((DOCS / "architecture.md").read_text(), "## Read these three first")
+    listed = re.findall(
+        r"^\d+\. `([\w/]+\.py)`", text.split("Then, for the way of a request")[1], re.MULTILINE
+    )
+    assert 6 < len(listed) <= 12
+    assert [name for name in listed if not (ROOT / "corepipe" / name).is_file()] == []
+
+
 def test_what_the_life_of_a_request_names_exists() -> None:
     text = section((DOCS / "architecture.md").read_text(), "## The life of a request")
     sources = "\n".join(path.read_text() for path in (ROOT / "corepipe").rglob("*.py"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import registry
@@ -24,13 +27,17 @@ from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Sampling, Submit
 from tests.parity import expected
+from tests.parity.evaluate import Evaluator
+from tests.parity.families import TINY
+from tests.parity.families import VOCAB as TINY_VOCAB
 from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
-MODELS = [name for name in expected.names() if expected.load(name).model_type in registry.computed_families()]
+MODELS = expected.names()
 BLOCK, POSITIONS = 16, 96
 PROMPT = 60
 """Longer than the windows of these models."""
+SERVED = ("bloom", "gemma3_text", "gpt2", "llama", "phi3")
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3"}
 EVERYWHERE = {
     "crowded": {"max_num_batched_tokens": 48, "num_blocks": 14},
@@ -124,3 +131,20 @@ def test_kernels_agree_with_the_twin_and_ranks_with_one_core(
     programs = compile_graph(graph, Placement(tensor=2))
     split = logits(executor(model, graph, Placement(tensor=2), pool), inputs)
     assert np.abs(split - got).max() <= tensor_parallel_bound(programs, got)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_it_is_served(name: str, tmp_path: Path) -> None:
+    """From a directory with a tokenizer, over two emulated cores."""
+    model = expected.load(name)
+    vocab = {expected.VOCAB: TINY_VOCAB}
+    shapes = {name: tuple(vocab.get(n, n) for n in shape) for name, shape in model.shapes.items()}
+    folder = replace(model, config={**model.config, "vocab_size": TINY_VOCAB}, shapes=shapes).write(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / "llama2" / file, folder)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(folder), format="fp32", max_model_len=POSITIONS, pipeline=2, cache_dir=folder) as llm:
+        (said,) = llm.generate([model.prompt[:PROMPT]], params)
+    twin = Evaluator.reference(registry.load(folder), "fp32", POSITIONS)
+    assert twin.agreement(model.prompt[:PROMPT], said.token_ids) == 12
+    assert isinstance(said.text, str)

@@ -17,6 +17,7 @@ from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
+from corepipe.neuron.graph import FORMATS
 from corepipe.serving.api.app import create_app, listen_all, serve
 from corepipe.serving.api.connection_limit import make_room, too_few_files
 from corepipe.serving.api.limits import check_bind
@@ -74,6 +75,12 @@ def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
     return tokenizer
 
 
+def _weights(model: str, fmt: str) -> str | None:
+    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it."""
+    stored = registry.load(Path(model)).checkpoint.stored_as
+    return stored and f"weights: {stored} -> read as fp32, stored as {FORMATS[fmt].weights.value}"
+
+
 def _url(listener: socket.socket, server: ServerConfig) -> str:
     scheme = "http" if server.ssl_certfile is None else "https"
     host, port = listener.getsockname()[:2]
@@ -86,6 +93,7 @@ class _AnnouncedClient(ProcessClient):
     def __init__(self, config: EngineConfig, urls: list[str], queue_seconds: float | None) -> None:
         super().__init__(config, queue_seconds=queue_seconds)
         self._urls = urls
+        self._model, self._format = config.model, config.format
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
         console = errors()
@@ -98,6 +106,8 @@ class _AnnouncedClient(ProcessClient):
 
             ready = await super().start(show)
         print_placement(console, ready.placement)
+        if (weights := _weights(self._model, self._format)) is not None:
+            console.print(weights, markup=False)
         console.print(
             f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}: "
             f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it",

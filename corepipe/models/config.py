@@ -205,7 +205,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.error(key, f"must be an object, not {shown(value, 60)}")
-        return Fields(self.path, value, self._shown, f"{key}.")
+        return Fields(self.path, value, self._shown, f"{self._prefix}{key}.")
 
     def refuse(self, *keys: str) -> None:
         """Raises UserError for the first of these keys that is on: variants that are not described here."""

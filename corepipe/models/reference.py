@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from corepipe.models import published, registry
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
+from corepipe.models.checkpoints.quantization import FORMATS
 from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
@@ -57,11 +58,28 @@ Weights are read as fp32, tensor by tensor, and stored in the format that `--dty
 
 | file | tensors may be |
 |---|---|
-| `.safetensors`, one or several with an index | {safetensors} |
+| `.safetensors`, one or several with an index | {safetensors}; quantised: see below |
 | `.gguf` | {blocks} |
 
-What else a file holds is refused by the tensor's name. Of GGUF files these architectures are read:
-{architectures}.
+What else a file holds is refused by the tensor's name before anything is read. Of GGUF files these
+architectures are read: {architectures}.
+
+Safetensors with a `quantization_config`:
+
+| quant_method | read are |
+|---|---|
+| `fp8` | e4m3 with a scale a block (`weight_block_size`) or a tensor, as DeepSeek and vLLM write it |
+| `fbgemm_fp8` | e4m3 with a scale a channel |
+| `compressed-tensors` | fp8 and integers of 1 to 8 bits with a scale a tensor, channel, group or block |
+
+Of compressed-tensors these formats are read: {formats}; with zero points, and with columns in an order
+of their own (`actorder`). Others (GPTQ, AWQ, MXFP4, bitsandbytes and so on) are refused by name. Each weight
+must be as one of the config's groups says. `corepipe serve` says at its start what the weights were and what
+they are stored as:
+
+    weights: fp8 in blocks of 128x128 -> read as fp32, stored as int8
+
+Settings for activations and KV caches are without effect: both have the formats of `--dtype`.
 """
 
 
@@ -81,6 +99,7 @@ def _weights() -> str:
         safetensors=_listed(DTYPES),
         blocks=_listed(t.name for t in BLOCK_TYPES.values()),
         architectures=_listed(GGUF_FAMILIES),
+        formats=_listed(FORMATS),
     )
 
 

@@ -17,6 +17,8 @@ from corepipe.models.checkpoints.files import check_links
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.quantization import read_quantization
+from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
 from corepipe.models.families import FAMILIES
@@ -74,12 +76,13 @@ class Model(Architecture):
     """A model on disk.  Nothing but its configuration is read until it is asked for."""
 
     def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
-        _refuse_quantised(fields)
         _refuse_code(fields)
+        quantization = read_quantization(fields)
         super().__init__(name, fields)
         self.path = path
         self._fields = fields
         self._gguf = gguf
+        self._quantization = quantization
         refusals = [super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values()]
         if all(refusals):
             raise self._uncomputed(refusals[0])
@@ -108,7 +111,8 @@ class Model(Architecture):
     def _stored(self) -> Checkpoint:
         """The files."""
         if self._gguf is None:
-            return SafetensorsCheckpoint(self.path)
+            plain = SafetensorsCheckpoint(self.path)
+            return plain if self._quantization is None else QuantizedCheckpoint(plain, self._quantization)
         heads = self.config.heads
         rows = {"attn_q": heads.heads, "attn_k": heads.kv_heads}
         return GgufCheckpoint(self._gguf, gguf_family(self._gguf), rows)
@@ -185,14 +189,6 @@ SMALL = {
 def _is_computed(config: dict[str, object]) -> bool:
     model = Architecture("", Fields(Path("config.json"), config))
     return any(model.graph(fmt).refusal() is None for fmt in FORMATS.values())
-
-
-def _refuse_quantised(fields: Fields) -> None:
-    """Raises UserError for weights in a form that is not read."""
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "is not supported: use the unquantised weights, or a GGUF file"
-        )
 
 
 def _refuse_code(fields: Fields) -> None:

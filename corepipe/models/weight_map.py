@@ -134,6 +134,11 @@ class MappedCheckpoint:
     def fingerprint(self) -> str:
         return self._stored.fingerprint + self._map.fingerprint()
 
+    @property
+    def stored_as(self) -> str | None:
+        """How the files have the weights, for people; None where they are plain."""
+        return self._stored.stored_as
+
     def names(self) -> Iterable[str]:
         """Of the tensors as they are stored."""
         return self._names

@@ -17,6 +17,8 @@ from tests.digest.models import ROOT, TINY, config, family, source
 
 PLACEMENTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 8))
 """Pipeline and tensor degrees; replicas of a deployment run the same Programs."""
+COMPUTED_THEN = {"llama", "mistral", "qwen2", "qwen3"}
+"""The families that were computed when the digest was frozen."""
 HELD = 1.25
 """Memory for each byte of weights that the tensor degree of a timed deployment is chosen for."""
 
@@ -30,13 +32,9 @@ def twins() -> dict[str, str]:
     }
 
 
-COMPUTED = ("llama", "mistral", "qwen2", "qwen3")
-"""The families that were computed when the digest was written."""
-
-
 def replicas(model: str) -> Json:
     """bf16 in every placement; int8, whose groups are cut otherwise, in some; of computed families all."""
-    computed = family(model) in COMPUTED
+    computed = family(model) in COMPUTED_THEN
     asked = [("bf16", *place) for place in PLACEMENTS] + [
         ("int8", *place) for place in ((1, 1), (2, 1), (1, 8))
     ]

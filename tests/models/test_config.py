@@ -117,7 +117,7 @@ def test_biases(tmp_path: Path) -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": -1}, "eos_token_id must be a token id"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config\.quant_method is missing"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}, "auto_map asks for code"),
         ({"trust_remote_code": True}, "trust_remote_code asks for code"),
         ({"hidden_size": 10**9}, "hidden_size must be"),

@@ -15,15 +15,20 @@ LIMIT = 20 * 1024
 """Bytes that a family may take in the repository."""
 
 
+@pytest.mark.parametrize("executor", ["native", "reference"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor: str, tmp_path: Path) -> None:
     expected = answers.load(name)
     model = registry.load(expected.write(tmp_path))
     model.check(model.graph(registry.FORMATS["fp32"]))
-    evaluator = Evaluator.reference(model, "fp32", len(expected.prompt))
+    evaluator = getattr(Evaluator, executor)(model, "fp32", len(expected.prompt))
     verdict = answers.judge(evaluator.logits(expected.prompt), expected)
     evaluator.close()
     assert verdict.good, verdict
+
+
+def test_every_computed_family_is_compared() -> None:
+    assert {answers.load(name).model_type for name in MODELS} == set(registry.computed_families())
 
 
 def test_a_family_takes_little_room() -> None:

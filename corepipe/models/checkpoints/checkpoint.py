@@ -20,7 +20,8 @@ PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 class Checkpoint(Protocol):
     """Named tensors on disk, read one at a time.
 
-    `fingerprint` changes when the weights do; it is the key of caches made from them.
+    `fingerprint` changes when the weights do; it is the key of caches made from them.  `stored_as` says how
+    they are quantised, for people; None where they are not.
     """
 
     @property
@@ -28,6 +29,9 @@ class Checkpoint(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def stored_as(self) -> str | None: ...
 
     def names(self) -> Iterable[str]:
         """Hugging Face names of all tensors."""

@@ -14,8 +14,7 @@ from corepipe.models.checkpoints.checkpoint import fingerprint, missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
 
-NOTHING = "F32"
-"""The type of what llama.cpp does not quantise: gains, and biases."""
+PLAIN = {"F32", "F16", "BF16"}
 
 
 class GgufCheckpoint:
@@ -58,10 +57,10 @@ class GgufCheckpoint:
         return np.ascontiguousarray(values.T) if self._is_transposed(ours) else values
 
     @property
-    def stored_as(self) -> str:
-        """The block types of the weights, for people."""
+    def stored_as(self) -> str | None:
+        """The block types of the weights, for people; None where there are none."""
         types = {self._file.tensors[name].type.name for name in self._names.values()}
-        return ", ".join(sorted(types - {NOTHING})) or NOTHING
+        return ", ".join(sorted(types - PLAIN)) or None
 
     def _is_transposed(self, name: str) -> bool:
         return _stem(name) in self._family.transposed and name.endswith(".weight")

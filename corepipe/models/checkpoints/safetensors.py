@@ -30,6 +30,8 @@ MAX_TENSORS = 1 << 18
 MAX_NAME = 1024
 MAX_SHARDS = 4096
 DTYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2)}
+RAW = {"F8_E4M3": "u1", "I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
+"""What quantised weights and what belongs to them are made of."""
 OTHER_BYTES = {
     "F64": 8,
     "I64": 8,
@@ -58,6 +60,8 @@ class TensorEntry:
 class SafetensorsCheckpoint:
     """A directory with model.safetensors(.index.json), or a single .safetensors file."""
 
+    stored_as = None
+
     def __init__(self, path: Path) -> None:
         self.path = path
         files, owners = _files(path)
@@ -77,7 +81,36 @@ class SafetensorsCheckpoint:
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that can be read; raises UserError for those of other types."""
+        entry = self._entry(name)
+        if entry.dtype not in DTYPES:
+            raise UserError(
+                f"{entry.file}: tensor {shown(name)} is {entry.dtype}; known: {', '.join(DTYPES)}"
+            )
+        return entry.shape
+
+    def has(self, name: str) -> bool:
+        return name in self._entries
+
+    def dtype(self, name: str) -> str:
+        """As the format spells it."""
+        return self._entry(name).dtype
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of a tensor of any type."""
         return self._entry(name).shape
+
+    def raw(self, name: str, start: int, end: int) -> npt.NDArray[np.generic]:
+        """Some rows of a tensor of integers, or of fp8 as bytes; raises UserError for other types."""
+        entry = self._entry(name)
+        if entry.dtype not in RAW:
+            raise UserError(
+                f"{entry.file}: tensor {shown(name)} is {entry.dtype}, not one of {', '.join(RAW)}"
+            )
+        width = math.prod(entry.shape[1:])
+        offset = entry.offset + start * width * BYTES[entry.dtype]
+        rows = read_array(entry.file, RAW[entry.dtype], (end - start) * width, offset, name)
+        return rows.reshape(end - start, *entry.shape[1:]) if entry.shape else rows
 
     def file(self, name: str) -> Path:
         return self._entry(name).file
@@ -85,8 +118,7 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """F32, F16 or BF16 as fp32."""
         entry = self._entry(name)
-        if entry.dtype not in DTYPES:
-            raise UserError(f"{entry.file}: tensor {name} is {entry.dtype}; known: {', '.join(DTYPES)}")
+        self.shape(name)
         data = read_array(entry.file, DTYPES[entry.dtype][0], math.prod(entry.shape), entry.offset, name)
         wide = widen_bf16(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
         return finite(wide, entry.file, name).reshape(entry.shape)

@@ -1,43 +1,105 @@
+"""A replica by itself, and what its requests' owners are told."""
+
 from __future__ import annotations
+
+from math import inf
 
 import pytest
 
-from corepipe.serving.engine.desk import Desk
+from corepipe.neuron.cost import PROFILES
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.scheduler import QueueFull, Scheduler
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.engine import Landing
-from corepipe.serving.engine.requests import to_request
+from corepipe.serving.engine.replica import Replica
+from corepipe.serving.engine.requests import SampledRequest, to_request
+from corepipe.serving.engine.runner import Runner
 from corepipe.serving.messages import Abort, Output, Sampling
+from tests.null_executor import NullExecutor
 from tests.serving.engine_support import (
-    GREEDY,
     VOCAB,
     FlatCost,
     by_request,
     deployment,
     run,
+    scheduler_config,
     submit,
     tokens_of,
 )
 
 
-def test_an_engine_makes_two_moves() -> None:
-    desk = Desk(deployment().replicas[0], 0, print)
-    engine = desk.lane.engine
-    assert engine.submit() is None
-    desk.add(to_request(submit("a", prompt=3, max_tokens=2), 0.0, VOCAB, 256), GREEDY, seed=0)
-    assert "a" in desk
-    first = engine.submit()
+def replica_of(*, paced: bool = True, stages: int = 1, **limits: int) -> Replica:
+    timeline = Timeline(FlatCost(stages), PROFILES["ideal"])  # type: ignore[arg-type]
+    scheduler = Scheduler(scheduler_config(stages=stages, **limits))
+    return Replica(0, scheduler, Runner(NullExecutor(VOCAB), print), timeline, paced=paced)
+
+
+def asked(name: str, arrival: float = 0.0, **fields: int) -> SampledRequest:
+    return to_request(submit(name, **fields), arrival, 0, VOCAB, 256)
+
+
+def test_a_batch_is_submitted_and_completed() -> None:
+    replica = replica_of()
+    assert (replica.next_event(), replica.submit(0.0)) == (inf, None)
+    replica.add(asked("a", max_tokens=2))
+    assert replica.next_event() == 0.0
+    first = replica.submit(0.0)
     assert first is not None
-    desk.launched(first)
-    assert engine.submit() is None  # what is in flight is not scheduled again
-    landing = engine.complete(first)
-    assert isinstance(landing, Landing)
-    assert [event.token for event in landing.events] == landing.result.tokens
-    second = engine.submit()
+    assert (first.due, replica.next_event()) == (0.01, 0.01)
+    assert replica.submit(0.0) is None  # what is in flight is not scheduled again
+    done = replica.complete()
+    assert [event.token for event in done.events] == done.result.tokens
+    assert (done.device_now, done.due, done.ended) == (0.01, 0.01, [])
+    second = replica.submit(0.01)
     assert second is not None
     assert (second.timing.starts_at, second.timing.ready_at) == (first.timing.ready_at, 0.02)
-    assert [o.finish_reason for o in desk.outputs(landing)] == [None]
-    assert [o.finish_reason for o in desk.outputs(engine.complete(second))] == ["length"]
-    assert desk.request_ids == ()
+    assert [request.id for request in replica.complete().ended] == ["a"]
+    assert not replica.scheduler.has_unfinished()
+    assert replica.submit(0.02) is None
+    assert replica.next_event() == inf
+
+
+def test_where_the_host_sets_the_pace_a_batch_is_due_at_once_and_the_device_has_its_own_time() -> None:
+    replica = replica_of(paced=False)
+    replica.add(asked("a", arrival=7.0, max_tokens=2))
+    batch = replica.submit(7.5)
+    assert batch is not None
+    assert (batch.due, batch.timing.submitted_at, batch.timing.ready_at) == (7.5, 0.0, 0.01)
+    assert (replica.complete().due, replica.device_now) == (7.5, 0.01)
+
+
+def test_what_comes_moves_the_device_to_its_moment() -> None:
+    replica = replica_of(max_queued_requests=1)
+    replica.add(asked("a", arrival=3.0))
+    assert (replica.device_now, replica.next_event()) == (3.0, 3.0)
+    with pytest.raises(QueueFull):
+        replica.add(asked("b", arrival=4.0))
+    assert replica.device_now == 4.0
+    assert replica.abort("b", 5.0) is None
+    assert replica.device_now == 4.0
+    aborted = replica.abort("a", 5.0)
+    assert aborted is not None
+    assert aborted.id == "a"
+    assert (replica.device_now, replica.submit(5.0)) == (5.0, None)
+
+
+def test_the_router_sees_cached_tokens_and_load() -> None:
+    replica = replica_of()
+    replica.add(asked("a", prompt=40, max_tokens=1))
+    assert replica.submit(0.0)
+    replica.complete()
+    replica.add(asked("b", prompt=40))
+    assert (replica.view(asked("c", prompt=40)).cached, replica.view(asked("c")).load) == (32, 1)
+
+
+def test_it_goes_on_from_moves_that_were_made_in_its_place() -> None:
+    replica = replica_of()
+    replica.add(asked("a"))
+    batch = replica.submit(0.0)
+    assert batch is not None
+    replica.resume([batch], 0.5, 0.25)
+    assert (list(replica.in_flight), replica.accepts_at, replica.device_now) == ([batch], 0.5, 0.25)
+    assert replica.complete().device_now == 0.25
+    assert replica.next_event() == 0.5
 
 
 def test_an_abort_in_flight_drops_the_token_and_the_id_can_be_used_again() -> None:

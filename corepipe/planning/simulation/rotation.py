@@ -1,22 +1,23 @@
 """Batches that only go round: each lands and is scheduled again just as it is, token by token.
 
 While nothing comes and nobody ends, generation is the same few batches in turn.  How long that holds can
-be told beforehand, and that many moves can be made at once.  Simulations live on this; what they get is
-what `schedule` and `update` would have given, to the last KV block.
+be told beforehand, and that many moves can be made at once.  What comes out is what the scheduler's `update`
+and `schedule` would have given, to the last KV block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.queue import WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.scheduler.scheduler import Scheduler
 
 Group = Sequence[Request]
 """The requests of a batch, in the order in which they run."""
@@ -66,34 +67,29 @@ class _Fill(NamedTuple):
     request: Request
 
 
-def find(
-    batches: Sequence[Batch],
-    running: Sequence[Request],
-    queue: WaitingQueue,
-    kv: KVCache,
-    limits: SchedulerConfig,
-    seats: int,
-) -> Rotation | None:
-    """The rotation of `batches`, all that is in flight, oldest first; None where there is none.
+def find(scheduler: Scheduler, batches: Sequence[Batch]) -> Rotation | None:
+    """How long `batches`, all that is in flight, oldest first, only go round if nothing comes.
 
-    running: in the order in which they run.  seats: of a batch.
+    None where they do not, or where that cannot be told.
     """
+    inside = scheduler.internals
+    if not inside.steady or len(batches) != inside.sharing.settled():
+        return None
+    limits, running, kv = inside.limits, inside.running, inside.kv
     chunks = [chunk for batch in batches for chunk in batch.chunks]
     if len(chunks) != len(running) or not chunks:
         return None
     if any(chunk.count > 1 or not chunk.samples or chunk.request.stop_ids for chunk in chunks):
         return None
-    if max(len(batch.chunks) for batch in batches) > min(seats, limits.max_num_batched_tokens):
+    seats = min(inside.sharing.most_seats(len(running)), limits.max_num_batched_tokens)
+    if max(len(batch.chunks) for batch in batches) > seats:
         return None
-    hits = 0 if len(running) == limits.max_num_seqs else _hits_of_the_blocked(queue, kv, len(batches))
+    full = len(running) == limits.max_num_seqs
+    hits = 0 if full else _hits_of_the_blocked(inside.queue, kv, len(batches))
     if hits is None:
         return None
     groups = _groups(batches, running)
-    moves = _moves_until_an_end(groups, limits.max_model_len)
-    moves = _moves_until_short(groups, moves, kv.block_size, max(0, kv.pool.available - hits))
-    if len(queue) and len(groups) == 1:
-        moves = _moves_until_filled(groups[0], moves, kv.block_size, hits)
-    return Rotation(tuple(batches), groups, moves, blocked=hits > 0)
+    return Rotation(tuple(batches), groups, _most_moves(groups, inside, hits), blocked=hits > 0)
 
 
 def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int | None:
@@ -106,8 +102,16 @@ def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int 
     head = queue.peek()
     if head is None:
         return 0
-    hits, shortage = kv.shortage(head)
+    hits, shortage = _shortage(head, kv)
     return None if shortage <= 0 or (hits and batches > 1) else hits
+
+
+def _shortage(request: Request, kv: KVCache) -> tuple[int, int]:
+    """Of a request without blocks: how many of them are in the cache, and how many the pool would lack for
+    all of its known tokens (0 or less: there is room)."""
+    found = [] if request.prompt_logits else kv.find_prefix(request)
+    wanted = kv.blocks_for(request.num_tokens) - len(found)
+    return len(found), wanted - kv.pool.available + kv.pool.idle(found)
 
 
 def _groups(batches: Sequence[Batch], running: Sequence[Request]) -> tuple[Group, ...]:
@@ -119,6 +123,16 @@ def _groups(batches: Sequence[Batch], running: Sequence[Request]) -> tuple[Group
     for request in running:
         groups[place[request]].append(request)
     return groups
+
+
+def _most_moves(groups: Sequence[Group], inside: Internals, hits: int) -> int:
+    """Moves before a request ends, before blocks run short, or before the head of the queue finds more."""
+    size = inside.limits.block_size
+    moves = _moves_until_an_end(groups, inside.limits.max_model_len)
+    moves = _moves_until_short(groups, moves, size, max(0, inside.kv.pool.available - hits))
+    if len(inside.queue) and len(groups) == 1:
+        moves = _moves_until_filled(groups[0], moves, size, hits)
+    return moves
 
 
 def _moves_until_an_end(groups: Sequence[Group], max_model_len: int) -> int:
@@ -145,13 +159,39 @@ def _moves_until_filled(group: Group, moves: int, block_size: int, index: int) -
     return min([rounds - 1 for rounds in left if rounds > 0] + [moves])
 
 
-def advance(rotation: Rotation, moves: int, kv: KVCache) -> None:
-    """Makes the first `moves` moves of a rotation that is not blocked, as far as requests and blocks go."""
+def advance(scheduler: Scheduler, rotation: Rotation, moves: int) -> tuple[Batch, ...]:
+    """Makes so many moves of a rotation, at most `rotation.most`; what is in flight then, oldest first.
+
+    The same as the scheduler's `update`, with token 0 for everyone, and `schedule` so many times.
+    """
+    if rotation.blocked and moves > 0:
+        rotation, moves = _move_alone(scheduler, rotation), moves - 1
+    inside = scheduler.internals
+    _make(rotation, moves, inside.kv)
+    batches = rotation.in_flight(moves)
+    apart = [chunk.request for batch in batches for chunk in batch.chunks] if len(batches) > 1 else []
+    inside.moved(moves, apart)
+    return batches
+
+
+def _move_alone(scheduler: Scheduler, rotation: Rotation) -> Rotation:
+    """The rotation after a move by itself: policy and share decide whether the head of the queue is tried,
+    and whether before or after those who run take blocks."""
+    (batch,) = rotation.batches
+    scheduler.update(batch, [0] * len(batch.chunks))
+    moved = scheduler.schedule()
+    assert moved is not None
+    return replace(rotation, batches=(moved,), most=rotation.most - 1, blocked=False)
+
+
+def _make(rotation: Rotation, moves: int, kv: KVCache) -> None:
+    """The first moves of a rotation that is not blocked, as far as requests and blocks go."""
     fills = _fills(rotation.groups, moves, kv.block_size)
     for number, group in enumerate(rotation.groups):
         rounds = _rounds(number, len(rotation.groups), moves)
+        tokens = [0] * rounds
         for request in group:
-            request.append(0, rounds)
+            request.extend(tokens)
             request.num_done += rounds
             request.num_computed += rounds
     for _, of_move in groupby(fills, attrgetter("move")):

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from corepipe.planning.simulation.rotation import Rotation, advance, find
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.request import Batch, Request
-from corepipe.scheduler.rotation import Rotation
 from corepipe.scheduler.scheduler import Pipeline, QueueFull, Scheduler, SchedulerConfig
 from tests.scheduler.world import any_pipeline, config, run
 
@@ -39,7 +39,7 @@ class Side:
             run(self.scheduler, self.flights.popleft(), token=0)
 
     def rotation(self) -> Rotation | None:
-        return self.scheduler.rotation(tuple(self.flights))
+        return find(self.scheduler, tuple(self.flights))
 
     def move(self) -> None:
         """One move, as a rotation says that it goes."""
@@ -51,7 +51,7 @@ class Side:
         self.flights.append(batch)
 
     def advance(self, rotation: Rotation, moves: int) -> None:
-        self.flights = deque(self.scheduler.advance(rotation, moves))
+        self.flights = deque(advance(self.scheduler, rotation, moves))
 
     def state(self) -> dict[str, Any]:
         scheduler = self.scheduler

@@ -1,0 +1,150 @@
+"""What a config.json says of quantised weights: how many bits, and what has a scale of its own.
+
+Read are fp8 as DeepSeek, transformers and vLLM write it, and compressed-tensors, which llm-compressor writes.
+Of activations and KV caches nothing is read: those have the formats that a server is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from corepipe.errors import shown
+from corepipe.models.config import Fields
+
+FP8_METHODS = ("fp8", "fbgemm_fp8")
+COMPRESSED = "compressed-tensors"
+METHODS = (*FP8_METHODS, COMPRESSED)
+FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+"""Of compressed-tensors."""
+STRATEGIES = ("tensor", "channel", "group", "block")
+MAX_GROUPS = 64
+"""Groups of layers that are quantised alike; a model has one or two."""
+MAX_SIZE = 1 << 20
+"""Of a group or block."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """Weights of so many bits; what has one scale: a tensor, a channel (row), a group of a row, or a block.
+
+    size: rows and columns that share a scale, 0 for all of them.
+    """
+
+    kind: str
+    bits: int
+    strategy: str
+    size: tuple[int, int]
+    symmetric: bool = True
+    ordered: bool = False
+
+    def scale_shapes(self, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes that scales of a matrix may have."""
+        high, wide = self.size
+        shape = (-(-rows // high) if high else 1, -(-columns // wide) if wide else 1)
+        if self.strategy == "channel":
+            return (shape, shape[:1])
+        return ((), (1,), shape) if prod(shape) == 1 else (shape,)
+
+    def __str__(self) -> str:
+        high, wide = self.size
+        parts = {
+            "tensor": "with a scale a tensor",
+            "channel": "with a scale a channel",
+            "group": f"in groups of {wide}",
+            "block": f"in blocks of {high}x{wide}",
+        }
+        name = f"fp{self.bits}" if self.kind == "float" else f"int{self.bits}"
+        zero_points = "" if self.symmetric else " with zero points"
+        return f"{name} {parts[self.strategy]}{zero_points}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How weights are quantised: each quantised one in one of `schemes`."""
+
+    fields: Fields
+    method: str
+    schemes: tuple[WeightScheme, ...]
+
+
+def read_quantization(fields: Fields) -> Quantization | None:
+    """What a configuration says; None where it says nothing.
+
+    Raises UserError for methods and variants that are not read.
+    """
+    section = fields.section("quantization_config") or fields.section("compression_config")
+    if section is None:
+        return None
+    method = section.text("quant_method", COMPRESSED if section.has("config_groups") else None)
+    if method not in METHODS:
+        raise section.error(
+            "quant_method",
+            f"{shown(method, 40)} is not supported (known: {', '.join(METHODS)}): use the unquantised "
+            "weights, or a GGUF file",
+        )
+    schemes = _compressed(section) if method == COMPRESSED else (_fp8(section, method),)
+    return Quantization(fields, method, schemes)
+
+
+def _fp8(section: Fields, method: str) -> WeightScheme:
+    """Blocks have their size in the config; without one a scale is a tensor's, or FBGEMM's of a channel."""
+    section.require("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    if section.has("weight_block_size"):
+        return WeightScheme("float", 8, "block", _block(section, "weight_block_size"))
+    if method == "fp8":
+        return WeightScheme("float", 8, "tensor", (0, 0))
+    return WeightScheme("float", 8, "channel", (1, 0))
+
+
+def _block(section: Fields, key: str) -> tuple[int, int]:
+    value = section.values.get(key)
+    sound = isinstance(value, list) and all(type(v) is int and 1 <= v <= MAX_SIZE for v in value)
+    if not (isinstance(value, list) and sound and len(value) == 2):
+        raise section.error(key, f"must be two integers from 1 to {MAX_SIZE}, not {shown(value, 60)}")
+    return value[0], value[1]
+
+
+def _compressed(section: Fields) -> tuple[WeightScheme, ...]:
+    section.require("quantization_status", ("compressed",), "compressed")
+    _require_format(section)
+    sparsity = section.section("sparsity_config")
+    if sparsity is not None:
+        sparsity.require("format", ("dense",), "dense")
+    if section.values.get("transform_config"):
+        raise section.error("transform_config", "is not supported: its rotations would be missing")
+    groups = section.section("config_groups")
+    if groups is None or not 1 <= len(groups.values) <= MAX_GROUPS:
+        raise section.error("config_groups", f"must be an object of 1 to {MAX_GROUPS} groups")
+    found = (groups.section(name) for name in groups.values)
+    return tuple(dict.fromkeys(scheme for group in found if group for scheme in _group(group)))
+
+
+def _group(group: Fields) -> tuple[WeightScheme, ...]:
+    """What a group says of weights: nothing where activations alone are quantised."""
+    weights = group.section("weights")
+    if weights is None:
+        return ()
+    if group.has("format"):
+        _require_format(group)
+    kind = weights.require("type", ("int", "float"), "int")
+    bits = weights.integer("num_bits", 8, default=8)
+    if kind == "float" and bits != 8:
+        raise weights.error("num_bits", f"{bits} of type float is not supported (known: 8)")
+    strategy = weights.require("strategy", STRATEGIES, "group" if weights.has("group_size") else "tensor")
+    ordered = weights.has("actorder") and weights.values["actorder"] not in ("weight", "static", False)
+    symmetric = weights.flag("symmetric", default=True)
+    size = _size(weights, strategy)
+    return (WeightScheme(kind, bits, strategy, size, symmetric, ordered),)
+
+
+def _require_format(section: Fields) -> None:
+    section.require("format", FORMATS, "naive-quantized")
+
+
+def _size(weights: Fields, strategy: str) -> tuple[int, int]:
+    if strategy == "group":
+        return 1, weights.integer("group_size", MAX_SIZE)
+    if strategy == "block":
+        return _block(weights, "block_structure")
+    return (1, 0) if strategy == "channel" else (0, 0)

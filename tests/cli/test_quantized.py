@@ -1,0 +1,76 @@
+"""What `corepipe serve` says of quantised weights, and that it answers from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import httpx
+import pytest
+
+from corepipe.models import registry
+from tests.models import ggufs
+from tests.models.test_quantized import quantised_model
+from tests.parity.families import TINY as FAMILIES
+from tests.servers import run, served
+
+
+def first_answer(url: str) -> str:
+    body = {"model": "m", "prompt": "a b c", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("int8", "int8"), ("bf16", "bf16"), ("int8-weights", "int8")])
+def test_the_start_says_what_becomes_of_them(tmp_path: Path, dtype: str, kept: str) -> None:
+    folder = quantised_model(tmp_path / "m")
+    with served(folder, "--served-model-name", "m", "--dtype", dtype) as server:
+        lines = [line for line in server.stderr if line.startswith("weights:")]
+        assert lines == [f"weights: int8 with a scale a channel -> read as fp32, stored as {kept}\n"]
+        first_answer(server.url)
+
+
+def test_blocks_of_a_gguf_file_are_named_and_plain_weights_are_not(tmp_path: Path) -> None:
+    ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q8_0)
+    blocks = registry.load(tmp_path / "m.gguf").checkpoint.stored_as
+    assert blocks == "Q8_0"
+    for path, expected in (
+        (tmp_path / "m.gguf", f"weights: {blocks} -> read as fp32"),
+        (FAMILIES / "llama2", ""),
+    ):
+        with served(path) as server:
+            said = [line for line in server.stderr if line.startswith("weights:")]
+        assert bool(said) == bool(blocks and expected)
+        assert all(line.startswith(expected) for line in said)
+
+
+def test_another_method_ends_it_with_2_and_one_line(tmp_path: Path) -> None:
+    shutil.copytree(FAMILIES / "llama2", tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    done = run("serve", tmp_path / "m", "--port", 0)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"corepipe: {tmp_path / 'm' / 'config.json'}: quantization_config.quant_method gptq is not supported "
+        "(known: fp8, fbgemm_fp8, compressed-tensors): use the unquantised weights, or a GGUF file\n"
+    )
+
+
+def test_weights_that_contradict_it_end_it_with_2_and_one_line(tmp_path: Path) -> None:
+    """Before anything is packed."""
+
+    def spoil(tensors: dict) -> None:
+        del tensors["model.layers.0.mlp.down_proj.weight_scale"]
+
+    folder = quantised_model(tmp_path / "m", spoil)
+    done = run("serve", folder, "--port", 0)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"corepipe: {folder / 'model.safetensors'}: tensor model.layers.0.mlp.down_proj.weight has no scale: "
+        "model.layers.0.mlp.down_proj.weight_scale is missing\n"
+    )
