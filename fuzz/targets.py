@@ -21,6 +21,8 @@ import safetensors
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
+from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields
 from corepipe.models.text import chat_sandbox
@@ -30,17 +32,10 @@ from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.serving import frames
 from corepipe.serving.api.chat import plain_messages
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_TOKENIZE,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    check_combination,
-    parse,
-)
+from corepipe.serving.api.protocol import parse
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.engine import requests
 from corepipe.serving.messages import Submit
@@ -121,6 +116,18 @@ def gguf_file(data: bytes) -> None:
         model.tokenizer().encode("Hello, world")
 
 
+def gguf_checkpoint(data: bytes) -> None:
+    """A GGUF file of any architecture, as the configuration and the weights that it was made from."""
+    file = written("model.gguf", data)
+    with refusals():
+        gguf = GgufFile(file)
+        registry.Architecture("x", config_fields(gguf))
+        checkpoint = GgufCheckpoint(gguf, gguf_family(gguf), {})
+        for name in checkpoint.names():
+            with refusals():
+                check(checkpoint.read(name).shape == checkpoint.shape(name), f"another shape of {name}")
+
+
 def packed_file(data: bytes) -> None:
     """An index that is written well and says what it likes: kernels read nothing outside the file."""
     size = len(packed_index.MAGIC) + 12 + len(data)
@@ -183,7 +190,7 @@ def request(data: bytes) -> None:
         try:
             parsed = parse(data, kind, neutral)
             if isinstance(parsed, CompletionRequest | ChatRequest):
-                check_combination(parsed, VOCAB, 32)
+                parsed.check(VOCAB, 32)
             if isinstance(parsed, ChatRequest):
                 for message in plain_messages(parsed.messages):
                     check(isinstance(message["content"], str), "a content that is no text")
@@ -326,6 +333,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
             safetensors_file,
             safetensors_index,
             gguf_file,
+            gguf_checkpoint,
             packed_file,
             config,
             fields,

@@ -117,6 +117,12 @@ def test_a_missing_tensor(model: Path, tmp_path: Path) -> None:
     assert "model.layers.1.mlp.up_proj.weight is missing" in line
 
 
+def test_a_config_that_contradicts_its_weights(model: Path, tmp_path: Path) -> None:
+    configure(model, intermediate_size=128)
+    line = one_line(refused(model, cache=tmp_path))
+    assert f"{model / 'model.safetensors'}: tensor model.layers.0.mlp.gate_proj.weight has shape" in line
+
+
 def test_a_directory_that_holds_no_model(tmp_path: Path) -> None:
     assert "config.json" in one_line(refused_by_the_engine(tmp_path, tmp_path))
 

@@ -164,7 +164,7 @@ class FastForward:
         self._record.steps_of(self._replica, size, kv_tokens, times, held)
         self._now = group.landed_at = times.last.submitted_at
         self._device_now = max(self._device_now, self._now)
-        group.shape = StepShape(size, size, int(kv_tokens[-1]), int(kv_tokens[-1]), size)
+        group.shape = StepShape.decoding(size, int(kv_tokens[-1]))
         group.timing, group.due = times.last, times.last.ready_at
         group.rounds += moves
         self._held = int(held[-1])
@@ -203,7 +203,7 @@ class FastForward:
     def _launch(self, group: _Group) -> None:
         size, shape = len(group.requests), group.shape
         kv_tokens = shape.kv_tokens + size
-        group.shape = StepShape(size, size, kv_tokens, kv_tokens, size)
+        group.shape = StepShape.decoding(size, kv_tokens)
         group.timing = self._replica.timeline.submit(group.shape, self._device_now)
         group.due = group.timing.ready_at
         self._held += group.growth[group.rounds % len(group.growth)]

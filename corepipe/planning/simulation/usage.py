@@ -119,9 +119,9 @@ def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[
         until = np.cumsum(of_replica["ready_at"] - of_replica["starts_at"])
         count = max(1, MOMENTS // len(steps))
         at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "sequences", "kv_tokens", "attended", "logit_rows")
+        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended")
         for row in np.stack([of_replica[name][at] for name in names], axis=1).astype(int).tolist():
-            yield replica.timeline.cost, StepShape(*row)
+            yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
 def _time_mean(steps: Steps, name: str) -> float:

@@ -17,7 +17,7 @@ from corepipe.models.registry import Architecture, Model
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, Rows
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
@@ -114,7 +114,7 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPla
     """
     if config.timing_model is None:
         return HostPlan(device.graph, device.placement, device.programs)
-    if not device.graph.causal or any(op.out.rows is Rows.SOURCE for op in device.graph.ops):
+    if not device.graph.is_decoder:
         raise UserError(
             f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
         )

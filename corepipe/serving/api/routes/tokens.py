@@ -1,68 +1,98 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's shapes: bodies and answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
 import msgspec
-from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.limits import read_body
-from corepipe.serving.api.protocol import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest, parse
+from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest, Neutral
+from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.chat import encode_chat
+from corepipe.serving.api.routes.endpoint import read_request
+from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""
 
 
-def token_router(service: Service) -> APIRouter:
-    """Both routes; they need the tokenizer alone."""
-    router = APIRouter()
+class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
+    """POST /tokenize: either a prompt or messages."""
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        asked = parse(await read_body(request.receive), TokenizeRequest, NEUTRAL_TOKENIZE)
-        service.require_model(asked.model)
-        tokens = await _tokenize(service, asked)
+    prompt: Annotated[str | None, Meta(description="text")] = None
+    messages: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="as for chat, instead of `prompt`"),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="default: true for a prompt, false for chat")
+    ] = None
+    return_token_strs: Annotated[bool, Meta(description="add each token's text")] = False
 
-        def described() -> bytes:
-            named = asked.return_token_strs
-            names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
-            return msgspec.json.encode(
-                {
-                    "count": len(tokens),
-                    "max_model_len": service.require_ready().max_model_len,
-                    "tokens": tokens,
-                    "token_strs": names,
-                }
-            )
 
-        return _json(await service.beside(len(tokens), described))
+class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
+    """POST /detokenize."""
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        asked = parse(await read_body(request.receive), DetokenizeRequest, {})
-        service.require_model(asked.model)
-        if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
-            raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
+    tokens: Annotated[list[Count], Meta(description="token ids")]
 
-        def text() -> bytes:
-            return msgspec.json.encode(
-                {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
-            )
 
-        return _json(await service.beside(len(asked.tokens), text))
+NEUTRAL_TOKENIZE: Mapping[str, Neutral] = {"add_generation_prompt": Neutral((True,))}
 
-    return router
+
+class Tokens(Strict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Strict):
+    prompt: str
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    asked = await read_request(service, request.receive, TokenizeRequest, NEUTRAL_TOKENIZE)
+    tokens = await _tokens(service, asked)
+
+    def described() -> bytes:
+        named = asked.return_token_strs
+        names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
+        return msgspec.json.encode(
+            {
+                "count": len(tokens),
+                "max_model_len": service.require_ready().max_model_len,
+                "tokens": tokens,
+                "token_strs": names,
+            }
+        )
+
+    return _json(await service.beside(len(tokens), described))
+
+
+async def _detokenize(service: Service, request: Request) -> Response:
+    asked = await read_request(service, request.receive, DetokenizeRequest, {})
+    if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
+        raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
+
+    def text() -> bytes:
+        return msgspec.json.encode(
+            {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+        )
+
+    return _json(await service.beside(len(asked.tokens), text))
 
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
+async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
@@ -73,3 +103,26 @@ async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
     return await service.encode(
         asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
     )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        "Text to token ids",
+        plain(_tokenize),
+        request=TokenizeRequest,
+        neutral=NEUTRAL_TOKENIZE,
+        answer=Tokens,
+        statuses=NO_MODEL,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        "Token ids to text",
+        plain(_detokenize),
+        request=DetokenizeRequest,
+        answer=Text,
+        statuses=NO_MODEL,
+    ),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corepipe.planning.planner.bounds import Failure
-from corepipe.planning.planner.space import Candidate, Deployment, Shape
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Outcome:
 class Option:
     """A deployment that meets the objectives."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     price: float
     outcome: Outcome
 
@@ -54,7 +54,7 @@ class Dearer:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """What a search found: one option a shape, cheapest first; shapes that cannot; shapes given up because
     others are cheaper and no slower; how many configurations there were, and simulations.
 
