@@ -30,17 +30,10 @@ from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.serving import frames
 from corepipe.serving.api.chat import plain_messages
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_TOKENIZE,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    check_combination,
-    parse,
-)
+from corepipe.serving.api.protocol import parse
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.engine import requests
 from corepipe.serving.messages import Submit
@@ -183,7 +176,7 @@ def request(data: bytes) -> None:
         try:
             parsed = parse(data, kind, neutral)
             if isinstance(parsed, CompletionRequest | ChatRequest):
-                check_combination(parsed, VOCAB, 32)
+                parsed.check(VOCAB, 32)
             if isinstance(parsed, ChatRequest):
                 for message in plain_messages(parsed.messages):
                     check(isinstance(message["content"], str), "a content that is no text")

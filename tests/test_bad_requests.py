@@ -9,7 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from corepipe.serving.api.protocol import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatRequest, CompletionRequest
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
 from tests.servers import TINY, Served, served
 
 COMPLETION = "/v1/completions"

@@ -18,12 +18,14 @@ from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.detokenizer import Detokenizer, Pieces
+from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
+from corepipe.serving.parts import Text, joined_logprobs, joined_text
+from corepipe.serving.text_answer import TextAnswer
 
 Prompt = str | list[int]
 """Text, or token ids."""
@@ -200,22 +202,16 @@ class _Sequence:
     def __init__(self, prompt: str | None, submit: Submit, params: SamplingParams, pieces: Pieces) -> None:
         self.submit = submit
         self._prompt = prompt
-        self._params = params
-        self._detokenizer = Detokenizer(
-            pieces, params.stops, params.include_stop_str_in_output, params.min_tokens
-        )
-        self._texts: list[str] = []
+        self._answer = TextAnswer(0, submit, params, pieces)
+        self._texts: list[Text] = []
         self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._cached = 0
-        self._finish_reason = ""
         self._device: DeviceTimes | None = None
 
     @property
     def ended(self) -> bool:
         """Whether the text is complete; the engine may not know it yet."""
-        return bool(self._finish_reason)
+        return self._answer.finish is not None
 
     def take(self, output: Output) -> None:
         """Adds news.  Raises UserError for a refusal."""
@@ -224,41 +220,24 @@ class _Sequence:
         self._device = output.device
         if self.ended:
             return
+        self._texts += [part for part in self._answer.take(output) if isinstance(part, Text)]
+        self._tokens += output.tokens[: self._answer.generated - len(self._tokens)]
         self._prompt_logprobs += output.prompt_logprobs
-        self._cached = max(self._cached, output.cached)
-        text, used = self._detokenizer.feed(self._shown(output))
-        self._texts.append(text)
-        if self._detokenizer.matched is not None:
-            self._finish_reason = FinishReason.STOP.value
-        else:
-            used = len(output.tokens)
-            self._finish_reason = output.finish_reason or ""
-            self._texts.append(self._detokenizer.flush() if self.ended else "")
-        self._tokens += output.tokens[:used]
-        self._logprobs += output.logprobs[:used]
 
     def result(self) -> RequestOutput:
         """The whole answer."""
+        logprobs, finish = joined_logprobs(self._texts), self._answer.finish
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self.submit.prompt,
-            text="".join(self._texts),
+            text=joined_text(self._texts),
             token_ids=self._tokens,
-            finish_reason=self._finish_reason,
-            logprobs=self._logprobs,
+            finish_reason=finish.finish_reason if finish else "",
+            logprobs=[entry for entry in logprobs.entries if entry] if logprobs else [],
             prompt_logprobs=self._prompt_logprobs,
-            cached_tokens=self._cached,
+            cached_tokens=self._answer.cached,
             device=self._device,
         )
-
-    def _shown(self, output: Output) -> list[int]:
-        """The tokens whose text counts: not the stop token at the end."""
-        ends = (
-            output.finish_reason == FinishReason.STOP
-            and output.tokens[-1:]
-            and not (self._params.include_stop_str_in_output)
-        )
-        return output.tokens[:-1] if ends and output.tokens[-1] in self.submit.stop_ids else output.tokens
 
 
 def _listed(prompts: object) -> list[Prompt]:

@@ -1,7 +1,8 @@
-"""The requests of the OpenAI API: what is honoured, what asks for nothing, what is refused.
+"""How bodies are read, and what those of the OpenAI API share: honoured, asks for nothing, or refused.
 
-Three lists, here and nowhere else.  The fields of the request types are honoured.  A name in the `Neutral`
-tables is accepted with null or with the values that ask for nothing.  Everything else is refused by name.
+Three lists, here and in the endpoints' files.  The fields of the request types are honoured.  A name in the
+`Neutral` tables is accepted with null or with the values that ask for nothing.  Everything else is refused by
+name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a model."""
+
+    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
+
+
+class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     """What completions and chat completions share.  Null stands for the default everywhere."""
 
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
@@ -86,67 +93,35 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def usage_chunk(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def check(self, vocab_size: int, max_num_seqs: int) -> None:
+        """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only allowed with stream: true.", "stream_options")
+        if self.n > max_num_seqs:
+            raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
+        if any(token >= vocab_size for token in self.stop_token_ids):
+            raise invalid(
+                f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids"
+            )
+        for token in self.logit_bias:
+            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
+                raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
 
-class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/completions."""
-
-    prompt: Annotated[
-        str | list[str | int | list[int]],
-        Meta(description="text, token ids, or a list of either; prompts times `n` is at most 128"),
-    ]
-    max_tokens: Annotated[
-        Count | None, Meta(description="default 16; must fit the context; 0 only with `echo`")
-    ] = None
-    logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
-    ] = None
-    echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
-    best_of: Annotated[int | None, Meta(description="only if equal to `n`")] = None
-    add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
-
-
-class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[
-        list[dict[str, Any]],
-        Meta(
-            max_length=MAX_MESSAGES,
-            description="roles system, developer (as system), user, assistant; text or parts of type text",
-        ),
-    ]
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="default: the rest of the context")
-    ] = None
-    max_completion_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="goes before `max_tokens`")
-    ] = None
-    logprobs: Annotated[bool, Meta(description="report each token's logprob")] = False
-    top_logprobs: Annotated[
-        int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
-    ] = 0
-
-
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tokenize: either a prompt or messages."""
-
-    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
-    prompt: Annotated[str | None, Meta(description="text")] = None
-    messages: Annotated[
-        Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
-        Meta(description="as for chat, instead of `prompt`"),
-    ] = None
-    add_special_tokens: Annotated[
-        bool | None, Meta(description="default: true for a prompt, false for chat")
-    ] = None
-    return_token_strs: Annotated[bool, Meta(description="add each token's text")] = False
-
-
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /detokenize."""
-
-    tokens: Annotated[list[Count], Meta(description="token ids")]
-    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
+    def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
+        """How to draw the tokens of choice number `choice`."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed is None else (self.seed + choice) & MAX_SEED,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
 
 class Neutral(msgspec.Struct, frozen=True):
@@ -164,7 +139,7 @@ class Neutral(msgspec.Struct, frozen=True):
 _ShortText = Annotated[str, Meta(max_length=512)]
 _Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _ShortText], Meta(max_length=16)]
 
-_NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
+NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
     "user": Neutral(type=_ShortText),
     "metadata": Neutral(type=_Metadata),
     "safety_identifier": Neutral(type=_ShortText),
@@ -185,39 +160,10 @@ _NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
     "request_id": Neutral(),
 }
 
-NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**_NEUTRAL_EVERYWHERE, "suffix": Neutral(("",))}
-
-NEUTRAL_CHAT: Mapping[str, Neutral] = {
-    **_NEUTRAL_EVERYWHERE,
-    "tools": Neutral(([],)),
-    "tool_choice": Neutral(("none", "auto")),
-    "parallel_tool_calls": Neutral((True, False)),
-    "functions": Neutral(([],)),
-    "function_call": Neutral(("none", "auto")),
-    "modalities": Neutral((["text"],)),
-    "audio": Neutral(),
-    "prediction": Neutral(),
-    "moderation": Neutral(),
-    "web_search_options": Neutral(),
-    "reasoning_effort": Neutral(("none",)),
-    "verbosity": Neutral(("medium",)),
-    "prompt_cache_retention": Neutral(("in_memory",)),
-    "prompt_cache_options": Neutral(),
-    "add_generation_prompt": Neutral((True,)),
-    "continue_final_message": Neutral((False,)),
-    "add_special_tokens": Neutral((False,)),
-    "echo": Neutral((False,)),
-    "documents": Neutral(([],)),
-    "chat_template": Neutral(),
-    "chat_template_kwargs": Neutral(({},)),
-}
-
 NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
     "include_obfuscation": Neutral((False,)),
     "continuous_usage_stats": Neutral((False,)),
 }
-
-NEUTRAL_TOKENIZE: Mapping[str, Neutral] = {"add_generation_prompt": Neutral((True,))}
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -275,42 +221,6 @@ def screen(
         elif name not in neutral or not (value is None or neutral[name].accepts(value)):
             raise _unsupported(prefix + name, value, name in neutral)
     return kept
-
-
-def sampling(
-    request: GenerationRequest, choice: int, logprobs: int | None, prompt_logprobs: int | None
-) -> Sampling:
-    """How to draw the tokens of choice number `choice`."""
-    return Sampling(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=max(request.top_k, 0),
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        seed=None if request.seed is None else (request.seed + choice) & MAX_SEED,
-        logit_bias={int(token): bias for token, bias in request.logit_bias.items()},
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def check_combination(request: GenerationRequest, vocab_size: int, max_num_seqs: int) -> None:
-    """Rules between fields, and those that depend on the deployment; raises ApiError."""
-    if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options is only allowed with stream: true.", "stream_options")
-    if request.n > max_num_seqs:
-        raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
-    if any(token >= vocab_size for token in request.stop_token_ids):
-        raise invalid(f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids")
-    for token in request.logit_bias:
-        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
-            raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n):
-        raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
 
 
 def _unsupported(name: str, value: object, known: bool) -> ApiError:

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.serving.api.app import PATHS, create_app
 from corepipe.serving.api.limits import PUBLIC_PATHS
-from corepipe.serving.api.routes import answers
+from corepipe.serving.api.routes import answers, chat, completions, info, tokens
 from corepipe.serving.api.routes.openapi import OPERATIONS, document
 from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.serving.http_support import MODEL, FakeEngine, running, saying, tokenizer
@@ -64,18 +64,18 @@ def test_every_operation_is_of_a_path():
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [
-        ("/v1/completions", TEXT, answers.Completion),
-        ("/v1/completions", TEXT | RICH, answers.Completion),
-        ("/v1/completions", TEXT | {"stop": "b"}, answers.Completion),
-        ("/v1/chat/completions", CHAT, answers.ChatCompletion),
-        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, answers.ChatCompletion),
-        ("/tokenize", {"prompt": "a", "return_token_strs": True}, answers.Tokens),
-        ("/tokenize", {"messages": CHAT["messages"]}, answers.Tokens),
-        ("/detokenize", {"tokens": [5, 6]}, answers.Text),
-        ("/v1/models", None, answers.ModelList),
-        (f"/v1/models/{MODEL}", None, answers.ModelCard),
-        ("/health", None, answers.Health),
-        ("/version", None, answers.Version),
+        ("/v1/completions", TEXT, completions.Completion),
+        ("/v1/completions", TEXT | RICH, completions.Completion),
+        ("/v1/completions", TEXT | {"stop": "b"}, completions.Completion),
+        ("/v1/chat/completions", CHAT, chat.ChatCompletion),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, chat.ChatCompletion),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, tokens.Tokens),
+        ("/tokenize", {"messages": CHAT["messages"]}, tokens.Tokens),
+        ("/detokenize", {"tokens": [5, 6]}, tokens.Text),
+        ("/v1/models", None, info.ModelList),
+        (f"/v1/models/{MODEL}", None, info.ModelCard),
+        ("/health", None, info.Health),
+        ("/version", None, info.Version),
     ],
 )
 def test_answers_are_of_their_types(url, path, body, kind):

@@ -11,17 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    ChatRequest,
-    CompletionRequest,
-    check_combination,
-    decode,
-    parse,
-    sampling,
-    weigh,
-)
+from corepipe.serving.api.protocol import decode, parse, weigh
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -133,8 +125,8 @@ NAMES = sorted({*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fiel
 def outcome(ask, fields):
     try:
         request = ask(**fields)
-        check_combination(request, 100, 8)
-        sampling(request, 0, None, None)
+        request.check(100, 8)
+        request.sampling(0, None, None)
     except ApiError as error:
         return error
     return None
@@ -166,7 +158,7 @@ def test_any_value_in_any_field_is_taken_or_refused(fields):
 )
 def test_rules_between_fields(ask, fields, param):
     with pytest.raises(ApiError) as caught:
-        check_combination(ask(**fields), vocab_size=100, max_num_seqs=8)
+        ask(**fields).check(vocab_size=100, max_num_seqs=8)
     assert caught.value.param == param
 
 
@@ -182,13 +174,13 @@ def test_sampling_is_what_was_asked_for():
         temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, seed=7, logit_bias={"5": -100},
         repetition_penalty=1.1, presence_penalty=1, frequency_penalty=-1,
     )  # fmt: skip
-    drawn = msgspec.structs.asdict(sampling(asked, 2, 3, None))
+    drawn = msgspec.structs.asdict(asked.sampling(2, 3, None))
     assert drawn == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 0, "min_p": 0.1, "seed": 9, "logit_bias": {5: -100.0},
         "repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": -1.0, "logprobs": 3,
         "prompt_logprobs": None,
     }  # fmt: skip
-    assert sampling(completion(seed=2**63 - 1), 1, None, None).seed == 0
+    assert completion(seed=2**63 - 1).sampling(1, None, None).seed == 0
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Header
 from starlette.responses import Response
 
+from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.telemetry.exposition import render
+
+
+class Aborted(Strict):
+    aborted: Literal[True]
 
 
 def watch_router(service: Service) -> APIRouter:

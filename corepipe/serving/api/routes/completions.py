@@ -1,85 +1,140 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: its body, its plan, its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from starlette.types import Receive, Scope, Send
+from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import (
     MAX_CHOICES,
-    NEUTRAL_COMPLETION,
-    CompletionRequest,
-    check_combination,
-    parse,
+    MAX_LOGPROBS,
+    NEUTRAL_EVERYWHERE,
+    Count,
+    GenerationRequest,
+    Neutral,
 )
-from corepipe.serving.api.routes.choice import Prompt
-from corepipe.serving.api.routes.generation import TRACE, Generation, Plan, wants_device_metrics
-from corepipe.serving.api.routes.rendering import CompletionShape
+from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.routes.endpoint import Endpoint
+from corepipe.serving.api.routes.generation import Plan
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Vocabulary
 from corepipe.serving.api.routes.service import Service
-from corepipe.serving.api.tenants import tenant_of
+from corepipe.serving.messages import TokenLogprobs
+from corepipe.serving.parts import Finish, Logprobs
 
 DEFAULT_TOKENS = 16
 
 
-class Completions:
-    """The endpoint, as plain ASGI: request and response objects would cost more than all the rest."""
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="text, token ids, or a list of either; prompts times `n` is at most 128"),
+    ]
+    max_tokens: Annotated[
+        Count | None, Meta(description="default 16; must fit the context; 0 only with `echo`")
+    ] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
+    ] = None
+    echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
+    best_of: Annotated[int | None, Meta(description="only if equal to `n`")] = None
+    add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
+
+    def check(self, vocab_size: int, max_num_seqs: int) -> None:
+        super().check(vocab_size, max_num_seqs)
+        if self.best_of not in (None, self.n):
+            raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
+
+
+NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**NEUTRAL_EVERYWHERE, "suffix": Neutral(("",))}
+
+
+class CompletionLogprobs(Strict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Strict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class Completion(Strict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class Completions(Endpoint[CompletionRequest]):
+    """The endpoint."""
+
+    request = CompletionRequest
+    neutral = NEUTRAL_COMPLETION
+    prefix = "cmpl"
+    operation = "text_completion"
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        super().__init__(service)
         self._shape = CompletionShape(service.tokenizer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival = perf_counter()
-        service = self._service
-        request = parse(await read_body(receive), CompletionRequest, NEUTRAL_COMPLETION)
-        service.require_model(request.model)
-        service.require_ready()
-        check_combination(request, service.tokenizer.vocab_size, service.engine.max_num_seqs)
-        plan = Plan(
-            request=request,
-            prompts=await self._prompts(request),
-            shape=self._shape,
-            prefix="cmpl",
-            source="prompt",
-            max_tokens=_max_tokens(request),
-            default_tokens=DEFAULT_TOKENS,
-            logprobs=request.logprobs,
-            prompt_logprobs=request.logprobs if request.echo else None,
-            device_metrics=wants_device_metrics(request, scope),
-            tenant=tenant_of(scope),
-            trace=scope.get(TRACE),
-        )
-        await Generation(service, plan, arrival).answer(receive, send)
+    def renderer(self, body: CompletionRequest, envelope: Envelope) -> Renderer:
+        return ChoicesRenderer(self._shape, envelope, usage_chunk=body.usage_chunk)
 
-    async def _prompts(self, request: CompletionRequest) -> list[Prompt]:
-        listed = prompt_list(request.prompt)
-        if len(listed) * request.n > MAX_CHOICES:
+    async def plan(self, body: CompletionRequest) -> list[Plan]:
+        listed = prompt_list(body.prompt)
+        if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
-        return [await self._prompt(one, request) for one in listed]
+        prompts = [await self._prompt(one, body) for one in listed]
+        if body.max_tokens == 0 and not body.echo:
+            raise invalid("max_tokens must be at least 1, or 0 with echo: true.", "max_tokens")
+        return [
+            Plan(
+                prompt=ids,
+                source="prompt",
+                max_tokens=body.max_tokens,
+                default_tokens=DEFAULT_TOKENS,
+                logprobs=body.logprobs,
+                prompt_logprobs=body.logprobs if body.echo else None,
+                echo=text if body.echo else None,
+            )
+            for ids, text in prompts
+        ]
 
-    async def _prompt(self, prompt: str | Sequence[int], request: CompletionRequest) -> Prompt:
+    async def _prompt(self, prompt: str | Sequence[int], body: CompletionRequest) -> tuple[list[int], str]:
+        """Its token ids, and the text that an echo repeats."""
+        service = self.service
+        most = service.require_ready().max_model_len
         if isinstance(prompt, str):
-            most = self._service.require_ready().max_model_len
-            special = request.add_special_tokens
-            encode = self._service.tokenizer.encode
-            ids = await self._service.encode(prompt, "prompt", most, lambda text: encode(text, special))
-            text = prompt if request.echo else ""
+            special = body.add_special_tokens
+            encode = service.tokenizer.encode
+            ids = await service.encode(prompt, "prompt", most, lambda text: encode(text, special))
+            text = prompt
         else:
             ids = list(prompt)
             self._check_ids(ids)
-            if len(ids) > self._service.require_ready().max_model_len:
-                return Prompt(ids)  # refused further on
-            text = self._service.tokenizer.decode(ids, request.skip_special_tokens) if request.echo else ""
+            if len(ids) > most:
+                return ids, ""  # refused further on
+            text = service.tokenizer.decode(ids, body.skip_special_tokens) if body.echo else ""
         if not prompt or not ids:
             raise invalid("prompt must not be empty.", "prompt")
-        return Prompt(ids, text)
+        return ids, text
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        size = self._service.tokenizer.vocab_size
+        size = self.service.tokenizer.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < size):
             raise invalid(f"prompt: token ids must be from 0 to {size - 1}.", "prompt")
 
@@ -99,7 +154,47 @@ def prompt_list(prompt: str | list[str | int | list[int]]) -> list[str | list[in
     return several
 
 
-def _max_tokens(request: CompletionRequest) -> int | None:
-    if request.max_tokens == 0 and not request.echo:
-        raise invalid("max_tokens must be at least 1, or 0 with echo: true.", "max_tokens")
-    return request.max_tokens
+class CompletionShape:
+    """`text_completion`."""
+
+    whole_kind = chunk_kind = "text_completion"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
+        return None
+
+    def piece(self, index: int) -> tuple[bytes, bytes]:
+        before = b'{"index":%d,"text":' % index
+        return before, b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+
+    def chunk(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish and finish.finish_reason,
+            "stop_reason": finish and finish.stop_reason,
+        }
+
+    def whole(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]:
+        return self.chunk(index, text, logprobs, finish)
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
+        name = self._vocabulary.decode_token
+        return {
+            "tokens": [name(token) for token in logprobs.tokens],
+            "token_logprobs": [entry and entry.logprob for entry in logprobs.entries],
+            "top_logprobs": [entry and self._top(entry) for entry in logprobs.entries],
+            "text_offset": list(logprobs.offsets),
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        name = self._vocabulary.decode_token
+        chosen = {name(entry.token): entry.logprob}
+        return {name(token): value for token, value in entry.top} | chosen

@@ -1,41 +1,30 @@
-"""From a valid request to its answer: submit, follow the sequences, send text, abort what nobody awaits."""
+"""From plans to an answer: submit, follow the sequences, send their parts, abort what nobody awaits."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from corepipe.serving.api.http_errors import ApiError, internal, invalid, unavailable
-from corepipe.serving.api.protocol import GenerationRequest, sampling
-from corepipe.serving.api.routes.choice import Choice, Delta, Prompt
-from corepipe.serving.api.routes.rendering import (
-    DONE,
-    Envelope,
-    Logprobs,
-    Renderer,
-    Shape,
-    Usage,
-    device_fields,
-)
+from corepipe.serving.api.http_errors import ApiError, internal, invalid
+from corepipe.serving.api.protocol import GenerationRequest
+from corepipe.serving.api.routes.choice import Choice
+from corepipe.serving.api.routes.news import News, news_of, while_connected
+from corepipe.serving.api.routes.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
-from corepipe.serving.messages import Output, Submit
-from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
+from corepipe.serving.messages import Submit
+from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished
+from corepipe.serving.text_answer import TextAnswer
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
 
 TRACE = "corepipe.trace"
 """Where the scope of a request that is traced has its Trace."""
@@ -51,45 +40,67 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request made ready: what to compute and how to write it.
+    """A prompt made ready, and how to answer it; `source` is the field of the body that it came from.
 
-    `max_tokens` None: `default_tokens`, or what is left of the context if that is less.
-    `logprobs` and `prompt_logprobs` are as in `Sampling`.  `source` is the field the prompts came from.
+    `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
+    `prompt_logprobs` are as in `Sampling`.  echo: the prompt's text, if the answer begins with it.
     """
 
-    request: GenerationRequest
-    prompts: Sequence[Prompt]
-    shape: Shape
-    prefix: str
+    prompt: list[int]
     source: str
     max_tokens: int | None
     default_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    echo: str | None = None
+
+    def tokens_within(self, context: int) -> int:
+        """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
+        wanted, room = self.max_tokens, context - len(self.prompt)
+        if wanted is None and room > 0:
+            return room if self.default_tokens is None else min(self.default_tokens, room)
+        if room <= 0 or (wanted or 0) > room:
+            message = (
+                f"This model's maximum context length is {context} tokens. However, you requested "
+                f"{len(self.prompt) + (wanted or 1)} tokens ({len(self.prompt)} in the {self.source}, "
+                f"{wanted or 1} for the answer)."
+            )
+            raise invalid(message, self.source, "context_length_exceeded")
+        return wanted or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request made ready: what was asked, what to compute for it, and who writes the answer.
+
+    `arrival` is when it came (perf_counter).
+    """
+
+    id: str
+    body: GenerationRequest
+    plans: Sequence[Plan]
+    renderer: Renderer
+    operation: str
+    arrival: float
     device_metrics: bool = False
     tenant: Tenant = ANYONE
     trace: Trace | None = None
 
 
 class Generation:
-    """One answer in the making; `arrival` is when its request came (perf_counter).
+    """One answer in the making.
 
     Raises ApiError, before anything is submitted, if a prompt does not fit the context.
     """
 
-    def __init__(self, service: Service, plan: Plan, arrival: float) -> None:
-        plan.tenant.check(len(plan.prompts) * plan.request.n, plan.request.priority)
+    def __init__(self, service: Service, exchange: Exchange) -> None:
+        exchange.tenant.check(len(exchange.plans) * exchange.body.n, exchange.body.priority)
         self._service = service
-        self._plan = plan
-        self._arrival = arrival
-        self._envelope = Envelope(
-            id=f"{plan.prefix}-{secrets.token_hex(12)}",
-            created=int(time.time()),
-            model=plan.request.model,
-            fingerprint=service.fingerprint,
-        )
-        self._renderer = Renderer(plan.shape, self._envelope, usage_chunk=plan.request.usage_chunk)
-        self._choices = list(self._make_choices())
+        self._exchange = exchange
+        self._renderer = exchange.renderer
+        self._choices = [
+            Choice(answer, exchange.arrival, service.metrics.requests) for answer in self._answers()
+        ]
         self._left = len(self._choices)
 
     async def answer(self, receive: Receive, send: Send) -> None:
@@ -97,99 +108,78 @@ class Generation:
 
         The sequences are aborted as soon as the client goes away.
         """
-        quota = self._plan.tenant.quota
+        quota = self._exchange.tenant.quota
         if quota is None:
             await self._answer(receive, send)
             return
         with quota.holding(len(self._choices) - 1):  # the guard holds one
-            quota.charge(sum(len(prompt.ids) for prompt in self._plan.prompts))
+            quota.charge(sum(len(plan.prompt) for plan in self._exchange.plans))
             try:
                 await self._answer(receive, send)
             finally:
-                quota.charge(sum(choice.generated for choice in self._choices))
+                quota.charge(sum(choice.answer.generated for choice in self._choices))
 
     async def _answer(self, receive: Receive, send: Send) -> None:
-        streams = [self._service.client.submit(choice.submit) for choice in self._choices]
-        news = Single(streams[0]) if len(streams) == 1 else Merged(streams)
+        streams = [self._service.client.submit(choice.answer.submit) for choice in self._choices]
+        news = news_of(streams)
         try:
             async with while_connected(receive):
-                await (self._stream(news, send) if self._plan.request.stream else self._whole(news, send))
+                await (self._stream(news, send) if self._exchange.body.stream else self._whole(news, send))
         finally:
             await news.close()
-            self._settle(streams)
+            self._tell(streams)
 
-    def _make_choices(self) -> Iterator[Choice]:
-        plan, service = self._plan, self._service
-        pieces = service.shown if plan.request.skip_special_tokens else service.raw
-        for at, prompt in enumerate(plan.prompts):
-            max_tokens = self._max_tokens(len(prompt.ids))
-            for copy in range(plan.request.n):
-                index = at * plan.request.n + copy
-                submit = self._submission(index, copy, prompt, max(max_tokens, 1))
-                choice = Choice(index, submit, plan.request, prompt, pieces)
-                choice.silent = max_tokens == 0
-                yield choice
+    def _answers(self) -> Iterator[TextAnswer]:
+        exchange, service = self._exchange, self._service
+        context = service.require_ready().max_model_len
+        pieces = service.shown if exchange.body.skip_special_tokens else service.raw
+        for at, plan in enumerate(exchange.plans):
+            most = plan.tokens_within(context)
+            for copy in range(exchange.body.n):
+                index = at * exchange.body.n + copy
+                submit = self._submission(index, copy, plan, max(most, 1))
+                yield TextAnswer(index, submit, exchange.body, pieces, plan.echo, silent=most == 0)
 
-    def _max_tokens(self, prompt_tokens: int) -> int:
-        plan, context = self._plan, self._service.require_ready().max_model_len
-        room = context - prompt_tokens
-        wanted = plan.max_tokens
-        if wanted is None and room > 0:
-            return room if plan.default_tokens is None else min(plan.default_tokens, room)
-        if room <= 0 or (wanted or 0) > room:
-            message = (
-                f"This model's maximum context length is {context} tokens. However, you requested "
-                f"{prompt_tokens + (wanted or 1)} tokens ({prompt_tokens} in the {plan.source}, "
-                f"{wanted or 1} for the answer)."
-            )
-            raise invalid(message, plan.source, "context_length_exceeded")
-        return wanted or 0
-
-    def _submission(self, index: int, copy: int, prompt: Prompt, max_tokens: int) -> Submit:
-        plan, request = self._plan, self._plan.request
-        if request.min_tokens > max_tokens:
+    def _submission(self, index: int, copy: int, plan: Plan, max_tokens: int) -> Submit:
+        body, tenant = self._exchange.body, self._exchange.tenant
+        if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
-        stop_ids = set(request.stop_token_ids)
-        if not request.ignore_eos:
+        stop_ids = set(body.stop_token_ids)
+        if not body.ignore_eos:
             stop_ids |= self._service.tokenizer.eos_ids
         return Submit(
-            id=f"{self._envelope.id}-{index}",
-            prompt=prompt.ids,
+            id=f"{self._exchange.id}-{index}",
+            prompt=plan.prompt,
             max_tokens=max_tokens,
-            sampling=sampling(request, copy, plan.logprobs, plan.prompt_logprobs),
+            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs),
             stop_ids=sorted(stop_ids),
-            min_tokens=request.min_tokens,
-            priority=request.priority,
-            owner=plan.tenant.turn,
-            cache_salt=plan.tenant.salt + request.cache_salt,
+            min_tokens=body.min_tokens,
+            priority=body.priority,
+            owner=tenant.turn,
+            cache_salt=tenant.salt + body.cache_salt,
         )
 
     async def _whole(self, news: News, send: Send) -> None:
-        texts: list[list[str]] = [[] for _ in self._choices]
-        logprobs: list[Logprobs | None] = [None] * len(self._choices)
+        parts: list[Part] = []
         while self._left:
-            choice, delta = await self._next(news)
-            texts[choice.index].append(delta.text)
-            logprobs[choice.index] = joined(logprobs[choice.index], delta.logprobs)
-        endings = [choice.ending for choice in self._choices if choice.ending is not None]
-        parts = zip(["".join(text) for text in texts], logprobs, endings, strict=True)
-        body = self._renderer.whole(list(parts), self._usage(), self._extra())
+            parts += await self._next(news)
+        body = self._renderer.whole([*parts, self._usage(), *self._emulated()])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, news: News, send: Send) -> None:
         """Wait for the first news, so that a refusal still has its own status; then send events."""
-        choice, delta = await self._next(news)
+        parts = await self._next(news)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-        body = b"".join(self._renderer.opening(choice.index) for choice in self._choices)
+        body = self._renderer.opening(len(self._choices))
         try:
-            body += self._event(choice, delta)
+            body += self._event(parts)
             while self._left:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = self._event(*await self._next(news))
-            body += self._closing()
+                body = self._event(await self._next(news))
+            body += self._renderer.closing()
         except ApiError as error:
             body = _error_event(error)
         except Exception:
@@ -197,170 +187,58 @@ class Generation:
             raise
         await send({"type": "http.response.body", "body": body})
 
-    async def _next(self, news: News) -> tuple[Choice, Delta]:
-        """The next addition to a choice that has not ended; what comes after a choice's end is dropped."""
+    async def _next(self, news: News) -> Sequence[Part]:
+        """What is next added to a choice that has not ended; what comes after a choice's end is dropped."""
         while True:
             index, output = await news.next()
             choice = self._choices[index]
             if not choice.ended:
                 break
-        delta = choice.take(output, self._service.metrics.requests, self._arrival)
-        if choice.ending is not None:
+        parts = choice.take(output)
+        if choice.answer.finish is not None:
             self._left -= 1
-            if choice.cut:
+            if choice.answer.cut:
                 await news.drop(index)
-        return choice, delta
+        return parts
 
-    def _event(self, choice: Choice, delta: Delta) -> bytes:
-        if choice.ending is None and delta.logprobs is None:
-            return self._renderer.piece(choice.index, delta.text) if delta.text else b""
-        extra = {} if self._left or self._plan.request.usage_chunk else self._extra()
-        return self._renderer.chunk(choice.index, delta.text, delta.logprobs, choice.ending, extra)
-
-    def _closing(self) -> bytes:
-        if self._plan.request.usage_chunk:
-            return self._renderer.usage(self._usage(), self._extra()) + DONE
-        return DONE
+    def _event(self, parts: Sequence[Part]) -> bytes:
+        """The event of these parts, and after the last choice's end what is told of the whole answer."""
+        if self._left:
+            return self._renderer.event(parts)
+        if self._exchange.body.usage_chunk:
+            return self._renderer.event(parts) + self._renderer.event([self._usage(), *self._emulated()])
+        return self._renderer.event([*parts, *self._emulated()])
 
     def _usage(self) -> Usage:
-        firsts = self._choices[:: self._plan.request.n]
+        firsts = [choice.answer for choice in self._choices[:: self._exchange.body.n]]
         return Usage(
-            prompt=sum(len(choice.submit.prompt) for choice in firsts),
-            completion=sum(choice.generated for choice in self._choices),
-            cached=sum(choice.cached for choice in firsts),
+            prompt=sum(len(answer.submit.prompt) for answer in firsts),
+            completion=sum(choice.answer.generated for choice in self._choices),
+            cached=sum(answer.cached for answer in firsts),
         )
 
-    def _extra(self) -> dict[str, Any]:
-        if not self._plan.device_metrics:
-            return {}
-        times = [choice.last.device if choice.last else None for choice in self._choices]
-        return device_fields(self._service.engine.instance, times, self._service.lateness.verdict)
+    def _emulated(self) -> list[Emulated]:
+        """What the emulated device would have taken, if that was asked for."""
+        if not self._exchange.device_metrics:
+            return []
+        lasts = [choice.answer.last for choice in self._choices]
+        times = [last.device if last else None for last in lasts]
+        return [Emulated(self._service.engine.instance, times, self._service.lateness.verdict)]
 
-    def _settle(self, streams: Sequence[OutputStream]) -> None:
+    def _tell(self, streams: Sequence[OutputStream]) -> None:
         """Tell the metrics, and the trace if there is one, how each choice ended.
 
         What has no end of its own was given up: with the choice that failed, else by the client.
         """
-        plan, ends = self._plan, [c.ending.finish_reason if c.ending else None for c in self._choices]
-        given_up = "error" if "error" in ends else "abort"
+        exchange, failures = self._exchange, [choice.failure for choice in self._choices]
+        given_up = "error" if "error" in failures else "abort"
         parts = [
-            choice.finished(end or given_up, plan.request.n, self._arrival, stream)
-            for choice, end, stream in zip(self._choices, ends, streams, strict=True)
+            choice.finished(given_up, exchange.body.n, stream)
+            for choice, stream in zip(self._choices, streams, strict=True)
         ]
         self._service.metrics.requests.finish(parts)
-        if plan.trace is not None:
-            operation = "chat" if plan.source == "messages" else "text_completion"
-            plan.trace.answered(operation, plan.request, self._envelope.id, parts)
-
-
-class News(Protocol):
-    """News of all sequences of an answer: (index of the sequence, output)."""
-
-    async def next(self) -> tuple[int, Output]: ...
-
-    async def drop(self, index: int) -> None:
-        """Abort one sequence, unless it has ended."""
-
-    async def close(self) -> None:
-        """Abort all that have not ended."""
-
-
-class Single:
-    """News of one sequence: no task, no queue."""
-
-    def __init__(self, stream: OutputStream) -> None:
-        self._stream = stream
-
-    async def next(self) -> tuple[int, Output]:
-        return 0, await _next_output(self._stream)
-
-    async def drop(self, index: int) -> None:  # noqa: ARG002
-        await self._stream.aclose()
-
-    async def close(self) -> None:
-        await self._stream.aclose()
-
-
-class Merged:
-    """News of several sequences, in the order they come; first of all those that were refused at once."""
-
-    def __init__(self, streams: Sequence[OutputStream]) -> None:
-        self._streams = streams
-        self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue(MAX_PENDING)
-        refused_first = sorted(enumerate(streams), key=lambda item: not item[1].has_news)
-        self._tasks = [asyncio.create_task(self._pump(*item)) for item in refused_first]
-
-    async def next(self) -> tuple[int, Output]:
-        item = await self._queue.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def drop(self, index: int) -> None:
-        await self._streams[index].aclose()
-
-    async def close(self) -> None:
-        for stream in self._streams:
-            await stream.aclose()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _pump(self, index: int, stream: OutputStream) -> None:
-        try:
-            finish_reason = None
-            while finish_reason is None:
-                output = await _next_output(stream)
-                finish_reason = output.finish_reason
-                await self._queue.put((index, output))
-        except Exception as error:  # handed to the one who waits for news
-            await self._queue.put(error)
-
-
-async def _next_output(stream: OutputStream) -> Output:
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:
-        raise unavailable("The engine stopped before the end of the answer.") from None
-
-
-@asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Run the body for as long as the client is there; leave it, quietly, when the client goes away."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone or task.uncancel() > 0:
-            raise
-    finally:
-        watcher.cancel()
-
-
-def wants_device_metrics(request: GenerationRequest, scope: Scope) -> bool:
-    """Asked for in the body, or by the header `x-corepipe-device: 1`."""
-    return request.device_metrics or (b"x-corepipe-device", b"1") in scope["headers"]
-
-
-def joined(first: Logprobs | None, second: Logprobs | None) -> Logprobs | None:
-    """The logprobs of two runs of tokens, one after the other."""
-    if first is None or second is None:
-        return first or second
-    return Logprobs(
-        [*first.tokens, *second.tokens],
-        [*first.entries, *second.entries],
-        [*first.offsets, *second.offsets],
-    )
+        if exchange.trace is not None:
+            exchange.trace.answered(exchange.operation, exchange.body, exchange.id, parts)
 
 
 def _error_event(error: ApiError) -> bytes:

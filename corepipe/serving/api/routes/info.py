@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.http_errors import RETRY_SECONDS
+from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.service import Service
+
+
+class ModelCard(Strict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+    permission: list[Any]
+
+
+class ModelList(Strict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(Strict):
+    """`what` is being loaded and how far it is `done`, 0 to 1, while `status` is loading."""
+
+    status: str
+    what: str | UnsetType = UNSET
+    done: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+
+
+class Version(Strict):
+    version: str
 
 
 def info_router(service: Service) -> APIRouter:

@@ -11,19 +11,19 @@ from msgspec import Meta
 
 from corepipe.serving.api.chat import NEUTRAL_MESSAGE
 from corepipe.serving.api.limits import PUBLIC_PATHS
-from corepipe.serving.api.protocol import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_STREAM_OPTIONS,
+from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
+from corepipe.serving.api.routes.admin import Aborted
+from corepipe.serving.api.routes.answers import Failure
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatCompletion, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, Completion, CompletionRequest
+from corepipe.serving.api.routes.info import Health, ModelCard, ModelList, Version
+from corepipe.serving.api.routes.tokens import (
     NEUTRAL_TOKENIZE,
-    ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
-    Neutral,
-    StreamOptions,
+    Text,
     TokenizeRequest,
+    Tokens,
 )
-from corepipe.serving.api.routes import answers
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -84,7 +84,7 @@ OPERATIONS = (
         "post",
         "/v1/completions",
         "Text completion",
-        answers.Completion,
+        Completion,
         CompletionRequest,
         NEUTRAL_COMPLETION,
         _WITH_MODEL,
@@ -94,32 +94,30 @@ OPERATIONS = (
         "post",
         "/v1/chat/completions",
         "Chat completion",
-        answers.ChatCompletion,
+        ChatCompletion,
         ChatRequest,
         NEUTRAL_CHAT,
         _WITH_MODEL,
         (EVENTS,),
     ),
     Operation("post", "/invocations", "A chat or a completion, by what is sent", None, others=(JSON, EVENTS)),
-    Operation("get", "/v1/models", "The served names", answers.ModelList),
-    Operation("get", "/v1/models/{model}", "One of them", answers.ModelCard, statuses=_WITH_MODEL),
+    Operation("get", "/v1/models", "The served names", ModelList),
+    Operation("get", "/v1/models/{model}", "One of them", ModelCard, statuses=_WITH_MODEL),
     Operation(
         "post",
         "/tokenize",
         "Text to token ids",
-        answers.Tokens,
+        Tokens,
         TokenizeRequest,
         NEUTRAL_TOKENIZE,
         _WITH_MODEL,
     ),
-    Operation(
-        "post", "/detokenize", "Token ids to text", answers.Text, DetokenizeRequest, statuses=_WITH_MODEL
-    ),
-    Operation("get", "/health", "Whether requests are taken", answers.Health, statuses=_PROBE),
-    Operation("get", "/health/ready", "As `/health`", answers.Health, statuses=_PROBE),
-    Operation("get", "/health/live", "Whether the process may go on", answers.Health, statuses=_PROBE),
-    Operation("get", "/ping", "As `/health`", answers.Health, statuses=_PROBE),
-    Operation("get", "/version", "The version", answers.Version),
+    Operation("post", "/detokenize", "Token ids to text", Text, DetokenizeRequest, statuses=_WITH_MODEL),
+    Operation("get", "/health", "Whether requests are taken", Health, statuses=_PROBE),
+    Operation("get", "/health/ready", "As `/health`", Health, statuses=_PROBE),
+    Operation("get", "/health/live", "Whether the process may go on", Health, statuses=_PROBE),
+    Operation("get", "/ping", "As `/health`", Health, statuses=_PROBE),
+    Operation("get", "/version", "The version", Version),
     Operation("get", "/v1/placement", "Where the model is on the emulated device", None, others=(JSON,)),
     Operation(
         "get", "/metrics", "Prometheus metrics", None, others=("text/plain", "application/openmetrics-text")
@@ -131,7 +129,7 @@ OPERATIONS = (
         None,
         others=("text/plain", "application/openmetrics-text"),
     ),
-    Operation("post", "/abort_requests", "Ends every answer under way", answers.Aborted),
+    Operation("post", "/abort_requests", "Ends every answer under way", Aborted),
     Operation("get", "/openapi.json", "This document", None, others=(JSON,)),
 )
 
@@ -142,7 +140,7 @@ def document(paths: Iterable[str], version: str, models: Sequence[str], *, keys:
     operations = [one for one in OPERATIONS if one.path in listed]
     types = [kind for one in operations for kind in (one.answer, one.request) if kind is not None]
     _, schemas = msgspec.json.schema_components(
-        [*types, answers.Failure, Message, StreamOptions], ref_template="#/components/schemas/{name}"
+        [*types, Failure, Message, StreamOptions], ref_template="#/components/schemas/{name}"
     )
     for one in operations:
         if one.request is not None:
@@ -194,9 +192,9 @@ def _operation(one: Operation, models: Sequence[str], *, keys: bool) -> dict[str
 
 def _failure(one: Operation, status: int) -> dict[str, Any]:
     """A probe that fails says so in its own words."""
-    failure = _reference(answers.Failure)
-    if one.answer is answers.Health and status == 503:
-        return {"anyOf": [_reference(answers.Health), failure]}
+    failure = _reference(Failure)
+    if one.answer is Health and status == 503:
+        return {"anyOf": [_reference(Health), failure]}
     return failure
 
 

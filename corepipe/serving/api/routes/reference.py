@@ -1,4 +1,4 @@
-"""docs/api.md, written from the three lists of `protocol.py`, so that the page cannot say anything else."""
+"""docs/api.md, written from the three lists of the endpoints, so that the page cannot say anything else."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.api.protocol import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_STREAM_OPTIONS,
-    NEUTRAL_TOKENIZE,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Neutral,
-    StreamOptions,
-    TokenizeRequest,
-)
+from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
+from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
+from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
 
 _INTRO = """\
 # HTTP API

@@ -1,33 +1,20 @@
-"""The JSON of answers.  A stream's chunks are rendered from templates in which only the text changes."""
+"""From the parts of an answer to its JSON, streamed or whole.
+
+A stream's events with text alone are made from a template in which only the text changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from corepipe.serving.messages import DeviceTimes, TokenLogprobs
+from corepipe.serving.messages import DeviceTimes
+from corepipe.serving.parts import Finish, Logprobs, Text, joined_logprobs, joined_text
 from corepipe.serving.telemetry.lateness import Verdict
 
-DONE = b"data: [DONE]\n\n"
-
 encode = msgspec.json.encode
-
-
-class Logprobs(msgspec.Struct, frozen=True):
-    """Logprobs of consecutive tokens; `offsets` are where their texts start.  None: a token without one."""
-
-    tokens: Sequence[int]
-    entries: Sequence[TokenLogprobs | None]
-    offsets: Sequence[int]
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """Why a choice ended: OpenAI's `finish_reason`, and the stop string or token as `stop_reason`."""
-
-    finish_reason: str
-    stop_reason: str | int | None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -44,6 +31,84 @@ class Usage(msgspec.Struct, frozen=True):
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+
+
+class Emulated(msgspec.Struct, frozen=True):
+    """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?"""
+
+    instance: str
+    times: Sequence[DeviceTimes | None]
+    verdict: Verdict
+
+    def fields(self) -> dict[str, Any]:
+        """Over several choices, the arrival and the first token are the earliest, and the time per token is
+        the mean.  Null where no choice has one."""
+        known = [one for one in self.times if one is not None]
+        per_token = [t.time_per_output_token_ms for t in known if t.time_per_output_token_ms is not None]
+        return {
+            "device": self.instance,
+            "emulated": True,
+            "valid": self.verdict.valid,
+            "time_scale_needed": None if self.verdict.valid else self.verdict.time_scale_needed,
+            "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
+            "time_to_first_token_ms": min((one.time_to_first_token_ms for one in known), default=None),
+            "time_per_output_token_ms": sum(per_token) / len(per_token) if per_token else None,
+        }
+
+
+Part = Text | Finish | Usage | Emulated
+"""Of what answers consist.  Texts and ends bear their choice's index, the others are of the whole answer."""
+
+
+class Renderer(Protocol):
+    """Writes the answer to one request."""
+
+    def opening(self, choices: int) -> bytes:
+        """What a stream of so many choices begins with."""
+        ...
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        """Parts of a stream that came together, of one choice at most; empty where they say nothing."""
+        ...
+
+    def closing(self) -> bytes:
+        """What a stream ends with."""
+        ...
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+class Shape(Protocol):
+    """How one of OpenAI's APIs writes a choice."""
+
+    whole_kind: str
+    chunk_kind: str
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice that opens a stream, if the API has one."""
+        ...
+
+    def piece(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a chunk without logprobs or end, inside `choices`."""
+        ...
+
+    def chunk(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]: ...
+
+    def whole(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]: ...
+
+
+class Vocabulary(Protocol):
+    """What shapes need of a tokenizer."""
+
+    def decode_token(self, token: int, /) -> str: ...
+
+    def token_bytes(self, token: int, /) -> bytes: ...
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -64,198 +129,80 @@ class Envelope(msgspec.Struct, frozen=True):
         }
 
 
-class Vocabulary(Protocol):
-    def decode_token(self, token: int, /) -> str: ...
-
-    def token_bytes(self, token: int, /) -> bytes: ...
-
-
-class Shape(Protocol):
-    """How one of the two APIs writes choices."""
-
-    whole_kind: str
-    chunk_kind: str
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice that opens a stream, if the API has one."""
-        ...
-
-    def piece(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a chunk without logprobs or ending, inside `choices`."""
-        ...
-
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, ending: Ending | None
-    ) -> dict[str, Any]: ...
-
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, ending: Ending) -> dict[str, Any]: ...
-
-
-class CompletionShape:
-    """`text_completion`."""
-
-    whole_kind = chunk_kind = "text_completion"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002
-        return None
-
-    def piece(self, index: int) -> tuple[bytes, bytes]:
-        before = b'{"index":%d,"text":' % index
-        return before, b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
-
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, ending: Ending | None
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": ending and ending.finish_reason,
-            "stop_reason": ending and ending.stop_reason,
-        }
-
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, ending: Ending) -> dict[str, Any]:
-        return self.chunk(index, text, logprobs, ending)
-
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
-        name = self._vocabulary.decode_token
-        return {
-            "tokens": [name(token) for token in logprobs.tokens],
-            "token_logprobs": [entry and entry.logprob for entry in logprobs.entries],
-            "top_logprobs": [entry and self._top(entry) for entry in logprobs.entries],
-            "text_offset": list(logprobs.offsets),
-        }
-
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        name = self._vocabulary.decode_token
-        chosen = {name(entry.token): entry.logprob}
-        return {name(token): value for token, value in entry.top} | chosen
-
-
-class ChatShape:
-    """`chat.completion` and `chat.completion.chunk`."""
-
-    whole_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None, None)
-
-    def piece(self, index: int) -> tuple[bytes, bytes]:
-        before = b'{"index":%d,"delta":{"content":' % index
-        return before, b'},"logprobs":null,"finish_reason":null,"stop_reason":null}'
-
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, ending: Ending | None
-    ) -> dict[str, Any]:
-        return self._choice(index, {"content": text} if text else {}, logprobs, ending)
-
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, ending: Ending) -> dict[str, Any]:
-        choice = self._choice(index, {}, logprobs, ending)
-        del choice["delta"]
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        return choice
-
-    def _choice(
-        self, index: int, delta: dict[str, Any], logprobs: Logprobs | None, ending: Ending | None
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": ending and ending.finish_reason,
-            "stop_reason": ending and ending.stop_reason,
-        }
-
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
-        entries = [entry for entry in logprobs.entries if entry is not None]
-        content = [
-            self._token(entry.token, entry.logprob)
-            | {"top_logprobs": [self._token(token, value) for token, value in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._vocabulary.decode_token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
-
-
-class Renderer:
-    """Renders the answer to one request.  With `usage_chunk` every other chunk says `"usage": null`."""
+class ChoicesRenderer:
+    """Answers that list `choices`.  With `usage_chunk` every chunk but that one says `"usage": null`."""
 
     def __init__(self, shape: Shape, envelope: Envelope, *, usage_chunk: bool) -> None:
         self._shape = shape
         self._envelope = envelope
-        self._head = encode(envelope.fields(shape.chunk_kind))[:-1]
+        self._head = b"data: " + encode(envelope.fields(shape.chunk_kind))[:-1]
         self._no_usage = b',"usage":null' if usage_chunk else b""
         self._pieces: dict[int, tuple[bytes, bytes]] = {}
 
-    def piece(self, index: int, text: str) -> bytes:
+    def opening(self, choices: int) -> bytes:
+        opened = [self._shape.opening(index) for index in range(choices)]
+        return b"".join(self._chunk(choice, b"") for choice in opened if choice is not None)
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
+            return self._piece(only.choice, only.text) if only.text else b""
+        texts, finish, rest = _sorted(parts)
+        if not texts and finish is None:
+            return self._head + b',"choices":[]' + rest + b"}\n\n" if rest else b""
+        text, logprobs = joined_text(texts), joined_logprobs(texts)
+        if not text and logprobs is None and finish is None:
+            return b""
+        index = texts[0].choice if texts else finish.choice  # type: ignore[union-attr]
+        return self._chunk(self._shape.chunk(index, text, logprobs, finish), rest)
+
+    def closing(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        by_choice: dict[int, list[Part]] = {}
+        for part in parts:
+            if isinstance(part, Text | Finish):
+                by_choice.setdefault(part.choice, []).append(part)
+        choices = [self._whole(index, by_choice[index]) for index in sorted(by_choice)]
+        fields = self._envelope.fields(self._shape.whole_kind)
+        return encode({**fields, "choices": choices, **_answer_fields(parts)})
+
+    def _whole(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
+        texts, finish, _ = _sorted(parts)
+        return self._shape.whole(index, joined_text(texts), joined_logprobs(texts), finish)
+
+    def _piece(self, index: int, text: str) -> bytes:
         """An event with text alone: what a stream mostly consists of."""
         ends = self._pieces.get(index)
         if ends is None:
             before, after = self._shape.piece(index)
-            ends = (
-                b"data: " + self._head + b',"choices":[' + before,
+            ends = self._pieces[index] = (
+                self._head + b',"choices":[' + before,
                 after + b"]" + self._no_usage + b"}\n\n",
             )
-            self._pieces[index] = ends
         return ends[0] + encode(text) + ends[1]
 
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, ending: Ending | None, extra: dict[str, Any]
-    ) -> bytes:
-        """An event with logprobs or the ending; `extra` are further fields of the object."""
-        return self._event(self._shape.chunk(index, text, logprobs, ending), extra)
-
-    def opening(self, index: int) -> bytes:
-        """The event before a choice's first text; empty where the API has none."""
-        choice = self._shape.opening(index)
-        return b"" if choice is None else self._event(choice, {})
-
-    def usage(self, usage: Usage, extra: dict[str, Any]) -> bytes:
-        """The event with no choices that ends a stream with usage."""
-        fields = encode({"choices": [], "usage": usage.fields(), **extra})
-        return b"data: " + self._head + b"," + fields[1:] + b"\n\n"
-
-    def whole(
-        self,
-        choices: Sequence[tuple[str, Logprobs | None, Ending]],
-        usage: Usage,
-        extra: dict[str, Any],
-    ) -> bytes:
-        """The body of a plain answer."""
-        listed = [self._shape.whole(index, *choice) for index, choice in enumerate(choices)]
-        fields = self._envelope.fields(self._shape.whole_kind)
-        return encode({**fields, "choices": listed, "usage": usage.fields(), **extra})
-
-    def _event(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
-        tail = b"," + encode(extra)[1:-1] if extra else b""
-        body = b"data: " + self._head + b',"choices":[' + encode(choice) + b"]"
-        return body + self._no_usage + tail + b"}\n\n"
+    def _chunk(self, choice: dict[str, Any], rest: bytes) -> bytes:
+        return self._head + b',"choices":[' + encode(choice) + b"]" + self._no_usage + rest + b"}\n\n"
 
 
-def device_fields(instance: str, times: Sequence[DeviceTimes | None], verdict: Verdict) -> dict[str, Any]:
-    """The `corepipe` object: emulated times; over several choices, the arrival and the first token are the
-    earliest, and the time per token is the mean.  Null where no choice has one.  `verdict` says whether the
-    host is fast enough for them.
-    """
-    known = [one for one in times if one is not None]
-    per_token = [one.time_per_output_token_ms for one in known if one.time_per_output_token_ms is not None]
-    first = min((one.time_to_first_token_ms for one in known), default=None)
-    mean = sum(per_token) / len(per_token) if per_token else None
-    shown = {
-        "valid": verdict.valid,
-        "time_scale_needed": None if verdict.valid else verdict.time_scale_needed,
-        "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
-        "time_to_first_token_ms": first,
-        "time_per_output_token_ms": mean,
-    }
-    return {"corepipe": {"device": instance, "emulated": True, **shown}}
+def _sorted(parts: Iterable[Part]) -> tuple[list[Text], Finish | None, bytes]:
+    """(texts, end, further fields of the object) of parts of one choice at most."""
+    texts, finish = [], None
+    for part in parts:
+        if isinstance(part, Text):
+            texts.append(part)
+        elif isinstance(part, Finish):
+            finish = part
+    fields = _answer_fields(parts)
+    return texts, finish, b"," + encode(fields)[1:-1] if fields else b""
+
+
+def _answer_fields(parts: Iterable[Part]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for part in parts:
+        if isinstance(part, Usage):
+            fields["usage"] = part.fields()
+        elif isinstance(part, Emulated):
+            fields["corepipe"] = part.fields()
+    return fields

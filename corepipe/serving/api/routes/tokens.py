@@ -1,20 +1,59 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's shapes: bodies and answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
 import msgspec
 from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.limits import read_body
-from corepipe.serving.api.protocol import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest, parse
+from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest, Neutral
+from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.chat import encode_chat
+from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.service import Service
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""
+
+
+class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
+    """POST /tokenize: either a prompt or messages."""
+
+    prompt: Annotated[str | None, Meta(description="text")] = None
+    messages: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="as for chat, instead of `prompt`"),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="default: true for a prompt, false for chat")
+    ] = None
+    return_token_strs: Annotated[bool, Meta(description="add each token's text")] = False
+
+
+class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[Count], Meta(description="token ids")]
+
+
+NEUTRAL_TOKENIZE: Mapping[str, Neutral] = {"add_generation_prompt": Neutral((True,))}
+
+
+class Tokens(Strict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Strict):
+    prompt: str
 
 
 def token_router(service: Service) -> APIRouter:
@@ -23,8 +62,7 @@ def token_router(service: Service) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        asked = parse(await read_body(request.receive), TokenizeRequest, NEUTRAL_TOKENIZE)
-        service.require_model(asked.model)
+        asked = await read_request(service, request.receive, TokenizeRequest, NEUTRAL_TOKENIZE)
         tokens = await _tokenize(service, asked)
 
         def described() -> bytes:
@@ -43,8 +81,7 @@ def token_router(service: Service) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = parse(await read_body(request.receive), DetokenizeRequest, {})
-        service.require_model(asked.model)
+        asked = await read_request(service, request.receive, DetokenizeRequest, {})
         if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
             raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
 

@@ -1,0 +1,85 @@
+"""An endpoint that has the model answer: from a body to plans, and from the parts of an answer to bytes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from time import perf_counter
+from typing import ClassVar, Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from corepipe.serving.api.limits import read_body
+from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, parse
+from corepipe.serving.api.routes.generation import TRACE, Exchange, Generation, Plan
+from corepipe.serving.api.routes.rendering import Envelope, Renderer
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.tenants import tenant_of
+
+R = TypeVar("R", bound=ModelRequest)
+B = TypeVar("B", bound=GenerationRequest)
+
+
+async def read_request(
+    service: Service, receive: Receive, request: type[R], neutral: Mapping[str, Neutral]
+) -> R:
+    """The body of a request to a model that is served.  Raises ApiError for any other."""
+    body = parse(await read_body(receive), request, neutral)
+    service.require_model(body.model)
+    return body
+
+
+class Endpoint(ABC, Generic[B]):
+    """As plain ASGI: request and response objects would cost more than all the rest.
+
+    `request` and `neutral` say what bodies may be; the ids of answers begin with `prefix`; traces call it
+    `operation`.
+    """
+
+    request: type[B]
+    neutral: Mapping[str, Neutral]
+    prefix: ClassVar[str]
+    operation: ClassVar[str]
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    @abstractmethod
+    async def plan(self, body: B) -> list[Plan]:
+        """One for each prompt.  Raises ApiError."""
+
+    @abstractmethod
+    def renderer(self, body: B, envelope: Envelope) -> Renderer:
+        """What writes the answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival, service = perf_counter(), self.service
+        body = await read_request(service, receive, self.request, self.neutral)
+        service.require_ready()
+        body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
+        plans = await self.plan(body)
+        envelope = Envelope(
+            id=f"{self.prefix}-{secrets.token_hex(12)}",
+            created=int(time.time()),
+            model=body.model,
+            fingerprint=service.fingerprint,
+        )
+        exchange = Exchange(
+            id=envelope.id,
+            body=body,
+            plans=plans,
+            renderer=self.renderer(body, envelope),
+            operation=self.operation,
+            arrival=arrival,
+            device_metrics=wants_device_metrics(body, scope),
+            tenant=tenant_of(scope),
+            trace=scope.get(TRACE),
+        )
+        await Generation(service, exchange).answer(receive, send)
+
+
+def wants_device_metrics(body: GenerationRequest, scope: Scope) -> bool:
+    """Asked for in the body, or by the header `x-corepipe-device: 1`."""
+    return body.device_metrics or (b"x-corepipe-device", b"1") in scope["headers"]

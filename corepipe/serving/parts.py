@@ -1,0 +1,50 @@
+"""What an answer is made of, whether it is streamed or whole, sent by HTTP or returned by the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from corepipe.serving.messages import TokenLogprobs
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Logprobs of consecutive tokens; `offsets` are where their texts start.  None: a token without one."""
+
+    tokens: Sequence[int]
+    entries: Sequence[TokenLogprobs | None]
+    offsets: Sequence[int]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The next text of a choice; it may be empty, where its tokens have no whole character yet."""
+
+    choice: int
+    text: str
+    logprobs: Logprobs | None = None
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The end of a choice: OpenAI's `finish_reason`, and the stop string or token as `stop_reason`."""
+
+    choice: int
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+def joined_text(texts: Sequence[Text]) -> str:
+    """What they say one after the other."""
+    return texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
+
+
+def joined_logprobs(texts: Iterable[Text]) -> Logprobs | None:
+    """Those of all their tokens; None where there are none."""
+    known = [one.logprobs for one in texts if one.logprobs is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    return Logprobs(
+        [token for one in known for token in one.tokens],
+        [entry for one in known for entry in one.entries],
+        [offset for one in known for offset in one.offsets],
+    )

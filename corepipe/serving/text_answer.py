@@ -1,0 +1,129 @@
+"""From the engine's news of one sequence to the text and the end of its answer: for HTTP and `LLM` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from corepipe.serving.detokenizer import Detokenizer, Pieces
+from corepipe.serving.messages import Output, Submit, TokenLogprobs
+from corepipe.serving.parts import Finish, Logprobs, Text
+
+
+class Wanted(Protocol):
+    """What a request says of its answer's text, beside what the engine is told."""
+
+    @property
+    def stops(self) -> Sequence[str]: ...
+
+    @property
+    def stop_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def include_stop_str_in_output(self) -> bool: ...
+
+
+class TextAnswer:
+    """Follows one submitted sequence: news in, parts out.
+
+    echo: the prompt's text, where the answer begins with it.  silent: nothing but the prompt is wanted.
+    finish: None until the answer has ended; `cut`: it did so at a stop string, while the engine goes on.
+    generated: tokens of the answer so far; cached: those of the prompt that the cache had.
+    last: the engine's last word, if it came.
+    """
+
+    def __init__(
+        self,
+        choice: int,
+        submit: Submit,
+        wanted: Wanted,
+        pieces: Pieces,
+        echo: str | None = None,
+        *,
+        silent: bool = False,
+    ) -> None:
+        self.choice = choice
+        self.submit = submit
+        self.echo = echo
+        self.silent = silent
+        self.generated = 0
+        self.cached = 0
+        self.cut = False
+        self.finish: Finish | None = None
+        self.last: Output | None = None
+        self._wanted = wanted
+        self._pieces = pieces
+        self._text = Detokenizer(pieces, wanted.stops, wanted.include_stop_str_in_output, submit.min_tokens)
+        self._begun = echo is None
+
+    def take(self, output: Output) -> list[Text | Finish]:
+        """What these news add; nothing after the end.  They are no failure."""
+        if output.finish_reason is not None:
+            self.last = output
+        if self.finish is not None:
+            return []
+        parts: list[Text | Finish] = []
+        self.cached = max(self.cached, output.cached)
+        if not self._begun:
+            self._begun = True
+            parts.append(self._prompt(output))
+        if not self.silent:
+            parts.append(self._next(output))
+        if self.finish is None and output.finish_reason is not None:
+            reason = "length" if self.silent else output.finish_reason
+            self.finish = Finish(self.choice, reason, self._stop_token(output))
+        if self.finish is not None:
+            parts.append(self.finish)
+        return parts
+
+    def _prompt(self, output: Output) -> Text:
+        """The prompt, repeated; its logprobs come with the first token."""
+        echo = self.echo or ""
+        if self.submit.sampling.prompt_logprobs is None or not echo:
+            return Text(self.choice, echo)
+        entries: list[TokenLogprobs | None] = [None, *output.prompt_logprobs]
+        offsets, at = [], 0
+        for token in self.submit.prompt:
+            offsets.append(at)
+            at += len(self._pieces[token].decode("utf-8", "ignore"))
+        return Text(self.choice, echo, Logprobs(self.submit.prompt, entries, offsets))
+
+    def _next(self, output: Output) -> Text:
+        tokens = output.tokens
+        hidden = self._ends_with_stop_token(output) and not self._wanted.include_stop_str_in_output
+        shown = tokens[:-1] if hidden else tokens
+        logprobs = None
+        if output.logprobs:
+            text, used, offsets = self._feed_singly(tokens, len(shown))
+            logprobs = Logprobs(tokens[:used], output.logprobs[:used], offsets)
+        else:
+            text, used = self._text.feed(shown)
+        if self._text.matched is not None:
+            self.cut = output.finish_reason is None
+            self.finish = Finish(self.choice, "stop", self._text.matched)
+        else:
+            used = len(tokens)
+            if output.finish_reason is not None:
+                text += self._text.flush()
+        self.generated += used
+        return Text(self.choice, text, logprobs)
+
+    def _feed_singly(self, tokens: Sequence[int], shown: int) -> tuple[str, int, list[int]]:
+        """(text, tokens used, where their texts start)."""
+        text, offsets, before = "", [], len(self.echo or "")
+        for at, token in enumerate(tokens):
+            offsets.append(before + self._text.decoded)
+            if at < shown:
+                text += self._text.feed((token,))[0]
+            if self._text.matched is not None:
+                break
+        return text, len(offsets), offsets
+
+    def _ends_with_stop_token(self, output: Output) -> bool:
+        tokens = output.tokens
+        return output.finish_reason == "stop" and bool(tokens) and tokens[-1] in self.submit.stop_ids
+
+    def _stop_token(self, output: Output) -> int | None:
+        if self._ends_with_stop_token(output) and output.tokens[-1] in self._wanted.stop_token_ids:
+            return output.tokens[-1]
+        return None
