@@ -63,13 +63,14 @@ class TextAnswer:
         if self.finish is not None:
             return []
         parts: list[Text | Finish] = []
-        self.cached = max(self.cached, output.cached)
+        if output.cached > self.cached:
+            self.cached = output.cached
         if not self._begun:
             self._begun = True
             parts.append(self._prompt(output))
         if not self.silent:
             parts.append(self._next(output))
-        if self.finish is None and output.finish_reason is not None:
+        if output.finish_reason is not None and self.finish is None:
             reason = "length" if self.silent else output.finish_reason
             self.finish = Finish(self.choice, reason, self._stop_token(output))
         if self.finish is not None:
@@ -89,9 +90,9 @@ class TextAnswer:
         return Text(self.choice, echo, Logprobs(self.submit.prompt, entries, offsets))
 
     def _next(self, output: Output) -> Text:
-        tokens = output.tokens
-        hidden = self._ends_with_stop_token(output) and not self._wanted.include_stop_str_in_output
-        shown = tokens[:-1] if hidden else tokens
+        tokens = shown = output.tokens
+        if self._ends_with_stop_token(output) and not self._wanted.include_stop_str_in_output:
+            shown = tokens[:-1]
         logprobs = None
         if output.logprobs:
             text, used, offsets = self._feed_singly(tokens, len(shown))

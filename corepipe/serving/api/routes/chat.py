@@ -202,9 +202,7 @@ class ChatShape:
     ) -> dict[str, Any]:
         return self._choice(index, {"content": text} if text else {}, logprobs, finish)
 
-    def whole(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]:
         choice = self._choice(index, {}, logprobs, finish)
         del choice["delta"]
         choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}

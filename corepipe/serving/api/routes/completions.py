@@ -180,9 +180,7 @@ class CompletionShape:
             "stop_reason": finish and finish.stop_reason,
         }
 
-    def whole(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]:
         return self.chunk(index, text, logprobs, finish)
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:

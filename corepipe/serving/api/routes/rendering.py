@@ -98,9 +98,7 @@ class Shape(Protocol):
         self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
     ) -> dict[str, Any]: ...
 
-    def whole(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]: ...
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]: ...
 
 
 class Vocabulary(Protocol):
@@ -159,17 +157,21 @@ class ChoicesRenderer:
         return b"data: [DONE]\n\n"
 
     def whole(self, parts: Sequence[Part]) -> bytes:
-        by_choice: dict[int, list[Part]] = {}
+        texts: dict[int, list[Text]] = {}
+        ends: dict[int, Finish] = {}
+        fields: dict[str, Any] = {}
         for part in parts:
-            if isinstance(part, Text | Finish):
-                by_choice.setdefault(part.choice, []).append(part)
-        choices = [self._whole(index, by_choice[index]) for index in sorted(by_choice)]
-        fields = self._envelope.fields(self._shape.whole_kind)
-        return encode({**fields, "choices": choices, **_answer_fields(parts)})
+            if isinstance(part, Text):
+                texts.setdefault(part.choice, []).append(part)
+            elif isinstance(part, Finish):
+                ends[part.choice] = part
+            else:
+                fields |= _answer_fields(part)
+        choices = [self._whole(texts.get(index, []), ends[index]) for index in sorted(ends)]
+        return encode({**self._envelope.fields(self._shape.whole_kind), "choices": choices, **fields})
 
-    def _whole(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        texts, finish, _ = _sorted(parts)
-        return self._shape.whole(index, joined_text(texts), joined_logprobs(texts), finish)
+    def _whole(self, texts: Sequence[Text], finish: Finish) -> dict[str, Any]:
+        return self._shape.whole(finish.choice, joined_text(texts), joined_logprobs(texts), finish)
 
     def _piece(self, index: int, text: str) -> bytes:
         """An event with text alone: what a stream mostly consists of."""
@@ -189,20 +191,16 @@ class ChoicesRenderer:
 def _sorted(parts: Iterable[Part]) -> tuple[list[Text], Finish | None, bytes]:
     """(texts, end, further fields of the object) of parts of one choice at most."""
     texts, finish = [], None
+    fields: dict[str, Any] = {}
     for part in parts:
         if isinstance(part, Text):
             texts.append(part)
         elif isinstance(part, Finish):
             finish = part
-    fields = _answer_fields(parts)
+        else:
+            fields |= _answer_fields(part)
     return texts, finish, b"," + encode(fields)[1:-1] if fields else b""
 
 
-def _answer_fields(parts: Iterable[Part]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for part in parts:
-        if isinstance(part, Usage):
-            fields["usage"] = part.fields()
-        elif isinstance(part, Emulated):
-            fields["corepipe"] = part.fields()
-    return fields
+def _answer_fields(part: Usage | Emulated) -> dict[str, Any]:
+    return {"usage" if isinstance(part, Usage) else "corepipe": part.fields()}
