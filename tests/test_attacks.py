@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from corepipe.serving.api.app import PATHS
-from corepipe.serving.api.limits import PUBLIC_PATHS
+from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
 from tests.wires import (
@@ -406,9 +405,9 @@ def test_a_wrong_key(watch: Watch, header: bytes) -> None:
 
 
 def test_without_a_key_only_the_public_routes_answer(watch: Watch) -> None:
-    for path in PATHS | {"/docs", "/redoc", "/admin", "/debug", "/openapi.json"}:
+    for path in {one.path for one in ROUTES} | {"/docs", "/redoc", "/admin", "/debug", "/openapi.json"}:
         for sent in (get(path), post(path, b"{}")):
-            expected = {200, 405} if path in PUBLIC_PATHS else {401}
+            expected = {200, 405} if path in KEYLESS_PATHS else {401}
             assert statuses(exchange(watch.server.url, sent))[0] in expected, path
 
 

@@ -63,8 +63,7 @@ class TextAnswer:
         if self.finish is not None:
             return []
         parts: list[Text | Finish] = []
-        if output.cached > self.cached:
-            self.cached = output.cached
+        self.cached = max(self.cached, output.cached)
         if not self._begun:
             self._begun = True
             parts.append(self._prompt(output))

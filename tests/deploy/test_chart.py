@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from corepipe.cli.serve import SETTINGS
-from corepipe.serving.api.app import LAST_WORDS_SECONDS, PATHS, WATCH_PATHS
-from corepipe.serving.api.limits import PUBLIC_PATHS, check_bind
+from corepipe.serving.api.app import LAST_WORDS_SECONDS
+from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.routes.route import Audience
+from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.deploy import tools
 from tests.deploy.charts import (
@@ -110,7 +112,7 @@ def test_probes_ask_for_what_the_server_answers_without_a_key(case: str) -> None
             assert probe["httpGet"]["port"] == port["name"]
             paths[kind] = probe["httpGet"]["path"]
             assert probe["httpGet"].get("scheme", "HTTP") == scheme(case).upper()
-    assert set(paths.values()) <= PATHS & PUBLIC_PATHS
+    assert set(paths.values()) <= KEYLESS_PATHS
     assert paths == {
         "startupProbe": "/health",
         "livenessProbe": "/health/live",
@@ -247,7 +249,7 @@ def test_prometheus_sends_the_key_that_the_secret_holds_for_it() -> None:
     assert [endpoint["path"] for endpoint in endpoints] == ["/metrics", "/metrics/neuron"]
     for endpoint in endpoints:
         assert endpoint["authorization"]["credentials"] == {"name": "corepipe-keys", "key": "prometheus"}
-        assert endpoint["path"] in PATHS - PUBLIC_PATHS
+        assert endpoint["path"] in {one.path for one in ROUTES} - KEYLESS_PATHS
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
@@ -288,7 +290,9 @@ def test_the_admin_port_is_for_prometheus_alone() -> None:
     assert not wanted <= public["metadata"]["labels"].items()
     endpoints = monitor["spec"]["endpoints"]
     assert {(one["port"], one["scheme"]) for one in endpoints} == {("admin", "https")}
-    assert {one["path"] for one in endpoints} <= WATCH_PATHS
+    assert {one["path"] for one in endpoints} <= {
+        one.path for one in ROUTES if one.audience is Audience.WATCHERS
+    }
     key = endpoints[0]["authorization"]["credentials"]
     (env,) = [one for one in container(found)["env"] if one["name"] == "COREPIPE_ADMIN_API_KEY"]
     assert env["valueFrom"]["secretKeyRef"] == key

@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import FrameType
@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvicorn
 import uvloop
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
@@ -35,13 +34,15 @@ from corepipe.serving.api.origins import Origins
 from corepipe.serving.api.planes import STATE_KEY, Planes
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
-from corepipe.serving.api.routes.admin import control_router, watch_router
-from corepipe.serving.api.routes.chat import Chat
-from corepipe.serving.api.routes.completions import Completions
-from corepipe.serving.api.routes.info import health_router, info_router
-from corepipe.serving.api.routes.invocations import Invocations
+from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.service import Service
-from corepipe.serving.api.routes.tokens import token_router
+from corepipe.serving.api.routes.table import (
+    GENERATING_PATHS,
+    KEYLESS_PATHS,
+    ROUTES,
+    admin_routes,
+    public_routes,
+)
 from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
 from corepipe.serving.api.state import tell_state
 from corepipe.serving.api.tenants import Tenants
@@ -67,28 +68,6 @@ DRAIN_TICK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 2
 """Left to answers that are given up at a shutdown, to tell their clients so."""
 
-PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-WATCH_PATHS = frozenset({"/v1/placement", "/metrics", "/metrics/neuron"})
-CONTROL_PATHS = frozenset({"/abort_requests"})
-PATHS = (
-    frozenset(
-        {
-            "/v1/completions",
-            "/v1/chat/completions",
-            "/v1/models",
-            "/v1/models/{model}",
-            "/invocations",
-            "/tokenize",
-            "/detokenize",
-            "/version",
-            "/openapi.json",
-        }
-    )
-    | PROBE_PATHS
-    | WATCH_PATHS
-    | CONTROL_PATHS
-)
-
 
 def create_app(
     client: EngineClient,
@@ -112,29 +91,20 @@ def create_app(
         service.set_ready(ready)
     app = _bare_app(version, _lifespan)
     app.state.service = service
-    completions, chat = Completions(service), Chat(service)
-    invocations = Invocations(service, chat, completions)
-    app.router.routes.append(Route("/v1/completions", completions, methods=["POST"]))
-    app.router.routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
-    app.router.routes.append(Route("/invocations", invocations, methods=["POST"]))
-    http = HttpMetrics(service.metrics.registry, PATHS)
-    public = [info_router(service), health_router(service), token_router(service)]
+    http = HttpMetrics(service.metrics.registry, ROUTES)
     tenants = Tenants(
         read_keys(server.api_keys, server.api_key_file),
         server.max_requests_per_key,
         server.max_tokens_per_minute_per_key,
     )
-    keys = bool(tenants)
     app.state.tenants = tenants
-    if server.admin_port is None:
-        _furnish(app, service, [*public, watch_router(service)], PATHS - CONTROL_PATHS, keys=keys)
-    else:
-        _furnish(app, service, public, PATHS - CONTROL_PATHS - WATCH_PATHS, keys=keys)
+    routes = public_routes(admin_port=server.admin_port is not None)
+    _furnish(app, service, routes, keys=bool(tenants))
     if server.inject:
-        faults = InjectedFaults(service.metrics.registry)
-        app.add_middleware(Inject, draw=Draw(server.inject, engine.seed), counts=faults)
+        draw, counts = Draw(server.inject, engine.seed), InjectedFaults(service.metrics.registry)
+        app.add_middleware(Inject, draw=draw, counts=counts, paths=GENERATING_PATHS)
     app.state.close = _trace(app, server, engine, version)
-    app.add_middleware(Guard, config=server, tenants=tenants)
+    app.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
     if server.admin_port is not None:
@@ -145,11 +115,9 @@ def create_app(
 
 def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> FastAPI:
     admin = _bare_app(service.version, None)
-    routers = [health_router(service), watch_router(service), control_router(service)]
-    paths = PROBE_PATHS | WATCH_PATHS | CONTROL_PATHS | {"/openapi.json"}
     tenants = Tenants(server.admin_api_keys)
-    _furnish(admin, service, routers, paths, keys=bool(tenants))
-    admin.add_middleware(Guard, config=server, tenants=tenants, admin=True)
+    _furnish(admin, service, admin_routes(), keys=bool(tenants))
+    admin.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS, admin=True)
     admin.add_middleware(Origins)
     admin.add_middleware(Traffic, metrics=http)
     return admin
@@ -169,15 +137,11 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
     return app
 
 
-def _furnish(
-    app: FastAPI, service: Service, routers: Iterable[APIRouter], paths: Iterable[str], *, keys: bool
-) -> None:
-    """Adds these routes and, as one more, the document of all `paths` that the application then has."""
-    for router in routers:
-        app.include_router(router)
-    document = openapi.document(paths, service.version, service.names, keys=keys)
-    described = Response(msgspec.json.encode(document), media_type="application/json")
-    app.router.routes.append(Route("/openapi.json", lambda _: described, methods=["GET"]))
+def _furnish(app: FastAPI, service: Service, routes: Sequence[Route], *, keys: bool) -> None:
+    """Adds these routes, and the document that describes them."""
+    app.router.routes += [route.bound(service) for route in routes]
+    document = openapi.document(routes, service.version, service.names, keys=keys)
+    app.state.document = Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
@@ -190,7 +154,7 @@ def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: st
         message = f"--otlp-traces-endpoint: {error.name} is missing; pip install 'corepipe[tracing]'"
         raise UserError(message, "otlp_traces_endpoint") from error
     traces = Traces(server.otlp_traces_endpoint, engine, version)
-    app.add_middleware(Tracing, traces=traces)
+    app.add_middleware(Tracing, traces=traces, paths=GENERATING_PATHS)
     return traces.close
 
 

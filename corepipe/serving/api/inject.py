@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -14,9 +14,6 @@ from corepipe.serving.api.http_errors import RETRY_SECONDS, ApiError, send_error
 from corepipe.serving.faults import KINDS, Draw, Fault
 
 HEADER = b"x-corepipe-injected"
-PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/invocations"})
-"""Where faults are injected, for POST alone: never in what probes and Prometheus ask for."""
-
 PIECES = 3
 """Pieces of a stream that come before what happens in its middle."""
 
@@ -54,16 +51,20 @@ class InjectedFaults(Collector):
 
 
 class Inject:
-    """Pure ASGI, inside of the guard: who is refused there meets no other fault."""
+    """Pure ASGI, inside of the guard: who is refused there meets no other fault.
 
-    def __init__(self, app: ASGIApp, draw: Draw, counts: InjectedFaults) -> None:
+    Faults are injected in POSTs to `paths`: never in what probes and Prometheus ask for.
+    """
+
+    def __init__(self, app: ASGIApp, draw: Draw, counts: InjectedFaults, paths: Collection[str]) -> None:
         self._app = app
         self._draw = draw
         self._counts = counts
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = None
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
             fault = next(self._draw)
         if fault is None:
             await self._app(scope, receive, send)

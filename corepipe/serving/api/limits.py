@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,9 +19,6 @@ _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
-
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version"})
-"""What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
 
 
 def check_bind(server: ServerConfig) -> None:
@@ -70,13 +67,24 @@ async def read_body(receive: Receive) -> bytes:
 class Guard:
     """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
 
+    keyless: paths that need no API key.
+
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, tenants: Tenants, *, admin: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        tenants: Tenants,
+        keyless: Collection[str],
+        *,
+        admin: bool = False,
+    ) -> None:
         self._app = app
         self._tenants = tenants
+        self._keyless = keyless
         self._max_body = config.max_body_bytes
         self._check_host = is_loopback(config.admin_host if admin else config.host) and not tenants
 
@@ -118,7 +126,7 @@ class Guard:
             message = "This server answers on loopback only; Host names another place."
             raise ApiError(421, message, code="misdirected_request")
         tenant = ANYONE
-        if self._tenants and scope["path"] not in PUBLIC_PATHS:
+        if self._tenants and scope["path"] not in self._keyless:
             tenant = self._owner(scope["headers"])
         if scope["method"] == "POST":
             self._check_body(scope["headers"])

@@ -7,7 +7,7 @@ those of the `OTEL_*` variables.  Needs `corepipe[tracing]`; imported only where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import time_ns
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,9 +23,6 @@ from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes.generation import TRACE
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.telemetry.requests import Finished
-
-PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/invocations"})
-"""What is traced, for POST alone."""
 
 FLUSH_SECONDS = 2
 """Time that the last spans have to reach a collector when the server ends."""
@@ -53,14 +50,18 @@ class Traces:
 
 
 class Tracing:
-    """Pure ASGI: opens a span, hands it on in the scope, tells the client its context, and closes it."""
+    """Pure ASGI: opens a span, hands it on in the scope, tells the client its context, and closes it.
 
-    def __init__(self, app: ASGIApp, traces: Traces) -> None:
+    What is traced are POSTs to `paths`.
+    """
+
+    def __init__(self, app: ASGIApp, traces: Traces, paths: Collection[str]) -> None:
         self._app = app
         self._traces = traces
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         trace = Trace(self._traces, scope)

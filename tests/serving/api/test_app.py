@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
@@ -15,9 +16,9 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.api.app import PATHS, create_app, listen, run_server
-from corepipe.serving.api.limits import PUBLIC_PATHS
+from corepipe.serving.api.app import create_app, listen, run_server
 from corepipe.serving.api.routes.reference import reference
+from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.supervision.streams import failed_output
 from tests.servers import PATIENCE_SECONDS, until
@@ -161,7 +162,7 @@ def test_a_failed_start_ends_the_server():
 
 PROGRAM = """
 from tests.serving.http_support import FakeEngine, saying, tokenizer
-from corepipe.serving.api.app import PATHS, create_app, run_server
+from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 import uvloop
 from corepipe.serving.api.app import listen_all, serve
@@ -205,16 +206,35 @@ def test_the_reference_is_up_to_date():
     assert (ROOT / "docs" / "api.md").read_text() == reference()
 
 
-def paths_of(app):
-    plain = {route.path for route in app.router.routes if hasattr(route, "path")}
-    return plain | {path.replace(":path}", "}") for path in app.openapi()["paths"]}
+def served_by(app):
+    return {
+        (method, route.path.replace(":path}", "}")) for route in app.router.routes for method in route.methods
+    }
 
 
-def test_every_route_is_listed_and_in_the_reference():
+def of(routes):
+    return {(one.method, one.path) for one in routes}
+
+
+def test_every_route_is_in_the_table_and_in_the_reference():
     whole, split = (
         create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), config, "0")
         for config in (ServerConfig(), ServerConfig(admin_port=0))
     )
-    assert paths_of(whole) | paths_of(split.state.admin) == PATHS
-    assert paths_of(split) & paths_of(split.state.admin) <= {*PUBLIC_PATHS, "/openapi.json"}
-    assert [path for path in PATHS if f"{path}`" not in reference()] == []
+    assert served_by(whole) == of(public_routes(admin_port=False))
+    assert served_by(split) == of(public_routes(admin_port=True))
+    assert served_by(split.state.admin) == of(admin_routes())
+    assert of(public_routes(admin_port=False)) | of(admin_routes()) == of(ROUTES)
+    assert [one.path for one in ROUTES if f"`{one.method} {one.path}`" not in reference()] == []
+
+
+def test_no_other_file_of_the_server_spells_a_path():
+    """What each path means stands in its route; what is derived of it cannot be forgotten elsewhere."""
+    paths = {one.path for one in ROUTES}
+    spelled = [
+        (file.name, node.value)
+        for file in (ROOT / "corepipe" / "serving").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and node.value in paths
+    ]
+    assert sorted(path for _, path in spelled) == sorted(paths)

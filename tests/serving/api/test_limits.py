@@ -9,9 +9,9 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.serving.api import limits
-from corepipe.serving.api.app import PATHS
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.limits import PUBLIC_PATHS, check_bind, is_loopback
+from corepipe.serving.api.limits import check_bind, is_loopback
+from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running
 from tests.wires import POST, connected
@@ -56,7 +56,7 @@ def open_server():
 
 def test_every_route_but_the_public_ones_needs_a_key(guarded):
     for path in {
-        *PATHS,
+        *{one.path for one in ROUTES},
         "/nowhere",
         "//v1/models",
         "/v1/models/",
@@ -64,7 +64,7 @@ def test_every_route_but_the_public_ones_needs_a_key(guarded):
         "/openapi.json",
         "/v1/%2e%2e/health",
     }:
-        expected = {200} if path in PUBLIC_PATHS else {401}
+        expected = {200} if path in KEYLESS_PATHS else {401}
         assert httpx.get(guarded + path).status_code in expected, path
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.api.app import PATHS
+from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.config import ServerConfig, validated
 from tests.serving.http_support import FakeEngine, running, running_ports
 
@@ -57,7 +57,7 @@ def spelled(headers, url):
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 def test_a_page_of_another_origin_changes_nothing(plain, headers):
     with httpx.Client(base_url=plain, headers=spelled(headers, plain)) as page:
-        for path in sorted(PATHS | {"/nowhere"}):
+        for path in sorted({one.path for one in ROUTES} | {"/nowhere"}):
             for method in ("POST", "DELETE"):
                 answer = page.request(method, path, json=BODY)
                 assert answer.status_code == 403, (method, path)

@@ -2,49 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Header
-from starlette.responses import Response
+from prometheus_client.registry import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.routes.answers import Strict
+from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.telemetry.exposition import render
+
+_EXPOSITIONS = ("text/plain", "application/openmetrics-text")
 
 
 class Aborted(Strict):
     aborted: Literal[True]
 
 
-def watch_router(service: Service) -> APIRouter:
-    """How it goes; on the public port where there is no other."""
-    router = APIRouter()
-
-    @router.get("/v1/placement")
-    async def placement() -> dict[str, Any]:
-        return service.require_ready().placement
-
-    @router.get("/metrics")
-    async def metrics(accept: str = Header(default="")) -> Response:
-        body, content_type = render(service.metrics.registry, accept)
-        return Response(body, headers={"content-type": content_type})
-
-    @router.get("/metrics/neuron")
-    async def neuron(accept: str = Header(default="")) -> Response:
-        body, content_type = render(service.neuron.registry, accept)
-        return Response(body, headers={"content-type": content_type})
-
-    return router
+async def _placement(service: Service, _: Request) -> Response:
+    return JSONResponse(service.require_ready().placement)
 
 
-def control_router(service: Service) -> APIRouter:
-    """What changes something; on the admin port alone."""
-    router = APIRouter()
+async def _metrics(service: Service, request: Request) -> Response:
+    return _exposed(service.metrics.registry, request)
 
-    @router.post("/abort_requests")
-    async def abort_requests() -> dict[str, bool]:
-        service.require_ready()
-        service.client.abort_all()
-        return {"aborted": True}
 
-    return router
+async def _neuron(service: Service, request: Request) -> Response:
+    return _exposed(service.neuron.registry, request)
+
+
+def _exposed(registry: CollectorRegistry, request: Request) -> Response:
+    body, content_type = render(registry, request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+async def _abort_requests(service: Service, _: Request) -> Response:
+    service.require_ready()
+    service.client.abort_all()
+    return JSONResponse({"aborted": True})
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/placement",
+        "Where the model is on the emulated device",
+        plain(_placement),
+        audience=Audience.WATCHERS,
+        others=(JSON,),
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        "Prometheus metrics",
+        plain(_metrics),
+        "as text, or in OpenMetrics' form",
+        Audience.WATCHERS,
+        others=_EXPOSITIONS,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/metrics/neuron",
+        "The emulated device",
+        plain(_neuron),
+        "neuron-monitor's names",
+        Audience.WATCHERS,
+        others=_EXPOSITIONS,
+        counted=False,
+    ),
+    Route(
+        "POST",
+        "/abort_requests",
+        "Ends every answer under way",
+        plain(_abort_requests),
+        "on the admin port alone",
+        Audience.OPERATORS,
+        answer=Aborted,
+    ),
+)

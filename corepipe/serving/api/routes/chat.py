@@ -22,6 +22,7 @@ from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Stric
 from corepipe.serving.api.routes.endpoint import Endpoint
 from corepipe.serving.api.routes.generation import Plan
 from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Vocabulary
+from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
 from corepipe.serving.parts import Finish, Logprobs
 
@@ -231,3 +232,18 @@ class ChatShape:
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._vocabulary.decode_token(token)
         return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
+
+
+ROUTE = Route(
+    "POST",
+    "/v1/chat/completions",
+    "Chat completion",
+    Chat,
+    "by the model's chat template",
+    request=ChatRequest,
+    neutral=NEUTRAL_CHAT,
+    answer=ChatCompletion,
+    statuses=NO_MODEL,
+    others=(EVENTS,),
+    generates=True,
+)

@@ -20,6 +20,7 @@ from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Stric
 from corepipe.serving.api.routes.endpoint import Endpoint
 from corepipe.serving.api.routes.generation import Plan
 from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Vocabulary
+from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.messages import TokenLogprobs
 from corepipe.serving.parts import Finish, Logprobs
@@ -196,3 +197,18 @@ class CompletionShape:
         name = self._vocabulary.decode_token
         chosen = {name(entry.token): entry.logprob}
         return {name(token): value for token, value in entry.top} | chosen
+
+
+ROUTE = Route(
+    "POST",
+    "/v1/completions",
+    "Text completion",
+    Completions,
+    "`n`, several prompts, `echo`, streams",
+    request=CompletionRequest,
+    neutral=NEUTRAL_COMPLETION,
+    answer=Completion,
+    statuses=NO_MODEL,
+    others=(EVENTS,),
+    generates=True,
+)

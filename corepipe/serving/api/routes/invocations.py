@@ -8,15 +8,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.routes.chat import Chat
+from corepipe.serving.api.routes.completions import Completions
+from corepipe.serving.api.routes.route import EVENTS, JSON, Route
 from corepipe.serving.api.routes.service import Service
 
 
 class Invocations:
     """The endpoint, as plain ASGI.  A body without `model` means the one that is served."""
 
-    def __init__(self, service: Service, chat: ASGIApp, completions: ASGIApp) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._routes = {"messages": chat, "prompt": completions}
+        self._routes: dict[str, ASGIApp] = {"messages": Chat(service), "prompt": Completions(service)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
@@ -40,3 +43,14 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return message or await receive()
 
     return received
+
+
+ROUTE = Route(
+    "POST",
+    "/invocations",
+    "A chat or a completion, by what is sent",
+    Invocations,
+    "`messages` or a `prompt` (SageMaker); needs no `model`",
+    others=(JSON, EVENTS),
+    generates=True,
+)

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
 
 from corepipe.serving.api.chat import NEUTRAL_MESSAGE
-from corepipe.serving.api.limits import PUBLIC_PATHS
 from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
-from corepipe.serving.api.routes.admin import Aborted
 from corepipe.serving.api.routes.answers import Failure
-from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatCompletion, ChatRequest
-from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, Completion, CompletionRequest
-from corepipe.serving.api.routes.info import Health, ModelCard, ModelList, Version
-from corepipe.serving.api.routes.tokens import (
-    NEUTRAL_TOKENIZE,
-    DetokenizeRequest,
-    Text,
-    TokenizeRequest,
-    Tokens,
-)
-
-JSON = "application/json"
-EVENTS = "text/event-stream"
+from corepipe.serving.api.routes.probes import Health
+from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
+from corepipe.serving.api.routes.service import Service
 
 _ANYWHERE: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
@@ -45,7 +34,6 @@ _WITH_BODY: dict[int, str] = {
     413: "The body is too large.",
     415: "The body is no JSON, or compressed.",
 }
-_WITH_MODEL: dict[int, str] = {404: "No such model."}
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,93 +51,20 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One route.  `neutral` are its parameters without effect; `others` its further content types for 200."""
-
-    method: str
-    path: str
-    summary: str
-    answer: type[msgspec.Struct] | None
-    request: type[msgspec.Struct] | None = None
-    neutral: Mapping[str, Neutral] = field(default_factory=dict)
-    statuses: dict[int, str] = field(default_factory=dict)
-    others: Sequence[str] = ()
-
-
-_PROBE = {503: "Not now."}
-
-OPERATIONS = (
-    Operation(
-        "post",
-        "/v1/completions",
-        "Text completion",
-        Completion,
-        CompletionRequest,
-        NEUTRAL_COMPLETION,
-        _WITH_MODEL,
-        (EVENTS,),
-    ),
-    Operation(
-        "post",
-        "/v1/chat/completions",
-        "Chat completion",
-        ChatCompletion,
-        ChatRequest,
-        NEUTRAL_CHAT,
-        _WITH_MODEL,
-        (EVENTS,),
-    ),
-    Operation("post", "/invocations", "A chat or a completion, by what is sent", None, others=(JSON, EVENTS)),
-    Operation("get", "/v1/models", "The served names", ModelList),
-    Operation("get", "/v1/models/{model}", "One of them", ModelCard, statuses=_WITH_MODEL),
-    Operation(
-        "post",
-        "/tokenize",
-        "Text to token ids",
-        Tokens,
-        TokenizeRequest,
-        NEUTRAL_TOKENIZE,
-        _WITH_MODEL,
-    ),
-    Operation("post", "/detokenize", "Token ids to text", Text, DetokenizeRequest, statuses=_WITH_MODEL),
-    Operation("get", "/health", "Whether requests are taken", Health, statuses=_PROBE),
-    Operation("get", "/health/ready", "As `/health`", Health, statuses=_PROBE),
-    Operation("get", "/health/live", "Whether the process may go on", Health, statuses=_PROBE),
-    Operation("get", "/ping", "As `/health`", Health, statuses=_PROBE),
-    Operation("get", "/version", "The version", Version),
-    Operation("get", "/v1/placement", "Where the model is on the emulated device", None, others=(JSON,)),
-    Operation(
-        "get", "/metrics", "Prometheus metrics", None, others=("text/plain", "application/openmetrics-text")
-    ),
-    Operation(
-        "get",
-        "/metrics/neuron",
-        "The emulated device",
-        None,
-        others=("text/plain", "application/openmetrics-text"),
-    ),
-    Operation("post", "/abort_requests", "Ends every answer under way", Aborted),
-    Operation("get", "/openapi.json", "This document", None, others=(JSON,)),
-)
-
-
-def document(paths: Iterable[str], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
-    """The document of a server with these paths of OPERATIONS, serving `models`, perhaps with API keys."""
-    listed = set(paths)
-    operations = [one for one in OPERATIONS if one.path in listed]
-    types = [kind for one in operations for kind in (one.answer, one.request) if kind is not None]
+def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
+    """The document of a server with these routes, serving `models`, perhaps with API keys."""
+    types = [kind for one in routes for kind in (one.answer, one.request) if kind is not None]
     _, schemas = msgspec.json.schema_components(
         [*types, Failure, Message, StreamOptions], ref_template="#/components/schemas/{name}"
     )
-    for one in operations:
+    for one in routes:
         if one.request is not None:
             schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, models)
     schemas["StreamOptions"] = _strict(schemas["StreamOptions"], NEUTRAL_STREAM_OPTIONS, ())
     schemas["Message"] = _strict(schemas["Message"], NEUTRAL_MESSAGE, ())
-    routes: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        routes.setdefault(one.path, {})[one.method] = _operation(one, models, keys=keys)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in routes:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, models, keys=keys)
     components: dict[str, Any] = {"schemas": schemas}
     if keys:
         components["securitySchemes"] = {
@@ -159,38 +74,38 @@ def document(paths: Iterable[str], version: str, models: Sequence[str], *, keys:
     return {
         "openapi": "3.1.0",
         "info": {"title": "corepipe", "version": version},
-        "paths": routes,
+        "paths": paths,
         "components": components,
         "security": [{"key": []}, {"named": []}] if keys else [],
     }
 
 
-def _operation(one: Operation, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
-    statuses = _ANYWHERE | one.statuses | (_WITH_BODY if one.method == "post" else {})
-    if one.path in PUBLIC_PATHS:
-        keys = False
-    found: dict[str, Any] = {
-        "operationId": f"{one.method} {one.path}",
+def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
+    statuses = {**_ANYWHERE, **one.statuses, **(_WITH_BODY if one.method == "POST" else {})}
+    if keys and not one.keyless:
+        statuses |= _WITH_KEYS
+    operation: dict[str, Any] = {
+        "operationId": f"{one.method.lower()} {one.path}",
         "summary": one.summary,
         "responses": {"200": _success(one)}
         | {
             str(status): {"description": text, "content": _content(_failure(one, status))}
-            for status, text in sorted((statuses | (_WITH_KEYS if keys else {})).items())
+            for status, text in sorted(statuses.items())
         },
     }
-    if one.path in PUBLIC_PATHS:
-        found["security"] = []
+    if one.keyless:
+        operation["security"] = []
     if one.request is not None:
-        found["requestBody"] = {"required": True, "content": _content(_reference(one.request))}
-    elif one.method == "post":
-        found["requestBody"] = {"required": False, "content": _content({})}
+        operation["requestBody"] = {"required": True, "content": _content(_reference(one.request))}
+    elif one.method == "POST":
+        operation["requestBody"] = {"required": False, "content": _content({})}
     if "{model}" in one.path:
         named = {"type": "string", "minLength": 1, "examples": list(models)}
-        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": named}]
-    return found
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": named}]
+    return operation
 
 
-def _failure(one: Operation, status: int) -> dict[str, Any]:
+def _failure(one: Route, status: int) -> dict[str, Any]:
     """A probe that fails says so in its own words."""
     failure = _reference(Failure)
     if one.answer is Health and status == 503:
@@ -198,7 +113,7 @@ def _failure(one: Operation, status: int) -> dict[str, Any]:
     return failure
 
 
-def _success(one: Operation) -> dict[str, Any]:
+def _success(one: Route) -> dict[str, Any]:
     content: dict[str, Any] = {} if one.answer is None else _content(_reference(one.answer))
     return {"description": "Done.", "content": content | {kind: {} for kind in one.others}}
 
@@ -248,3 +163,20 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     outer = {key: schema[key] for key in ("description", "default") if key in schema}
     inner = {key: value for key, value in schema.items() if key not in outer}
     return outer | {"anyOf": [*(kinds or [inner]), {"type": "null"}]}
+
+
+async def _described(_: Service, request: Request) -> Response:
+    described: Response = request.app.state.document
+    return described
+
+
+ROUTE = Route(
+    "GET",
+    "/openapi.json",
+    "This document",
+    plain(_described),
+    "these routes, for programs",
+    Audience.ALL,
+    others=(JSON,),
+)
+"""Each application has a document of its own routes, as `state.document`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
-from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
-from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
-from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
+from corepipe.serving.api.routes.route import Audience, Route
+from corepipe.serving.api.routes.table import ROUTES
 
 _INTRO = """\
 # HTTP API
@@ -24,29 +23,15 @@ object repeats a name the last one counts.
 
 ## Routes
 
-| route | what |
-|---|---|
-| `POST /v1/completions` | text completion; `n`, several prompts, `echo`, streams |
-| `POST /v1/chat/completions` | chat completion with the model's chat template |
-| `POST /invocations` | a chat if there are `messages`, or a completion (SageMaker); needs no `model` |
-| `GET /v1/models`, `GET /v1/models/{model}` | the served names |
-| `GET /v1/placement` | where the model's parts are on the emulated device |
-| `POST /tokenize`, `POST /detokenize` | text to token ids and back |
-| `GET /health`, `GET /health/ready`, `GET /ping` | 200 if requests are taken, else 503 |
-| `GET /health/live` | 503 only if the process must be restarted |
-| `GET /version` | the version |
-| `GET /metrics` | Prometheus or OpenMetrics text |
-| `GET /metrics/neuron` | the emulated device under neuron-monitor's names |
-| `GET /openapi.json` | these routes as an OpenAPI document |
-| `POST /abort_requests` | ends every answer under way; on the admin port alone |
+@ROUTES@
 
-With `--admin-port` the routes `/metrics`, `/v1/placement` and `/abort_requests` are on that port alone,
-beside the probes; it has keys of its own (`--admin-api-key`).
+With `--admin-port` the routes @ADMIN@ are on that
+port alone, beside the probes; it has keys of its own (`--admin-api-key`).
 
 With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
-route needs one but `/health`, `/health/live`, `/health/ready`, `/ping` and `/version`. Without, the server
-listens on a loopback address only and answers only to loopback names in `Host`. Web pages are served if their
-origin is allowed: [connections](connections.md).
+route needs one but @KEYLESS@. Without,
+the server listens on a loopback address only and answers only to loopback names in `Host`. Web pages are
+served if their origin is allowed: [connections](connections.md).
 
 ## Keys and their limits
 
@@ -128,15 +113,31 @@ A stream that fails after its first token ends with an event that holds the erro
 
 def reference() -> str:
     """The whole page."""
-    return "\n".join([_INTRO, *_sections()])
+    admin = [one for one in ROUTES if one.audience in (Audience.WATCHERS, Audience.OPERATORS)]
+    intro = _INTRO.replace("@ROUTES@", "\n".join(_table()))
+    intro = intro.replace("@ADMIN@", _listed(admin))
+    intro = intro.replace("@KEYLESS@", _listed([one for one in ROUTES if one.keyless]))
+    return "\n".join([intro, *_sections()])
+
+
+def _table() -> Iterator[str]:
+    yield "| route | what |"
+    yield "|---|---|"
+    for one in ROUTES:
+        what = f"{one.summary}: {one.details}" if one.details else one.summary
+        yield f"| `{one.method} {one.path}` | {what} |"
+
+
+def _listed(routes: Sequence[Route]) -> str:
+    names = [f"`{one.path}`" for one in routes]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _sections() -> Iterator[str]:
-    yield from _section("POST /v1/completions", CompletionRequest, NEUTRAL_COMPLETION)
-    yield from _section("POST /v1/chat/completions", ChatRequest, NEUTRAL_CHAT)
+    for one in ROUTES:
+        if one.request is not None:
+            yield from _section(f"{one.method} {one.path}", one.request, one.neutral)
     yield from _section("stream_options", StreamOptions, NEUTRAL_STREAM_OPTIONS)
-    yield from _section("POST /tokenize", TokenizeRequest, NEUTRAL_TOKENIZE)
-    yield from _section("POST /detokenize", DetokenizeRequest, {})
 
 
 def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Neutral]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -64,6 +65,7 @@ class Service:
         self.tokenizer = tokenizer
         self.engine = engine
         self.version = version
+        self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
         self.lateness = Lateness(engine.time_scale)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest, Neu
 from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.chat import encode_chat
 from corepipe.serving.api.routes.endpoint import read_request
+from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
 
 MAX_TOKENIZED = 16_384
@@ -56,50 +56,43 @@ class Text(Strict):
     prompt: str
 
 
-def token_router(service: Service) -> APIRouter:
-    """Both routes; they need the tokenizer alone."""
-    router = APIRouter()
+async def _tokenize(service: Service, request: Request) -> Response:
+    asked = await read_request(service, request.receive, TokenizeRequest, NEUTRAL_TOKENIZE)
+    tokens = await _tokens(service, asked)
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        asked = await read_request(service, request.receive, TokenizeRequest, NEUTRAL_TOKENIZE)
-        tokens = await _tokenize(service, asked)
+    def described() -> bytes:
+        named = asked.return_token_strs
+        names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
+        return msgspec.json.encode(
+            {
+                "count": len(tokens),
+                "max_model_len": service.require_ready().max_model_len,
+                "tokens": tokens,
+                "token_strs": names,
+            }
+        )
 
-        def described() -> bytes:
-            named = asked.return_token_strs
-            names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
-            return msgspec.json.encode(
-                {
-                    "count": len(tokens),
-                    "max_model_len": service.require_ready().max_model_len,
-                    "tokens": tokens,
-                    "token_strs": names,
-                }
-            )
+    return _json(await service.beside(len(tokens), described))
 
-        return _json(await service.beside(len(tokens), described))
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        asked = await read_request(service, request.receive, DetokenizeRequest, {})
-        if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
-            raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
+async def _detokenize(service: Service, request: Request) -> Response:
+    asked = await read_request(service, request.receive, DetokenizeRequest, {})
+    if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
+        raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
 
-        def text() -> bytes:
-            return msgspec.json.encode(
-                {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
-            )
+    def text() -> bytes:
+        return msgspec.json.encode(
+            {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+        )
 
-        return _json(await service.beside(len(asked.tokens), text))
-
-    return router
+    return _json(await service.beside(len(asked.tokens), text))
 
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
+async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
@@ -110,3 +103,26 @@ async def _tokenize(service: Service, asked: TokenizeRequest) -> list[int]:
     return await service.encode(
         asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
     )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        "Text to token ids",
+        plain(_tokenize),
+        request=TokenizeRequest,
+        neutral=NEUTRAL_TOKENIZE,
+        answer=Tokens,
+        statuses=NO_MODEL,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        "Token ids to text",
+        plain(_detokenize),
+        request=DetokenizeRequest,
+        answer=Text,
+        statuses=NO_MODEL,
+    ),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric, SummaryMetricFamily
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.serving.api.http_errors import internal, send_error
+from corepipe.serving.api.routes.route import Route
 from corepipe.serving.telemetry.histogram import Histogram
 
 _SECONDS = (
@@ -38,19 +39,15 @@ _SECONDS = (
     60,
 )
 _SECONDS_BY_HANDLER = (0.1, 0.5, 1)
-_UNCOUNTED = frozenset(
-    {"/metrics", "/metrics/neuron", "/health", "/health/live", "/health/ready", "/ping", "/version"}
-)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_MODELS = "/v1/models/"
 
 
 class HttpMetrics(Collector):
     """`http_*` by route, method and class of status; labels come from fixed sets, never from the client."""
 
-    def __init__(self, registry: CollectorRegistry, paths: frozenset[str]) -> None:
-        self._paths = paths
+    def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
+        self._routes = {route.path: route for route in routes}
         self._requests: dict[tuple[str, str, str], int] = {}
         self._sizes: dict[str, list[int]] = {}
         self._durations: dict[tuple[str, str], Histogram] = {}
@@ -59,9 +56,10 @@ class HttpMetrics(Collector):
 
     def observe(self, method: str, path: str, status: int, received: int, sent: int, seconds: float) -> None:
         """Count one answer, sizes of bodies in bytes; status 0, where the client left before it, is none."""
-        handler = self._handler(path)
-        if handler in _UNCOUNTED or not status:
+        route = self._route(path)
+        if not status or (route is not None and not route.counted):
             return
+        handler = "none" if route is None else route.path
         method = method if method in _METHODS else "other"
         key = (handler, f"{status // 100}xx", method)
         self._requests[key] = self._requests.get(key, 0) + 1
@@ -99,10 +97,10 @@ class HttpMetrics(Collector):
         self._all_durations.add_to(fine, ())
         yield fine
 
-    def _handler(self, path: str) -> str:
-        if path in self._paths:
-            return path
-        return _MODELS + "{model}" if path.startswith(_MODELS) else "none"
+    def _route(self, path: str) -> Route | None:
+        return self._routes.get(path) or next(
+            (one for one in self._routes.values() if one.matches(path)), None
+        )
 
 
 class Traffic:

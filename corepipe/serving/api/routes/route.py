@@ -1,0 +1,80 @@
+"""What a route is: its path, who may ask, what it takes and answers.  Nothing else knows paths."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+import msgspec
+from starlette import routing
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from corepipe.serving.api.protocol import Neutral
+from corepipe.serving.api.routes.service import Service
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+NO_MODEL: Mapping[int, str] = {404: "No such model."}
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+class Audience(Enum):
+    """Whom a route is for, and so on which port it is: the public one, or the admin port."""
+
+    USERS = "users"
+    """The public port alone."""
+    ALL = "all"
+    """Both ports."""
+    WATCHERS = "watchers"
+    """The admin port, or the public one where there is no other."""
+    OPERATORS = "operators"
+    """The admin port alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path; `{name}` in a path stands for its whole rest.
+
+    make: what answers, given the service.  summary: what it does, in the OpenAPI document; docs/api.md adds
+    `details`.  request, answer: types of the bodies, where they are JSON; neutral: the request's parameters
+    without effect.  statuses, others: further ones, and further content types of a 200.
+
+    keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
+    it is traced and meets faults that are injected.
+    """
+
+    method: str
+    path: str
+    summary: str
+    make: Callable[[Service], ASGIApp | Callable[[Request], Awaitable[Response]]]
+    details: str = ""
+    audience: Audience = Audience.USERS
+    answer: type[msgspec.Struct] | None = None
+    request: type[msgspec.Struct] | None = None
+    neutral: Mapping[str, Neutral] = field(default_factory=dict)
+    statuses: Mapping[int, str] = field(default_factory=dict)
+    others: Sequence[str] = ()
+    keyless: bool = False
+    counted: bool = True
+    generates: bool = False
+
+    def bound(self, service: Service) -> routing.Route:
+        """The route of an application.  HEAD is no method of it."""
+        made = routing.Route(self.path.replace("}", ":path}"), self.make(service), methods=[self.method])
+        made.methods = {self.method}
+        return made
+
+    def matches(self, path: str) -> bool:
+        """Whether a request's path is this one."""
+        before, _, name = self.path.partition("{")
+        return path.startswith(before) if name else path == before
+
+
+def plain(handler: Handler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:
+    """`make` of a route that a function answers."""
+    return lambda service: partial(handler, service)

@@ -1,0 +1,44 @@
+"""All routes of the server: nothing else lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corepipe.serving.api.routes import (
+    admin,
+    chat,
+    completions,
+    info,
+    invocations,
+    openapi,
+    probes,
+    tokens,
+)
+from corepipe.serving.api.routes.route import Audience, Route
+
+ROUTES: Sequence[Route] = (
+    completions.ROUTE,
+    chat.ROUTE,
+    invocations.ROUTE,
+    *info.ROUTES,
+    *tokens.ROUTES,
+    *probes.ROUTES,
+    *admin.ROUTES,
+    openapi.ROUTE,
+)
+
+KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
+"""What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
+GENERATING_PATHS = frozenset(route.path for route in ROUTES if route.generates)
+"""What is traced, and meets faults that are injected."""
+
+
+def public_routes(*, admin_port: bool) -> list[Route]:
+    """Those of the public port, of a server that has an admin port or none."""
+    hidden = {Audience.OPERATORS, Audience.WATCHERS} if admin_port else {Audience.OPERATORS}
+    return [route for route in ROUTES if route.audience not in hidden]
+
+
+def admin_routes() -> list[Route]:
+    """Those of the admin port."""
+    return [route for route in ROUTES if route.audience is not Audience.USERS]
