@@ -14,7 +14,11 @@ MAX_FRAME = 64 * 1024 * 1024
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to draw a request's tokens.  Defaults are those of vLLM (facts of the OpenAI API docs)."""
+    """How to draw a request's tokens.  Defaults are those of vLLM (facts of the OpenAI API docs).
+
+    Here the parameters are defined; the library adds fields and limits (`params`), and HTTP limits of its own
+    (`api.protocol`).
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -28,6 +32,13 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
     prompt_logprobs: int | None = None
+
+    @classmethod
+    def of(cls, asked: object, **others: object) -> Sampling:
+        """What `asked` says under these names, but for `others`."""
+        said: dict[str, Any] = {n: getattr(asked, n) for n in cls.__struct_fields__ if n not in others}
+        said.update(others)
+        return Sampling(**said)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -99,6 +110,9 @@ class DeviceTimes(msgspec.Struct, frozen=True):
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of one request.
+
+    What was computed for it is in the fields of its kind; tokens are the only kind yet.  A field that is not
+    there takes no byte of a frame, so that another kind costs those who want tokens nothing.
 
     `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`

@@ -150,3 +150,17 @@ def test_text_that_is_no_utf_8_and_nesting_without_end_are_frame_errors() -> Non
     for body in (b"\x82\xa4type\xa5Abort\xa3ids\x91\xa1\xff", b"\x81\xa1a" + b"\x91" * 100_000):
         with pytest.raises(FrameError, match="not a message of this protocol"):
             start_decoder().feed(len(body).to_bytes(4, "little") + body)
+
+
+def test_what_was_not_computed_takes_no_byte() -> None:
+    news = Output("a", [5])
+    assert msgspec.msgpack.encode(news) == msgspec.msgpack.encode({"id": "a", "tokens": [5]})
+    assert msgspec.msgpack.encode(Output("a")) == msgspec.msgpack.encode({"id": "a"})
+
+
+def test_parameters_are_taken_by_their_names() -> None:
+    asked = Sampling(temperature=0.5, top_p=0.9, seed=7, logit_bias={1: 2.0}, logprobs=3)
+    assert Sampling.of(asked) == asked
+    assert Sampling.of(asked, seed=None, logprobs=None) == msgspec.structs.replace(
+        asked, seed=None, logprobs=None
+    )
