@@ -8,7 +8,7 @@ SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMake
 WORKERS ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity bench docs-curves wheel clean
+.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity parity-all bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -70,6 +70,9 @@ sanitize: $(VENV)/.sanitize-$(SETUP_ID)  ## the kernel tests under ASan, UBSan a
 
 parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torch, live, and prints the table
 	.venv-parity/bin/python -m tests.parity.compare $(ARGS)
+
+parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against transformers, live, on small random models
+	.venv-parity/bin/python -m tests.parity.all_families $(if $(WRITE),--write) $(ARGS)
 
 bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 	$(BIN)/python benchmarks/roofline.py

@@ -95,7 +95,14 @@ class Bench:
         norm = (np.ones(shape.k, np.float32), 1e-5) if shape.norm else None
         for i in range(self.copies):
             segments = [(matrix[i], None, s + 1) for s, matrix in enumerate(matrices)]
-            program.linear(0, segments, norm, (last, 1) if shape.residual else None, shape.glu)
+            program.linear(
+                0,
+                segments,
+                norm=norm,
+                function="silu" if shape.glu else None,
+                glu=shape.glu,
+                residual=last if shape.residual else None,
+            )
         self.executor = native().Executor(pool, [program], 0, shape.k)
 
     def seconds(self) -> float:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130
-"""What shells report of a program that SIGINT ended: 128 + 2."""
-
 
 def main() -> None:
     """Entry point.  An interrupt is one line, from the first import on; a server under way ends with 0."""
     try:
-        from corepipe.cli import main as run  # noqa: PLC0415 -- takes a quarter of a second
+        from corepipe.cli.app import main as run  # noqa: PLC0415 -- takes a quarter of a second
 
         run()
     except KeyboardInterrupt:
         print("corepipe: interrupted", file=sys.stderr)  # noqa: T201
+        from corepipe.signals import INTERRUPTED  # noqa: PLC0415 -- nothing before it can be interrupted
+
         sys.exit(INTERRUPTED)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 128 + signal.SIGINT
+"""What shells report of a program that SIGINT ended."""
+
 Handler = Callable[[int, FrameType | None], None]
 
 SHARED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})

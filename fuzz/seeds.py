@@ -50,6 +50,26 @@ def _text(text: str) -> bytes:
 
 def _gguf_file() -> list[bytes]:
     """A header with each type of value, a whole tiny model, and two tensors."""
+    tensors = {"a": (0, 128), "b": (8, 34)}
+    return [_gguf("llama", {"vocab_size": 2}, tensors), b"GGUF" + struct.pack("<IQQ", 2, 0, 0)]
+
+
+def _gguf_checkpoint() -> list[bytes]:
+    """Architectures with variants of their own."""
+    gain = {"blk.0.attn_q_norm.weight": (0, 128), "blk.0.ffn_up.bias": (8, 34)}
+    factors = {f"rope_factors_{name}.weight": (0, 128) for name in ("long", "short")}
+    return [
+        _gguf("gemma3", {"attention.sliding_window": 4, "attention.sliding_window_pattern": 6}, gain),
+        _gguf("gemma2", {"attention.sliding_window": 4}, gain),
+        _gguf("olmo2", {"attention.sliding_window": 4}, gain),
+        _gguf("phi3", {"rope.dimension_count": 8, "rope.scaling.original_context_length": 8}, factors),
+        _gguf("gpt2", {}, {"blk.0.attn_qkv.weight": (0, 128), "token_embd.weight": (1, 64)}),
+        _gguf("stablelm", {"use_parallel_residual": 0, "rope.dimension_count": 4}, gain),
+    ]
+
+
+def _gguf(arch: str, more: dict[str, int], tensors: dict[str, tuple[int, int]]) -> bytes:
+    """A file of one layer; `tensors` have a block type and a size, and 32 values each."""
     sizes = {
         "block_count": 1,
         "context_length": 64,
@@ -57,24 +77,25 @@ def _gguf_file() -> list[bytes]:
         "feed_forward_length": 64,
         "attention.head_count": 2,
         "attention.head_count_kv": 1,
-        "vocab_size": 2,
+        **more,
     }
     entries = [
-        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
-        *(_text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in sizes.items()),
+        _text("general.architecture") + struct.pack("<I", 8) + _text(arch),
+        *(_text(f"{arch}.{key}") + struct.pack("<II", 4, value) for key, value in sizes.items()),
         _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("llama"),
         _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ messages }}"),
         _text("general.alignment") + struct.pack("<II", 4, 32),
         *(_text(f"k{kind}") + struct.pack("<I", kind) + bytes(8) for kind in (10, 11, 12)),
         _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + _text("a") + _text("b"),
         _text("tokenizer.ggml.scores") + struct.pack("<IIQff", 9, 6, 2, 0.0, 1.0),
+        _text("tokenizer.ggml.token_type") + struct.pack("<IIQII", 9, 4, 2, 1, 4),
     ]
-    tensors = b"".join(
-        _text(name) + struct.pack("<IQIQ", 1, 32, kind, offset)
-        for name, kind, offset in (("a", 0, 0), ("b", 8, 128))
-    )
-    header = b"GGUF" + struct.pack("<IQQ", 3, 2, len(entries)) + b"".join(entries) + tensors
-    return [header + bytes(-len(header) % 32) + bytes(128 + 34), b"GGUF" + struct.pack("<IQQ", 2, 0, 0)]
+    listed, data = b"", b""
+    for name, (kind, size) in tensors.items():
+        listed += _text(name) + struct.pack("<IQIQ", 1, 32, kind, len(data))
+        data += bytes(-(-size // 32) * 32)
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join(entries) + listed
+    return header + bytes(-len(header) % 32) + data
 
 
 def index_of(graph: Graph) -> Index:

@@ -21,6 +21,8 @@ import safetensors
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
+from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields
 from corepipe.models.text import chat_sandbox
@@ -112,6 +114,18 @@ def gguf_file(data: bytes) -> None:
                 check(bool(np.isfinite(values).all()), f"{name} is not finite")
         model = registry.load(file)
         model.tokenizer().encode("Hello, world")
+
+
+def gguf_checkpoint(data: bytes) -> None:
+    """A GGUF file of any architecture, as the configuration and the weights that it was made from."""
+    file = written("model.gguf", data)
+    with refusals():
+        gguf = GgufFile(file)
+        registry.Architecture("x", config_fields(gguf))
+        checkpoint = GgufCheckpoint(gguf, gguf_family(gguf), {})
+        for name in checkpoint.names():
+            with refusals():
+                check(checkpoint.read(name).shape == checkpoint.shape(name), f"another shape of {name}")
 
 
 def packed_file(data: bytes) -> None:
@@ -319,6 +333,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
             safetensors_file,
             safetensors_index,
             gguf_file,
+            gguf_checkpoint,
             packed_file,
             config,
             fields,

@@ -20,7 +20,8 @@ from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
 REQUESTS = 64
-QUICK = ["int8", "bf16"]
+QUICK = ["int8"]
+"""The small models of `tests/test_families.py` have their company in every format."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
 
 

@@ -15,8 +15,7 @@ import pytest
 
 import corepipe
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import SPLIT_UNITS
+from corepipe.neuron.graph import FORMATS, columns, vocabulary
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.inject import InjectedFaults
 from corepipe.serving.api.routes.table import ROUTES
@@ -126,6 +125,15 @@ def test_every_source_file_is_in_the_architecture_and_nothing_else() -> None:
     tables = rows(section((DOCS / "architecture.md").read_text(), "## Every file"))
     listed = [name for row in tables for name in quoted(row[0])]
     assert sorted(listed) == sorted(files)
+
+
+def test_the_way_of_a_request_is_read_in_at_most_twelve_modules() -> None:
+    text = section((DOCS / "architecture.md").read_text(), "## Read these three first")
+    listed = re.findall(
+        r"^\d+\. `([\w/]+\.py)`", text.split("Then, for the way of a request")[1], re.MULTILINE
+    )
+    assert 6 < len(listed) <= 12
+    assert [name for name in listed if not (ROOT / "corepipe" / name).is_file()] == []
 
 
 def test_what_the_life_of_a_request_names_exists() -> None:
@@ -271,9 +279,9 @@ def test_what_a_format_is_made_of() -> None:
 
 def test_units_of_splits() -> None:
     text = " ".join((DOCS / "placement.md").read_text().split())
-    ffn, vocabulary = SPLIT_UNITS.values()
+    units = columns("ffn", 4096).unit, vocabulary(4096).unit
     assert (
-        f"Feed-forward columns are cut in units of {ffn} and the vocabulary in units of {vocabulary}" in text
+        "Feed-forward columns are cut in units of {} and the vocabulary in units of {}".format(*units) in text
     )
 
 

@@ -9,16 +9,10 @@ from typing import Annotated
 import typer
 
 from corepipe.cli import workload
+from corepipe.cli.defaults import SENT_REQUESTS, USERS
 from corepipe.cli.workload import RESULT, WORKLOAD, option
 
 TARGET = "Server"
-
-DEFAULT_CONCURRENCY = 8
-DEFAULT_REQUESTS = 100
-"""Of a run without --concurrency, --rate or a trace, and without --duration."""
-
-STAGE_SECONDS = 20.0
-"""Of a sweep's stage, where --duration does not say."""
 
 
 class ApiChoice(StrEnum):
@@ -57,7 +51,7 @@ Concurrency = Annotated[
     int | None,
     option(
         "--concurrency",
-        help=f"Closed loop: each waits for its answer; {DEFAULT_CONCURRENCY} if nothing is given.",
+        help=f"Closed loop: each waits for its answer; {USERS} if nothing is given.",
         panel=WORKLOAD,
         min=1,
     ),
@@ -66,7 +60,7 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        help=f"How many; default: {DEFAULT_REQUESTS}, or all of a trace or --duration.",
+        help=f"How many; default: {SENT_REQUESTS}, or all of a trace or --duration.",
         panel=WORKLOAD,
         min=1,
     ),

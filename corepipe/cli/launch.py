@@ -11,7 +11,7 @@ import uvloop
 
 from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.ls import print_placement
+from corepipe.cli.placement import print_placement
 from corepipe.errors import UserError
 from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity

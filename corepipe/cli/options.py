@@ -37,6 +37,11 @@ class PolicyChoice(StrEnum):
     SEGREGATED = "segregated"
 
 
+class Emit(StrEnum):
+    HELM = "helm"
+    VLLM_NEURON = "vllm-neuron"
+
+
 LOCAL_SERVER = "http://127.0.0.1:8000"
 """Where a server is that was started without flags."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +9,6 @@ import typer
 
 from corepipe.cli import options
 from corepipe.planning.planner.prices import REGION, Purchase
-
-
-class Emit(StrEnum):
-    HELM = "helm"
-    VLLM_NEURON = "vllm-neuron"
-
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
@@ -87,7 +80,7 @@ MaxError = Annotated[
     _option("--max-error", help="Only what is validated to within so many percent.", panel=CHOICES, min=0),
 ]
 EmitOption = Annotated[
-    Emit | None,
+    options.Emit | None,
     _option("--emit", help="Print the choice's Helm values, or vLLM on Neuron's manifests.", panel=OUTPUT),
 ]
 AsJson = Annotated[bool, _option("--json", help="Print the result as JSON.", panel=OUTPUT)]

@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 from corepipe.cli import options, workload
+from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.workload import RESULT, WORKLOAD, option
 from corepipe.scheduler import defaults
-
-DEFAULT_USERS = 8
-"""Of a closed loop, where neither a rate, users nor a trace is given: no deployment is overrun."""
-
-DEFAULT_REQUESTS = 500
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
@@ -29,7 +25,7 @@ Users = Annotated[
     int | None,
     option(
         "--users",
-        help=f"Closed loop: each waits for its answer; {DEFAULT_USERS} if nothing is given.",
+        help=f"Closed loop: each waits for its answer; {USERS} if nothing is given.",
         panel=WORKLOAD,
         min=1,
     ),
@@ -38,7 +34,7 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        help=f"How many; default: {DEFAULT_REQUESTS}, or all of a trace or --duration.",
+        help=f"How many; default: {SIMULATED_REQUESTS}, or all of a trace or --duration.",
         panel=WORKLOAD,
         min=1,
     ),

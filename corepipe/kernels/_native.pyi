@@ -54,21 +54,30 @@ class Program:
         """The core's activations (for tests)."""
     def embed(self, out: int, table: npt.NDArray[Any]) -> None:
         """table [V, width]: f32, or bf16 as uint16."""
+    def add_embedding(self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0) -> None:
+        """out = x + table[position + offset]; the table as `embed` takes it."""
     def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None:
         """Over each group of len(gain) elements."""
+    def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
     def linear(
         self,
         x: int,
         segments: Sequence[tuple[Matrix, F32 | None, int]],
         norm: tuple[F32, float] | None = None,
-        residual: tuple[int, int] | None = None,
+        layer_norm: tuple[F32 | None, F32 | None, float] | None = None,
+        function: str | None = None,
         glu: bool = False,
+        factor: float = 1.0,
+        residual: int | None = None,
+        outer: int | None = None,
     ) -> None:
-        """segments: (matrix, bias, out) that share x.
+        """segments: (matrix, bias, out) that share x.  In this order, each step rounded:
 
-        norm = (gain, eps): x is RMS-normalised (and rounded) first.
-        residual = (value, out): one segment only; out = round(value + round(x @ w.T + bias)).
-        glu: two segments of equal shape, gate and up; out of the first = silu(gate) * up, each rounded.
+        norm = (gain, eps): x is RMS-normalised; layer_norm = (gain, bias, eps).
+        function: of x @ w.T + bias; without factor and residual.
+        glu: two segments of equal shape, gate and up; out of the first = function(gate) * up.
+        factor: times which the result goes.
+        residual: one segment only; the value that it is added to.  outer: what that sum is added to.
         """
     def rope(self, x: int, out: int, head_dim: int, cos: F32, sin: F32) -> None:
         """cos, sin [max_positions, rotary_dim / 2]."""
@@ -86,9 +95,17 @@ class Program:
         rope: tuple[F32, F32] | None = None,
         q_norm: tuple[F32, float] | None = None,
         k_norm: tuple[F32, float] | None = None,
+        softcap: float | None = None,
+        slopes: F32 | None = None,
     ) -> None:
-        """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention."""
-    def glu(self, gate: int, up: int, out: int) -> None: ...
+        """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention.
+
+        softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
+        head's slope for each position that the key lies back.
+        """
+    def activation(self, function: str, x: int, out: int) -> None: ...
+    def glu(self, gate: int, up: int, out: int, function: str = "silu") -> None: ...
+    def scale(self, x: int, factor: float, out: int) -> None: ...
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from corepipe.errors import UserError
-from corepipe.models.hub import FETCHING, cache_dir
+from corepipe.models.hub import cache_dir
+from corepipe.models.packaged import FETCHING
 from corepipe.neuron import packed_index
 from corepipe.neuron.weights import PARTIAL
 

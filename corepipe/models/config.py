@@ -56,7 +56,8 @@ class Norm(StrEnum):
 class ModelConfig:
     """What transformers have in common, with the options of Llama's relatives; the families add their own.
 
-    `windows` has one entry a layer: how many latest positions it attends to, None for all.
+    `windows` has one entry a layer: how many latest positions it attends to, None for all.  `layer_ropes`
+    has one entry a layer where they differ: its rotary embedding, None for none; otherwise all have `rope`.
     `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` is Qwen3's
     norm over each query and key head.  `function` is the feed-forward's; `rotary_dim` how many elements of
     a head the rotary embedding turns (None: all).  `eos_ids` are all ids that end an answer.
@@ -80,8 +81,13 @@ class ModelConfig:
     function: Function = Function.SILU
     rotary_dim: int | None = None
     norm: Norm = Norm.RMS
+    layer_ropes: tuple[RopeConfig | None, ...] = ()
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """The rotary embedding of a layer, None for one that knows no positions."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def values(self) -> dict[str, Any]:
         """All fields by name, to make the config of a family with more of them from."""
@@ -179,6 +185,21 @@ class Fields:
                 raise self.error(key, f"must be a token id or a list of them, not {shown(value, 60)}")
         return tuple(items)
 
+    def items(self, key: str) -> list[Any]:
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            raise self.error(key, f"must be a list, not {shown(value, 60)}")
+        return value
+
+    def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
+        values = self.items(key)
+        sound = all(
+            isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most for v in values
+        )
+        if len(values) != count or not sound:
+            raise self.error(key, f"must be a list of {count} numbers from {least:g} to {most:g}")
+        return tuple(map(float, values))
+
     def section(self, key: str) -> Fields | None:
         value = self.values.get(key)
         if value is None:
@@ -186,6 +207,12 @@ class Fields:
         if not isinstance(value, dict):
             raise self.error(key, f"must be an object, not {shown(value, 60)}")
         return Fields(self.path, value, self._shown, f"{key}.")
+
+    def refuse(self, *keys: str) -> None:
+        """Raises UserError for the first of these keys that is on: variants that are not described here."""
+        for key in keys:
+            if self.values.get(key):
+                raise self.error(key, "is not supported")
 
     def require(self, key: str, allowed: tuple[str, ...], default: str) -> str:
         value = self.text(key, default)
@@ -205,16 +232,20 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def common(fields: Fields, functions: Collection[str] = SILU) -> ModelConfig:
+def common(
+    fields: Fields, functions: Collection[str] = SILU, rotary_share: float | None = None
+) -> ModelConfig:
     """The keys that mean the same in every family; the families replace what they read otherwise.
 
-    `functions` are the names that `hidden_act` may have, the first where it is absent.
+    `functions` are the names that `hidden_act` may have, the first where it is absent.  `rotary_share`: of a
+    head, where `partial_rotary_factor` does not say it; None: all of a head is rotated, whatever happens.
     """
     function = fields.require("hidden_act", tuple(functions), next(iter(functions)))
     hidden = fields.integer("hidden_size", MAX_HIDDEN)
     layers = fields.integer("num_hidden_layers", MAX_LAYERS)
     heads = _heads(fields, hidden)
-    rope = _rope(fields, heads.head_dim)
+    rotary = None if rotary_share is None else _rotary_dim(fields, heads, rotary_share)
+    rope = read_rope(fields, rotary or heads.head_dim, partial=rotary is not None)
     return ModelConfig(
         model_type=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size", MAX_VOCAB),
@@ -228,6 +259,7 @@ def common(fields: Fields, functions: Collection[str] = SILU) -> ModelConfig:
         windows=(None,) * layers,
         tied=fields.flag("tie_word_embeddings"),
         function=FUNCTIONS[function],
+        rotary_dim=rotary,
         bos_id=next(iter(fields.ids("bos_token_id")), None),
         eos_ids=fields.ids("eos_token_id"),
     )
@@ -238,12 +270,12 @@ def without_rope(fields: Fields) -> Fields:
     return fields.without("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
 
 
-def rotary_dim(fields: Fields, default: float, key: str = "partial_rotary_factor") -> int:
+def _rotary_dim(fields: Fields, heads: HeadLayout, default: float) -> int:
     """How many elements of a head are rotated, from their share of the head."""
     section = fields.section("rope_parameters")
-    source = section if section is not None and section.has(key) else fields
-    heads = _heads(fields, fields.integer("hidden_size", MAX_HIDDEN))
-    return max(2, int(source.number(key, 0.0, 1.0, default) * heads.head_dim) // 2 * 2)
+    source = section if section is not None and section.has("partial_rotary_factor") else fields
+    share = source.number("partial_rotary_factor", 0.0, 1.0, default)
+    return max(2, int(share * heads.head_dim) // 2 * 2)
 
 
 def _heads(fields: Fields, hidden: int) -> HeadLayout:
@@ -263,8 +295,11 @@ def _heads(fields: Fields, hidden: int) -> HeadLayout:
     return HeadLayout(heads, kv_heads, head_dim)
 
 
-def _rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """Both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5."""
+def read_rope(fields: Fields, head_dim: int, partial: bool = False) -> RopeConfig:
+    """Both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5.
+
+    `head_dim` counts what is rotated of a head; only where that is read (`partial`) may it be a part.
+    """
     section = fields.section("rope_scaling") or fields.section("rope_parameters") or Fields(fields.path, {})
     for key, value in section.values.items():
         if isinstance(value, dict):
@@ -273,7 +308,7 @@ def _rope(fields: Fields, head_dim: int) -> RopeConfig:
     theta_from = section if section.has("rope_theta") else fields
     theta = theta_from.number("rope_theta", 1.001, 1e12, 10000.0)
     partial_from = section if section.has("partial_rotary_factor") else fields
-    if partial_from.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+    if not partial and partial_from.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
         raise partial_from.error("partial_rotary_factor", "other than 1 is not supported for this family")
     if kind in ("default", "none"):
         return RopeConfig(theta=theta, freq_factors=_freq_factors(fields, head_dim))

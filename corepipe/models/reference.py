@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from corepipe.models import published, registry
-from corepipe.models.registry import COMPUTED, FAMILIES
+from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
+from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
+from corepipe.models.checkpoints.safetensors import DTYPES
+from corepipe.models.families import FAMILIES
+from corepipe.models.registry import COMPUTED
 
 _INTRO = """\
 # Models
@@ -31,10 +35,14 @@ _LIMITS = """
 What the Graphs of these families leave out, or have in a simpler form:
 
 - Rotary frequencies of timed families are not read: how they are scaled changes no time.
+- Phi-3's long contexts have frequencies of their own, which hold for every sequence of a model that is
+  loaded for more positions than it was trained with (`--max-model-len`), however short the sequence is.
+- Variants are refused by the key that asks for them: norms over queries and keys in Command-R+, Phi and
+  StableLM 2 12B, clipped queries and keys in OLMo 1 and MPT, MPT without ALiBi.
 - Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
-- OLMo 2 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
+- OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone; its context is source and target together.
 - Encoders give what the base model gives: a vector a sequence where it has a pooler, otherwise one a token.
   `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
@@ -42,15 +50,41 @@ What the Graphs of these families leave out, or have in a simpler form:
   one that is asked for.
 """
 
+_WEIGHTS = """
+## Weights
+
+Weights are read as fp32, tensor by tensor, and stored in the format that `--dtype` asks for.
+
+| file | tensors may be |
+|---|---|
+| `.safetensors`, one or several with an index | {safetensors} |
+| `.gguf` | {blocks} |
+
+What else a file holds is refused by the tensor's name. Of GGUF files these architectures are read:
+{architectures}.
+"""
+
 
 def reference() -> str:
     """The whole page."""
-    return f"{_INTRO}{_families()}{_LIMITS}\n## Names\n\n" + "\n".join(_names()) + "\n"
+    return f"{_INTRO}{_families()}{_LIMITS}{_weights()}\n## Names\n\n" + "\n".join(_names()) + "\n"
 
 
 def _families() -> str:
     rows = [f"| `{name}` | {'computed' if name in COMPUTED else 'timed'} |" for name in sorted(FAMILIES)]
     return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
+
+
+def _weights() -> str:
+    return _WEIGHTS.format(
+        safetensors=_listed(DTYPES),
+        blocks=_listed(t.name for t in BLOCK_TYPES.values()),
+        architectures=_listed(GGUF_FAMILIES),
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _names() -> Iterator[str]:

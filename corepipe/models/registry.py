@@ -2,141 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from corepipe.errors import UserError, shown
-from corepipe.models import published
-from corepipe.models.checkpoints import checkpoint as checkpoints
+from corepipe.models import families, published
 from corepipe.models.checkpoints.checkpoint import PICKLES, Checkpoint
 from corepipe.models.checkpoints.files import check_links
-from corepipe.models.checkpoints.gguf import GgufCheckpoint, GgufFile
-from corepipe.models.checkpoints.gguf_config import architecture as gguf_architecture
-from corepipe.models.checkpoints.gguf_config import config_fields
+from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
+from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
-from corepipe.models.families import (
-    albert,
-    bert,
-    bloom,
-    cohere,
-    dbrx,
-    deepseek_v3,
-    deit,
-    distilbert,
-    electra,
-    falcon,
-    gemma,
-    gemma2,
-    gemma3,
-    gpt2,
-    gpt_bigcode,
-    gpt_neo,
-    gpt_neox,
-    gpt_oss,
-    gptj,
-    granite,
-    llama,
-    llama4,
-    mistral,
-    mixtral,
-    mpnet,
-    mpt,
-    olmo,
-    olmo2,
-    olmoe,
-    opt,
-    phi,
-    phi3,
-    phimoe,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    roberta,
-    smollm3,
-    stablelm,
-    starcoder2,
-    t5,
-    vit,
-)
+from corepipe.models.families import FAMILIES
 from corepipe.models.text.gguf_tokenizer import from_gguf
 from corepipe.models.text.tokenizer import Tokenizer, from_directory
+from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.graph import FORMATS, Format, Graph
 
-C = TypeVar("C", bound=ModelConfig)
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a module of `families` offers; its configs are of a kind of its own.
+
+    configure: reads and checks the configuration; raises UserError.  build: the forward pass of a config in
+    a format, for so many positions, under a name.  weights: where a checkpoint has what the graph wants.
+    """
+
+    configure: Callable[[Fields], ModelConfig]
+    build: Callable[[Any, Format, int, str], Graph]
+    weights: Callable[[Any], WeightMap]
 
 
-class Family(Protocol[C]):
-    """What a model file offers; C is its kind of config."""
-
-    def configure(self, fields: Fields) -> C:
-        """Reads and checks the configuration; raises UserError."""
-
-    def build(self, config: C, fmt: Format, max_positions: int, name: str) -> Graph:
-        """Describes the forward pass."""
-
-
-FAMILIES: Mapping[str, Family[Any]] = MappingProxyType(
+COMPUTED = frozenset(
     {
-        "albert": albert,
-        "bert": bert,
-        "bloom": bloom,
-        "camembert": roberta,
-        "cohere": cohere,
-        "dbrx": dbrx,
-        "deepseek_v2": deepseek_v3,
-        "deepseek_v3": deepseek_v3,
-        "deit": deit,
-        "distilbert": distilbert,
-        "electra": electra,
-        "falcon": falcon,
-        "gemma": gemma,
-        "gemma2": gemma2,
-        "gemma3": gemma3,
-        "gemma3_text": gemma3,
-        "gpt2": gpt2,
-        "gpt_bigcode": gpt_bigcode,
-        "gpt_neo": gpt_neo,
-        "gpt_neox": gpt_neox,
-        "gpt_oss": gpt_oss,
-        "gptj": gptj,
-        "granite": granite,
-        "llama": llama,
-        "llama4": llama4,
-        "llama4_text": llama4,
-        "mistral": mistral,
-        "mixtral": mixtral,
-        "mpnet": mpnet,
-        "mpt": mpt,
-        "mt5": t5,
-        "olmo": olmo,
-        "olmo2": olmo2,
-        "olmoe": olmoe,
-        "opt": opt,
-        "phi": phi,
-        "phi3": phi3,
-        "phimoe": phimoe,
-        "qwen2": qwen2,
-        "qwen2_moe": qwen2_moe,
-        "qwen3": qwen3,
-        "qwen3_moe": qwen3_moe,
-        "roberta": roberta,
-        "smollm3": smollm3,
-        "stablelm": stablelm,
-        "starcoder2": starcoder2,
-        "t5": t5,
-        "vit": vit,
-        "xlm-roberta": roberta,
+        *("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm4", "gpt2"),
+        *(
+            "gpt_bigcode",
+            "gpt_neo",
+            "gpt_neox",
+            "gptj",
+            "granite",
+            "llama",
+            "mistral",
+            "mpt",
+            "olmo",
+            "olmo2",
+        ),
+        *("olmo3", "opt", "phi", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
     }
 )
-"""Hugging Face's model_type -> the module that builds it."""
-
-COMPUTED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """The families that the executors compute; of the others only the time is known."""
 
 
@@ -182,13 +102,17 @@ class Model(Architecture):
         self._gguf = gguf
 
     @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The weights; raises UserError where the files are missing, broken, or pickles."""
+    def checkpoint(self) -> MappedCheckpoint:
+        """The weights, as the graph has them; UserError where files are missing, broken, or pickles."""
+        return MappedCheckpoint(self._stored(), self._family.weights(self.config))
+
+    def _stored(self) -> Checkpoint:
+        """The files."""
         if self._gguf is None:
             return SafetensorsCheckpoint(self.path)
         heads = self.config.heads
-        permuted = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
-        return GgufCheckpoint(self._gguf, permuted if gguf_architecture(self._gguf) == "llama" else {})
+        rows = {"attn_q": heads.heads, "attn_k": heads.kv_heads}
+        return GgufCheckpoint(self._gguf, gguf_family(self._gguf), rows)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -201,17 +125,23 @@ class Model(Architecture):
 
     def check(self, graph: Graph) -> None:
         """Compares all weights of `graph` with the checkpoint's header; raises UserError."""
-        checkpoints.check(graph, self.checkpoint)
+        self.checkpoint.check(graph)
 
 
-def family(fields: Fields) -> Family[ModelConfig]:
-    """The module for a configuration's model_type; raises UserError for those we do not know."""
+def family(fields: Fields) -> Family:
+    """What describes models of a configuration's model_type; raises UserError for those we do not know."""
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise fields.error(
             "model_type", f"{shown(repr(model_type), 60)} is not supported (known: {', '.join(FAMILIES)})"
         )
-    return FAMILIES[model_type]
+    module = import_module(f"{families.__name__}.{FAMILIES[model_type]}")
+    return Family(module.configure, module.build, getattr(module, "weights", _plain_weights))
+
+
+def _plain_weights(_config: ModelConfig) -> WeightMap:
+    """Every weight is a tensor of its own, under its name."""
+    return WeightMap()
 
 
 def architecture(source: str) -> Architecture:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from corepipe.neuron.graph import RopeSpec
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 F32 = npt.NDArray[np.float32]
 
 
@@ -21,7 +21,8 @@ class RopeConfig:
 
     linear: all frequencies over `factor` (Chen et al. 2023).  llama3: only the long wavelengths, with a
     smooth passage (Llama 3.1's model card).  yarn: Peng et al. 2023, section 3.  `freq_factors`, one a
-    frequency, divide the default frequencies: so GGUF files state llama3's scaling.
+    frequency, divide the default frequencies: so GGUF files state llama3's scaling, and longrope (Ding et al.
+    2024) is nothing else, with an attention factor.
     """
 
     kind: RopeKind = "default"
@@ -42,6 +43,9 @@ class RopeConfig:
         """The `head_dim / 2` scaled frequencies and the factor on cos and sin."""
         if self.kind == "yarn":
             return RopeSpec(_values(_yarn(self, head_dim)), self._yarn_attention_factor())
+        if self.kind == "longrope":
+            wavelengths = np.array(self.freq_factors, np.float32) * _wavelengths(self.theta, head_dim)
+            return RopeSpec(_values(np.float32(1.0) / wavelengths), self.attention_factor or 1.0)
         inv_freq: F32 = np.float32(1.0) / _wavelengths(self.theta, head_dim)
         if self.kind == "linear":
             inv_freq = np.divide(inv_freq, np.float32(self.factor))

@@ -1,7 +1,7 @@
 """Host, paced and virtual time behind one interface.
 
-What runs under them is the same; they differ in `now` and `wait_until` alone.  Times are seconds since
-the clock was made; `wait_until` takes times of the emulated device.
+What runs under them is the same: a clock says all in which they differ.  Times are seconds since the clock
+was made; those of the emulated device, where it sets the pace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ more: what it is late with one step comes on top of the next."""
 
 
 class Clock(Protocol):
-    """Whose time it is."""
+    """Whose time it is.
+
+    paced: the device decides when a result may leave; otherwise it leaves when the host has it, and the
+    device's time runs beside.
+    """
+
+    @property
+    def paced(self) -> bool: ...
 
     def now(self) -> float:
         """Seconds since the start; never falls."""
@@ -29,12 +36,17 @@ class Clock(Protocol):
     def wait_until(self, t: float) -> None:
         """Returns when what the device finishes at `t` may be used."""
 
+    def host_seconds_until(self, t: float) -> float:
+        """How long the host waits for what happens at `t`."""
+
     def behind(self, t: float) -> float | None:
         """Host seconds by which what the device finishes at `t` is overdue; None where it never can be."""
 
 
 class HostClock:
     """As fast as the host can: the device's times are reported, never waited for."""
+
+    paced = False
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
         self._read = read
@@ -46,6 +58,9 @@ class HostClock:
     def wait_until(self, t: float) -> None:
         """Returns at once: on the host a result is ready when it has been computed."""
 
+    def host_seconds_until(self, t: float) -> float:
+        return max(0.0, t - self.now())
+
     def behind(self, t: float) -> None:
         """The host sets the pace."""
 
@@ -56,6 +71,8 @@ class PacedClock:
     Raises ValueError for a scale that is not positive and finite.
     """
 
+    paced = True
+
     def __init__(
         self,
         scale: float = 1.0,
@@ -64,27 +81,32 @@ class PacedClock:
     ) -> None:
         if not 0 < scale < inf:
             raise ValueError(f"time scale must be positive, not {scale}")
-        self._scale = scale
+        self.scale = scale
         self._read = read
         self._sleep = sleep
         self._start = read()
 
     def now(self) -> float:
-        return (self._read() - self._start) / self._scale
+        return (self._read() - self._start) / self.scale
 
     def wait_until(self, t: float) -> None:
-        rest = (t - self.now()) * self._scale
+        rest = (t - self.now()) * self.scale
         if rest > SPIN_SECONDS:
             self._sleep(rest - SPIN_SECONDS)
         while self.now() < t:
             self._sleep(0)
 
+    def host_seconds_until(self, t: float) -> float:
+        return max(0.0, t - self.now()) * self.scale
+
     def behind(self, t: float) -> float:
-        return max(0.0, (self.now() - t) * self._scale)
+        return max(0.0, (self.now() - t) * self.scale)
 
 
 class VirtualClock:
     """Nothing waits: time is what was last waited for."""
+
+    paced = True
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -94,6 +116,9 @@ class VirtualClock:
 
     def wait_until(self, t: float) -> None:
         self._now = max(self._now, t)
+
+    def host_seconds_until(self, t: float) -> float:  # noqa: ARG002 -- whenever it is
+        return 0.0
 
     def behind(self, t: float) -> None:
         """The host takes no time."""

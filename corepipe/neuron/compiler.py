@@ -2,8 +2,8 @@
 
 The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
 is made in one stage and read in a later one is sent from neighbour to neighbour.  Tensor: every dimension
-on a split axis takes the rank's part of it; a Linear over a split axis gives partial sums, so an AllReduce
-follows; the vocabulary's columns are put together by an AllGather.
+on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums, so an
+AllReduce follows; the vocabulary's columns are put together by an AllGather.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Any
 
 from corepipe.errors import UserError
 from corepipe.neuron.graph import (
-    SPLIT_AXES,
     Axis,
+    AxisKind,
     DType,
     Format,
     Graph,
     HeadLayout,
+    Input,
     Op,
+    Output,
+    StateKind,
     Value,
     WeightRole,
     WeightSpec,
@@ -32,7 +35,6 @@ from corepipe.neuron.ops import (
     AddEmbedding,
     AllGather,
     AllReduce,
-    Attention,
     Embed,
     Experts,
     LatentAttention,
@@ -42,7 +44,7 @@ from corepipe.neuron.ops import (
     RMSNorm,
     Send,
 )
-from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes, whole
+from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import AxisShard, Program, WeightShard
 
 
@@ -87,43 +89,52 @@ def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...
 def check(graph: Graph) -> None:
     """What the compiler relies on; raises ValueError where a model's builder broke it.
 
-    Ops are ordered by layer, a layer has at most one Attention, its heads are the graph's, and every
-    value is made before it is read.
+    Ops are ordered by layer, a layer has at most one Op that keeps something for each token, every value is
+    made before it is read, and what the graph declares is what its Ops have.
     """
     made: set[int] = set()
     layer = -1
-    attentions: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
     for op in graph.ops:
         if not layer <= op.layer <= graph.num_layers:
             raise ValueError(f"{graph.name}: ops must be in the order of their layers")
         if any(value.id not in made for value in op.inputs):
             raise ValueError(f"{graph.name}: an op of layer {op.layer} reads a value that no op has made")
-        if isinstance(op, Attention | LatentAttention):
-            attentions[op.layer] += 1
-            if attentions[op.layer] > 1 or op.heads != graph.heads:
-                raise ValueError(f"{graph.name}: a layer has one attention, with the graph's heads")
+        if op.state is not None and op.state.kind is StateKind.TOKENS:
+            kept[op.layer] += 1
+            if kept[op.layer] > 1:
+                raise ValueError(
+                    f"{graph.name}: layer {op.layer} has more than one attention over its tokens"
+                )
+        if isinstance(op, Linear) and op.weight.axes != (op.out.axis, op.x.axis):
+            raise ValueError(f"{graph.name}: {op.weight.name} has other axes than what it reads and makes")
         layer = op.layer
         made.add(op.out.id)
+    _check_declarations(graph)
 
 
-def axis_widths(graph: Graph) -> dict[Axis, int]:
-    """The width of every axis.  Raises ValueError where a split axis has two."""
-    widths: dict[Axis, int] = {}
-    for axis, size in _sizes(graph):
-        width = widths.setdefault(axis, size)
-        if axis in SPLIT_AXES and width != size:
-            raise ValueError(f"{graph.name}: axis {axis} is {width} wide and {size} wide")
-    return widths
-
-
-def _sizes(graph: Graph) -> Iterator[tuple[Axis, int]]:
-    """Every axis with its width, as often as it occurs; of weights the split ones."""
+def _check_declarations(graph: Graph) -> None:
+    """Raises ValueError where the graph declares other inputs, outputs or rows than its Ops have."""
     for op in graph.ops:
-        yield op.out.axis, op.out.width
+        rows = op.out.rows
+        if rows not in graph.rows:
+            raise ValueError(f"{graph.name}: an op of layer {op.layer} has rows {rows.name}, not declared")
+        if op.reads is not None and Input(op.reads, rows) not in graph.inputs:
+            raise ValueError(f"{graph.name}: an op of layer {op.layer} reads {op.reads}, not declared")
+    makers = {op.out: op.layer for op in graph.ops}
+    for output in graph.outputs:
+        if makers.get(output.value, -1) < graph.num_layers - 1:
+            raise ValueError(f"{graph.name}: {output.kind} is not made in the last layer or after it")
+    if not graph.outputs:
+        raise ValueError(f"{graph.name}: declares no output")
+
+
+def _axes(graph: Graph) -> Iterator[Axis]:
+    """Every axis, as often as it occurs."""
+    for op in graph.ops:
+        yield op.out.axis
         for spec in op.weights:
-            yield from (
-                (axis, n) for axis, n in zip(spec.axes, spec.shape, strict=True) if axis in SPLIT_AXES
-            )
+            yield from spec.axes
 
 
 def bytes_read(graph: Graph) -> list[float]:
@@ -142,11 +153,11 @@ def bytes_read(graph: Graph) -> list[float]:
 def _refuse_uncuttable(graph: Graph) -> None:
     """Raises UserError for an op that needs the whole of a split axis."""
     for op in graph.ops:
-        if isinstance(op, RMSNorm) and op.gain.axes[0] in SPLIT_AXES:
-            reason = f"{op.gain.name} normalises over all of {op.gain.axes[0]}"
-        elif isinstance(op, Linear) and op.x.axis in SPLIT_AXES and op.out.axis in SPLIT_AXES:
+        if isinstance(op, RMSNorm) and op.gain.axes[0].is_cut:
+            reason = f"{op.gain.name} normalises over all of {op.gain.axes[0].name}"
+        elif isinstance(op, Linear) and op.x.axis.is_cut and op.out.axis.is_cut:
             reason = f"{op.weight.name} would be cut along both of its axes"
-        elif isinstance(op, Linear) and op.x.axis is Axis.VOCAB:
+        elif isinstance(op, Linear) and op.x.axis.kind is AxisKind.VOCABULARY:
             reason = f"{op.weight.name} multiplies logits"
         else:
             continue
@@ -157,7 +168,7 @@ def makes_partial_sums(op: Op) -> bool:
     """Whether the ranks of a tensor group each make a part of the op's result."""
     match op:
         case Linear():
-            return op.x.axis in SPLIT_AXES
+            return op.x.axis.is_cut
         case Experts():
             return True
         case _:
@@ -186,8 +197,9 @@ class _Plan:
         self.placement = placement
         self.stages = stages
         grouped = graph.format.activations is DType.INT8
-        self.axes = shard_axes(graph.heads, axis_widths(graph), placement.tensor, grouped, spare_ranks)
-        self.heads = local_heads(graph.heads, placement.tensor)
+        self.axes = shard_axes(_axes(graph), placement.tensor, grouped, spare_ranks)
+        layouts = {op.head_layout for op in graph.ops if op.head_layout is not None}
+        self.heads = {layout: local_heads(layout, placement.tensor) for layout in layouts}
         self.ops: list[list[Op]] = [[] for _ in stages]
         self.deferred = _deferred_sums(graph) if placement.tensor > 1 else frozenset()
         made: dict[Value, int] = {}
@@ -233,12 +245,8 @@ def _twin(program: Program, plan: _Plan, rank: int) -> Program:
 
 
 def _shard(spec: WeightSpec, axes: Mapping[Axis, AxisShard]) -> WeightShard:
-    """A rank's part of a weight of a graph that is split."""
-    cut = (
-        axes[axis] if axis in SPLIT_AXES else whole(size)
-        for axis, size in zip(spec.axes, spec.shape, strict=True)
-    )
-    return WeightShard(spec, tuple(cut))
+    """A rank's part of a weight."""
+    return WeightShard(spec, tuple([axes[axis] for axis in spec.axes]))
 
 
 class _CoreCompiler:
@@ -273,9 +281,16 @@ class _CoreCompiler:
             shards=self._shards,
             axes=self._axes,
             layers=layers,
-            heads=plan.heads,
             max_positions=plan.graph.max_positions,
+            outputs=tuple(self._outputs()),
         )
+
+    def _outputs(self) -> Iterator[Output]:
+        """The graph's outputs that are made here."""
+        made = {op.out for op in self._plan.ops[self._stage]}
+        for output in self._plan.graph.outputs:
+            if output.value in made:
+                yield Output(self._local[output.value.id], output.kind)
 
     def _receive(self, values: Sequence[Value], layer: int) -> None:
         peer = self._plan.placement.core(self._stage - 1, self._rank)
@@ -306,11 +321,11 @@ class _CoreCompiler:
             if isinstance(part, Value) and f.name != "out":
                 changes[f.name] = self._local[part.id]
             elif isinstance(part, HeadLayout):
-                changes[f.name] = self._plan.heads
+                changes[f.name] = self._plan.heads[part]
         if isinstance(op, Linear) and self._rank > 0 and self._is_split(op.x):
             changes["bias"] = None  # the sum over ranks must add it once
         if isinstance(op, Experts):
-            changes["ffn"] = self._axis(Axis.EXPERT_FFN, op.ffn).width
+            changes["ffn"] = self._axes[op.gate.axes[1]].width
             changes["biases"] = op.biases[: 2 if self._rank else None]
         changes["out"] = self._new(op.out, self._out_width(op))
         return replace(op, **changes)
@@ -322,31 +337,29 @@ class _CoreCompiler:
             total = self._new(out, out.width)
             self._ops.append(AllReduce(local.layer, total, out))
             return total
-        if isinstance(op, Linear) and out.axis is Axis.VOCAB:
-            widths = tuple(axes[Axis.VOCAB].width for axes in self._plan.axes)
+        if isinstance(op, Linear) and out.axis.kind is AxisKind.VOCABULARY:
+            widths = tuple(axes[op.out.axis].width for axes in self._plan.axes)
             gathered = self._new(out, sum(widths))
             self._ops.append(AllGather(local.layer, gathered, out, widths))
             return gathered
         return out
 
     def _is_split(self, value: Value) -> bool:
-        return self._split and value.axis in SPLIT_AXES
+        return self._split and value.axis.is_cut
 
     def _out_width(self, op: Op) -> int:
         """Some ops make their axis anew; every other op keeps its first input's width."""
         if isinstance(op, Linear | Embed | PatchEmbed | LatentAttention):
-            return self._axis(op.out.axis, op.out.width).width
+            return self._axes[op.out.axis].width
         return self._local[op.inputs[0].id].width
 
     def _received_width(self, value: Value) -> int:
         """As wide as what the stage before sends: gathered columns are whole, other values are cut."""
-        return value.width if value.axis is Axis.VOCAB else self._axis(value.axis, value.width).width
-
-    def _axis(self, axis: Axis, width: int) -> AxisShard:
-        return self._axes[axis] if self._split and axis in SPLIT_AXES else whole(width)
+        return value.width if value.axis.kind is AxisKind.VOCABULARY else self._axes[value.axis].width
 
     def _new(self, value: Value, width: int) -> Value:
-        self._values.append(replace(value, id=len(self._values), width=width))
+        axis = value.axis if width == value.axis.width else value.axis._replace(width=width)
+        self._values.append(Value(len(self._values), axis, value.rows))
         return self._values[-1]
 
 
@@ -374,13 +387,15 @@ def weight_bytes_by_format(program: Program) -> dict[str, int]:
 
 def kv_bytes_per_token(program: Program) -> int:
     """Bytes of keys and values that a core keeps for one token: all its layers, in the compute format."""
-    return sum(op.kv_width for op in program.ops) * program.format.compute.bytes
+    kept = (op.state.per_token for op in program.ops if op.state is not None)
+    return sum(kept) * program.format.compute.bytes
 
 
 def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
     """What each core of a replica holds, as /v1/placement reports it.
 
-    `layers` are the first and the last; heads are the core's own, padding included; sizes in bytes.
+    `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
+    of the layer that has most; sizes in bytes.
     """
     return [_describe_core(program) for program in programs]
 
@@ -391,8 +406,8 @@ def _describe_core(program: Program) -> dict[str, object]:
         "stage": program.stage,
         "rank": program.rank,
         "layers": [program.layers.start, program.layers.stop - 1],
-        "heads": program.heads.heads,
-        "kv_heads": program.heads.kv_heads,
+        "heads": max(layout.heads for layout in program.head_layouts),
+        "kv_heads": max(layout.kv_heads for layout in program.head_layouts),
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),
     }

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost, Engines
-from corepipe.neuron.graph import Axis, Graph, Op, Rows, WeightRole
+from corepipe.neuron.graph import Graph, Op, OutputKind, WeightRole
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.opcost import op_cost
-from corepipe.neuron.ops import AllGather, Linear, PatchEmbed, Receive
+from corepipe.neuron.ops import Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -90,12 +90,10 @@ class CostModel:
         self._batch = batch
         self._programs = programs
         self._longest = longest or programs[0].max_positions
-        self._vocabulary = _vocabulary(programs)
-        self._returned = _returned(programs)
+        self._outputs = programs[-1].outputs
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
-        self._copies = _copies(programs[0], self.tensor) if profile.expands_kv else 1
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -174,13 +172,15 @@ class CostModel:
         """Time from a step's logits to its tokens, where they are drawn on the host."""
         if self.profile.sampling is Sampling.DEVICE or not shape.logit_rows:
             return 0.0
-        logits = self.padded(shape).logit_rows * self._vocabulary
+        width = sum(o.value.width for o in self._outputs if o.kind is OutputKind.LOGITS)
+        logits = self.padded(shape).logit_rows * width
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
     def output_seconds(self, shape: StepShape) -> float:
         """Time to copy to the host what a model returns that is run once over its input."""
-        rows, size = self._returned
-        return shape.count(rows) * size / HOST_LINK_BYTES_PER_SECOND
+        returned = self._outputs[0].value
+        size = returned.width * self._programs[-1].format.compute.bytes
+        return shape.rows_of(returned.rows.number) * size / HOST_LINK_BYTES_PER_SECOND
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
@@ -235,7 +235,7 @@ class CostModel:
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
-                    expanded=self._copies,
+                    expands_kv=self.profile.expands_kv,
                     gathers_kv=self.profile.gathers_kv,
                 )
             rates.append(known[key])
@@ -269,33 +269,6 @@ class CostModel:
             worst = slowest[program.stage]
             slowest[program.stage] = _Transfer(max(worst.fixed, there.fixed), max(worst.row, there.row))
         return slowest
-
-
-def _copies(program: Program, tensor: int) -> int:
-    """Query heads that share a key/value head, where heads are copied to more ranks than there are."""
-    layout = program.heads
-    cut = [shard for shard in program.shards.values() if shard.spec.axes[0] is Axis.KV_HEADS]
-    copied = any(shard.axes[0].width * tensor > shard.spec.shape[0] for shard in cut)
-    return layout.heads // layout.kv_heads if copied else 1
-
-
-def _vocabulary(programs: Sequence[Program]) -> int:
-    """Logits a row; 0 for a graph that ends otherwise."""
-    last = programs[-1].ops[-1]
-    vocab = isinstance(last, Linear | AllGather) and last.out.axis is Axis.VOCAB
-    return last.out.width if vocab else 0
-
-
-def _returned(programs: Sequence[Program]) -> tuple[Rows, int]:
-    """What a model returns that is run once: of which rows, and bytes of each.
-
-    Logits where the graph ends in them; otherwise the last hidden state of every token, or of an image its
-    one vector, as the base models and the classifiers of images in Hugging Face's transformers do.
-    """
-    last = programs[-1].ops[-1]
-    image = any(isinstance(op, PatchEmbed) for op in programs[0].ops)
-    rows = last.out.rows if image or last.out.axis is Axis.VOCAB else Rows.TOKENS
-    return rows, last.out.width * programs[-1].format.compute.bytes
 
 
 def _matrix_bytes(programs: Sequence[Program]) -> list[int]:

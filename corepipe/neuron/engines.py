@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.graph import Rows
 from corepipe.neuron.step import StepShape
 
 
@@ -46,11 +45,12 @@ class Cost(Protocol):
 class OpCost:
     """An Op whose cost depends on its rows alone: nothing for no rows, else fixed + a row's.
 
-    tensor: seconds a row, of `min_rows` rows at least.  vector, scalar, collectives, dma: (fixed, a row).
+    rows: number of the row set.  tensor: seconds a row, of `min_rows` rows at least.  vector, scalar,
+    collectives, dma: (fixed, a row).
     ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
     """
 
-    rows: Rows
+    rows: int
     tensor: float = 0.0
     min_rows: int = 0
     vector: tuple[float, float] = (0.0, 0.0)
@@ -64,7 +64,7 @@ class OpCost:
     flops: float = 0.0
 
     def engines(self, shape: StepShape) -> Engines:
-        rows = shape.count(self.rows)
+        rows = shape.rows_of(self.rows)
         if not rows:
             return NOTHING
         return Engines(
@@ -91,7 +91,7 @@ class AttentionCost:
     write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
     """
 
-    rows: Rows
+    rows: int
     causal: bool
     window: int | None
     tensor: float
@@ -107,7 +107,7 @@ class AttentionCost:
     flops: float
 
     def engines(self, shape: StepShape) -> Engines:
-        rows = shape.count(self.rows)
+        rows = shape.rows_of(self.rows)
         if not rows:
             return NOTHING
         seen = self.seen(rows, shape.sequences, shape.kv_tokens)
@@ -171,12 +171,12 @@ class ExpertsCost:
     found: float
 
     def engines(self, shape: StepShape) -> Engines:
-        rows = shape.count(self.one.rows)
+        rows = shape.rows_of(self.one.rows)
         if not rows:
             return NOTHING
         chosen = rows * self.top_k
         if chosen < self.experts:
-            one = self.one.engines(StepShape(1, 1, 1, 1, 1))
+            one = self.one.engines(StepShape((1,) * (self.one.rows + 1), 1, 1, 1))
             return _times(one, chosen, self.found)
         return _in_turn([_times(step.engines(shape), self.experts, 0.0) for step in self.steps])
 

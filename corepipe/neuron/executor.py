@@ -14,19 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
+from corepipe.kernels.packing import PANEL
 from corepipe.neuron.graph import INT8_GROUP, DType, Op, RopeSpec, Value, WeightSpec
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import cut, require_computed, rope_tables
+from corepipe.neuron.numerics import F32, cut, own_slopes, require_computed, rope_tables
 from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Embed,
     GatedActivation,
+    LayerNorm,
     Linear,
     Receive,
     RMSNorm,
     Rope,
+    Scale,
     SelectRows,
     Send,
 )
@@ -35,9 +40,6 @@ from corepipe.neuron.weights import PackedTensor
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
     from corepipe.kernels import _native
-
-PANEL = 32
-"""Columns of a packed panel (corepipe.kernels.packing)."""
 
 
 class Weights(Protocol):
@@ -61,10 +63,7 @@ class NativeCore:
         widths, self._buffers = assign_buffers(steps)
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
-        heads = program.heads
-        self.cache = native().KVCache(
-            len(program.layers), blocks, block_size, heads.kv_heads, heads.head_dim, compute.value
-        )
+        self.caches = _caches(program, blocks, block_size)
         for step in steps:
             self._emit(step)
 
@@ -78,18 +77,21 @@ class NativeCore:
 
     @_emit.register
     def _(self, step: FusedLinear) -> None:
-        unused = self.buffer(step.x)
         segments = [
-            (self._matrix(op.weight), self._bias(op), unused if step.out else self.buffer(op.out))
-            for op in step.linears
+            (self._matrix(op.weight), self._bias(op), self.buffer(step.out or op.out)) for op in step.linears
         ]
-        if step.gated and step.out is not None:
-            segments[0] = (*segments[0][:2], self.buffer(step.out))
-        norm = (self._vector(step.norm.gain), step.norm.eps) if step.norm else None
-        residual = None
-        if step.residual is not None and step.out is not None:
-            residual = (self.buffer(step.residual), self.buffer(step.out))
-        self.native.linear(self.buffer(step.x), segments, norm=norm, residual=residual, glu=step.gated)
+        norm = step.norm
+        self.native.linear(
+            self.buffer(step.x),
+            segments,
+            norm=(self._vector(norm.gain), norm.eps) if isinstance(norm, RMSNorm) else None,
+            layer_norm=self._layer_norm(norm) if isinstance(norm, LayerNorm) else None,
+            function=None if step.function is None else step.function.value,
+            glu=step.gated,
+            factor=step.factor,
+            residual=None if step.residual is None else self.buffer(step.residual),
+            outer=None if step.outer is None else self.buffer(step.outer),
+        )
 
     @_emit.register
     def _(self, step: FusedAttention) -> None:
@@ -102,14 +104,15 @@ class NativeCore:
             self.buffer(step.k),
             self.buffer(op.v),
             self.buffer(op.out),
-            self.cache,
-            op.layer - self._program.layers.start,
+            *self.caches[op.layer],
             op.heads.heads,
             op.scale,
             window=op.window,
             rope=self._rope(step.rope) if step.rope else None,
             q_norm=q_norm,
             k_norm=k_norm,
+            softcap=op.softcap,
+            slopes=own_slopes(op, self._program),
         )
 
     @_emit.register
@@ -125,6 +128,15 @@ class NativeCore:
         self.native.embed(self.buffer(op.out), self._weights[op.table.name].rows())
 
     @_emit_op.register
+    def _(self, op: AddEmbedding) -> None:
+        table = self._weights[op.table.name].rows()
+        self.native.add_embedding(self.buffer(op.x), self.buffer(op.out), table, op.offset)
+
+    @_emit_op.register
+    def _(self, op: LayerNorm) -> None:
+        self.native.layer_norm(self.buffer(op.x), self.buffer(op.out), *self._layer_norm(op))
+
+    @_emit_op.register
     def _(self, op: RMSNorm) -> None:
         self.native.rms_norm(self.buffer(op.x), self.buffer(op.out), self._vector(op.gain), op.eps)
 
@@ -134,7 +146,15 @@ class NativeCore:
 
     @_emit_op.register
     def _(self, op: GatedActivation) -> None:
-        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out))
+        self.native.glu(self.buffer(op.gate), self.buffer(op.up), self.buffer(op.out), op.function.value)
+
+    @_emit_op.register
+    def _(self, op: Activation) -> None:
+        self.native.activation(op.function.value, self.buffer(op.x), self.buffer(op.out))
+
+    @_emit_op.register
+    def _(self, op: Scale) -> None:
+        self.native.scale(self.buffer(op.x), op.factor, self.buffer(op.out))
 
     @_emit_op.register
     def _(self, op: Add) -> None:
@@ -154,11 +174,15 @@ class NativeCore:
 
     @_emit_op.register
     def _(self, op: Send) -> None:
-        self.native.send(self.buffer(op.x), op.peer, op.x.rows.value)
+        self.native.send(self.buffer(op.x), op.peer, op.x.rows.name)
 
     @_emit_op.register
     def _(self, op: Receive) -> None:
-        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.value)
+        self.native.receive(self.buffer(op.out), op.peer, op.out.rows.name)
+
+    def _layer_norm(self, op: LayerNorm) -> tuple[F32 | None, F32 | None, float]:
+        gain, bias = (None if spec is None else self._vector(spec) for spec in (op.gain, op.bias))
+        return gain, bias, op.eps
 
     def _rope(self, rope: RopeSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         if rope not in self._tables:
@@ -174,6 +198,23 @@ class NativeCore:
 
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
         return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
+
+
+def _caches(program: Program, blocks: int, block_size: int) -> dict[int, tuple[_native.KVCache, int]]:
+    """For each layer with attention the cache of its heads, and the layer's number there.
+
+    Layers whose key/value heads are alike have one cache.
+    """
+    layers: dict[tuple[int, int], list[int]] = {}
+    for op in program.ops:
+        if op.state is not None and op.head_layout is not None:
+            layers.setdefault((op.head_layout.kv_heads, op.head_layout.head_dim), []).append(op.layer)
+    compute = program.format.compute.value
+    found: dict[int, tuple[_native.KVCache, int]] = {}
+    for (kv_heads, head_dim), alike in layers.items():
+        cache = native().KVCache(len(alike), blocks, block_size, kv_heads, head_dim, compute)
+        found.update((layer, (cache, number)) for number, layer in enumerate(alike))
+    return found
 
 
 def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _native.Matrix:
@@ -218,7 +259,7 @@ class NativeExecutor:
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
         self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
-        logits = last.ops[-1].out
+        logits = last.outputs[0].value
         self._native = native().Executor(
             pool, [core.native for core in self.cores], self.cores[-1].buffer(logits), logits.width
         )

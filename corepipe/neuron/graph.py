@@ -1,9 +1,9 @@
 """The one description of a model's forward pass, read by the executor and by the cost model.
 
-A `Graph` is a list of `Op`s over `Value`s (activations) and `WeightSpec`s.  Every width carries the
-name of its *axis* ("hidden", "q_heads", "ffn", ...): the compiler cuts a Graph for tensor parallelism
-by splitting axes, never by knowing an architecture.  A Graph holds weight specs only; binding weights
-is a separate step, so that a 70B model can be planned for without its weights.
+A `Graph` is a list of `Op`s over `Value`s (activations) and `WeightSpec`s, and says what it is: what it
+reads, the sets of rows that it has, what it gives.  Every width is an *axis*, which says how tensor
+parallelism may cut it: the compiler cuts axes, never knowing an architecture.  A Graph holds weight specs
+only; binding weights is a separate step, so that a 70B model can be planned for without its weights.
 
 Rounding: every Op computes in fp32 from its stored inputs and rounds each result to the format's
 `compute` dtype when it stores it.  A Linear first converts its input to the format's `activations`
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class DType(StrEnum):
@@ -64,49 +65,108 @@ FORMATS: dict[str, Format] = {
 }
 
 
-class Axis(StrEnum):
-    """What a dimension counts.  Tensor parallelism splits the axes in `SPLIT_AXES`."""
+class AxisKind(StrEnum):
+    """What tensor parallelism may do to a dimension."""
 
-    HIDDEN = "hidden"
-    Q_HEADS = "q_heads"  # query heads x head size
-    KV_HEADS = "kv_heads"  # key/value heads x head size
-    K_LATENT_HEADS = "k_latent_heads"  # query heads x the part of a key that comes from the latent
-    V_LATENT_HEADS = "v_latent_heads"  # query heads x the size of a value that comes from the latent
-    HEAD = "head"  # one head's elements (weights of a per-head norm)
-    FFN = "ffn"
-    EXPERT_FFN = "expert_ffn"  # of one routed expert
-    SHARED_FFN = "shared_ffn"  # of the experts that every token takes
-    VOCAB = "vocab"  # rows of the output head
-    TOKENS = "tokens"  # rows of an embedding table, never split
-    LATENT = "latent"  # a narrow middle between two matrices, never split
-    EXPERTS = "experts"  # one a routed expert, never split
-    PIXELS = "pixels"  # channels x height x width of an image's patch
+    HIDDEN = "hidden"  # the residual stream: whole on every rank
+    HEADS = "heads"  # query heads, or what there is one of for each: cut between heads
+    KV_HEADS = "kv_heads"  # key/value heads: they go, or are copied, where their query heads go
+    COLUMNS = "columns"  # a middle between two matrices: cut into even parts
+    VOCABULARY = "vocabulary"  # rows of the output head: cut, and gathered
+    FIXED = "fixed"  # whole on every rank
 
 
-HEAD_AXES = frozenset({Axis.Q_HEADS, Axis.KV_HEADS, Axis.K_LATENT_HEADS, Axis.V_LATENT_HEADS})
-SPLIT_AXES = HEAD_AXES | {Axis.FFN, Axis.EXPERT_FFN, Axis.SHARED_FFN, Axis.VOCAB}
+class Axis(NamedTuple):
+    """What a dimension counts, its width, and how it may be cut.
 
-
-class Rows(StrEnum):
-    """How many rows a Value has in a step.
-
-    One per token, or one per token whose logits are wanted; in the encoder of an encoder-decoder one per
-    token of the source, and none in the steps that decode.
+    unit: elements that stay together, such as a head's.  group: query heads that share a key/value head.
+    In a Program the axes of Values are as wide as the core's part.
     """
 
-    TOKENS = "tokens"
-    LOGITS = "logits"
-    SOURCE = "source"
+    name: str
+    kind: AxisKind
+    width: int
+    unit: int = 1
+    group: int = 1
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the ranks of a tensor group each have a part."""
+        return self.kind is not AxisKind.HIDDEN and self.kind is not AxisKind.FIXED
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class HeadLayout:
+    """Query heads, key/value heads and the elements of each; `heads` is a multiple of `kv_heads`.
+
+    copied: of one core, whose key/value heads other cores have too.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    copied: bool = False
+
+    def queries(self, name: str = "q_heads", unit: int | None = None) -> Axis:
+        """The axis of something that has `unit` elements a query head (None: a head's size)."""
+        each = self.head_dim if unit is None else unit
+        return Axis(name, AxisKind.HEADS, self.heads * each, each, self.heads // self.kv_heads)
+
+    def keys(self) -> Axis:
+        """The axis of keys and of values."""
+        width, group = self.kv_heads * self.head_dim, self.heads // self.kv_heads
+        return Axis("kv_heads", AxisKind.KV_HEADS, width, self.head_dim, group)
+
+
+VOCABULARY_PANEL = 32
+"""The output head is cut at multiples of this, so that a rank's part is made of whole packed panels."""
+
+
+def hidden(width: int) -> Axis:
+    """The residual stream, and what is as wide."""
+    return Axis("hidden", AxisKind.HIDDEN, width)
+
+
+def columns(name: str, width: int) -> Axis:
+    """A middle between two matrices; a group of int8 activations stays in one part."""
+    return Axis(name, AxisKind.COLUMNS, width, INT8_GROUP)
+
+
+def vocabulary(width: int) -> Axis:
+    """Rows of the output head."""
+    return Axis("vocab", AxisKind.VOCABULARY, width, VOCABULARY_PANEL)
+
+
+def fixed(name: str, width: int) -> Axis:
+    """What every rank has the whole of: rows of a table, a head's elements, a narrow latent."""
+    return Axis(name, AxisKind.FIXED, width)
+
+
+class RowSet(NamedTuple):
+    """A set of rows of a step; `StepShape.counts` says at its number how many there are."""
+
+    number: int
+    name: str
+
+
+TOKENS = RowSet(0, "tokens")
+"""One row a token."""
+WANTED = RowSet(1, "logits")
+"""One row a token whose result is wanted."""
+SOURCE = RowSet(2, "source")
+"""One row a token of an encoder-decoder's source; none in the steps that decode."""
+
+
+class Value(NamedTuple):
     """An activation of shape [rows, width]."""
 
     id: int
     axis: Axis
-    width: int
-    rows: Rows = Rows.TOKENS
+    rows: RowSet = TOKENS
+
+    @property
+    def width(self) -> int:
+        return self.axis.width
 
 
 class WeightRole(StrEnum):
@@ -119,21 +179,15 @@ class WeightRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A named weight.  `name` is the checkpoint's (Hugging Face) tensor name, `axes` label `shape`."""
+    """A named weight.  `name` is the checkpoint's (Hugging Face) tensor name, one axis is one dimension."""
 
     name: str
-    shape: tuple[int, ...]
     axes: tuple[Axis, ...]
     role: WeightRole
 
-
-@dataclass(frozen=True, slots=True)
-class HeadLayout:
-    """Query heads, key/value heads and the elements of each; `heads` is a multiple of `kv_heads`."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple([axis.width for axis in self.axes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +200,51 @@ class RopeSpec:
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+
+
+class StateKind(StrEnum):
+    """For what an Op keeps something from one step to the next."""
+
+    TOKENS = "tokens"  # for each token of a sequence, in KV blocks
+    SOURCE = "source"  # for each token of the source, made once
+
+
+class StateSpec(NamedTuple):
+    """What an Op keeps: elements of the compute format for each token; `window`: for the latest so many."""
+
+    kind: StateKind
+    per_token: int
+    window: int | None = None
+
+
+class InputKind(StrEnum):
+    """What a forward pass is given for each row of a set; positions are given with all of them."""
+
+    TOKENS = "tokens"  # ids in the vocabulary
+    TYPES = "types"  # BERT's first or second text of a pair
+    PATCHES = "patches"  # parts of an image, all channels
+
+
+class Input(NamedTuple):
+    """What is given, and for which rows."""
+
+    kind: InputKind
+    rows: RowSet
+
+
+class OutputKind(StrEnum):
+    """What a forward pass gives for each row of the value."""
+
+    LOGITS = "logits"  # over the vocabulary
+    VECTOR = "vector"  # one a sequence or an image
+    HIDDEN = "hidden"  # the last hidden state
+
+
+class Output(NamedTuple):
+    """What a forward pass gives."""
+
+    value: Value
+    kind: OutputKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +263,67 @@ class Op:
         return ()
 
     @property
-    def kv_width(self) -> int:
-        """Elements that the op keeps for each token of a sequence, for the steps to come."""
-        return 0
+    def reads(self) -> InputKind | None:
+        """What of the graph's own inputs the op reads, for the rows of `out`."""
+        return None
+
+    @property
+    def state(self) -> StateSpec | None:
+        """What the op keeps of a sequence, for the steps to come."""
+        return None
+
+    @property
+    def head_layout(self) -> HeadLayout | None:
+        """The heads of an attention."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole forward pass: token ids in, logits [rows wanted, vocab] out.
+    """A whole forward pass, from its `inputs` to its `outputs`.
 
-    An encoder (`causal` False) reads its input in one step and keeps nothing; it gives a vector a
-    sequence, or logits a token.  An encoder-decoder is causal: its encoder's values have `Rows.SOURCE`.
+    outputs: the first is what a run returns unless it is asked for another; all are made in the last layer
+    or after it.  rows: the sets of rows that the Ops' values have.
+    causal: it generates token after token; otherwise it reads its input in one step and keeps nothing.
     """
 
     name: str
     format: Format
     ops: tuple[Op, ...]
-    heads: HeadLayout
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
     num_layers: int
     vocab_size: int
     max_positions: int
     tied: dict[str, str] = field(default_factory=dict)
     """Weight name -> the checkpoint's tensor it is read from (a tied head reads the embedding)."""
     causal: bool = True
+    rows: tuple[RowSet, ...] = (TOKENS, WANTED)
 
     @property
     def logits(self) -> Value:
-        return self.ops[-1].out
+        """What tokens are drawn from.  Raises ValueError where there is no such output."""
+        for output in self.outputs:
+            if output.kind is OutputKind.LOGITS:
+                return output.value
+        raise ValueError(f"{self.name}: gives no logits")
+
+    @property
+    def attention_heads(self) -> int:
+        """Query heads of the Op that has fewest: tensor parallelism has no more ranks."""
+        layouts = (op.head_layout for op in self.ops)
+        return min(layout.heads for layout in layouts if layout is not None)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it generates token after token from tokens alone, as what is served does."""
+        return self.causal and self.inputs == (Input(InputKind.TOKENS, TOKENS),)
+
+    def states(self) -> Iterator[StateSpec]:
+        """What the Ops keep of a sequence."""
+        for op in self.ops:
+            if (state := op.state) is not None:
+                yield state
 
     def weights(self) -> Iterator[WeightSpec]:
         """Each weight once, in order of first use."""

@@ -7,36 +7,53 @@ never sees this; it reads the Program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from corepipe.neuron.graph import Op, RopeSpec, Value
-from corepipe.neuron.ops import Add, Attention, GatedActivation, Linear, RMSNorm, Rope
+from corepipe.neuron.ops import (
+    Activation,
+    Add,
+    Attention,
+    Function,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Rope,
+    Scale,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLinear:
-    """Linears that share an input, with the norm before them and the residual or the gate after them."""
+    """Linears that share an input, with what precedes and follows them, in this order.
+
+    `norm` of x; the Linears; `function` of the result, or under `gated` of the first one's, times the
+    second's; the result times `factor`; added to `residual`; that added to `outer`.  What follows goes with
+    one Linear, or a gated pair, and its result is `out`; otherwise each Linear has its own.
+    """
 
     x: Value
     linears: tuple[Linear, ...]
-    norm: RMSNorm | None = None
+    norm: RMSNorm | LayerNorm | None = None
+    function: Function | None = None
+    gated: bool = False
+    factor: float = 1.0
     residual: Value | None = None
+    outer: Value | None = None
     out: Value | None = None
-    """Where a residual or a gated result goes; otherwise each Linear has its own `out`."""
 
     @property
-    def gated(self) -> bool:
-        return self.out is not None and self.residual is None
+    def added(self) -> tuple[Value, ...]:
+        return tuple(value for value in (self.residual, self.outer) if value is not None)
 
     @property
     def reads(self) -> tuple[Value, ...]:
-        return (self.x,) if self.residual is None else (self.x, self.residual)
+        return (self.x, *self.added)
 
     @property
-    def writes(self) -> tuple[Value, ...]:
-        if self.gated:  # the up projection needs no buffer of its own
-            return (self.out,) if self.out else ()
+    def writes(self) -> tuple[Value, ...]:  # of a gated pair, the second needs no buffer of its own
         return (self.out,) if self.out is not None else tuple(op.out for op in self.linears)
 
 
@@ -124,56 +141,82 @@ def _fuse(op: Op, uses: _Uses, absorbed: set[int]) -> tuple[Step | None, list[Op
         return _fuse_linear(op, uses, absorbed)
     if isinstance(op, Attention):
         return _fuse_attention(op, uses), [op]
-    if isinstance(op, RMSNorm) and _is_linear_norm(op, uses):
+    if isinstance(op, (RMSNorm, LayerNorm)) and _is_linear_norm(op, uses):
         return None, [op]
     if isinstance(op, (RMSNorm, Rope)) and _feeds_attention(op, uses):
         return None, [op]
     return Plain(op), [op]
 
 
-def _is_linear_norm(op: RMSNorm, uses: _Uses) -> bool:
+def _is_linear_norm(op: RMSNorm | LayerNorm, uses: _Uses) -> bool:
     readers = uses.readers.get(op.out.id, [])
-    whole = op.gain.shape[0] == op.x.width
+    whole = isinstance(op, LayerNorm) or op.gain.shape[0] == op.x.width
     return whole and bool(readers) and all(isinstance(reader, Linear) for reader in readers)
 
 
 def _fuse_linear(op: Linear, uses: _Uses, absorbed: set[int]) -> tuple[Step, list[Op]]:
-    siblings = [o for o in uses.readers[op.x.id] if isinstance(o, Linear) and id(o) not in absorbed]
+    """A gated pair, a Linear with what follows it, or all Linears of x that nothing follows."""
     maker = uses.maker.get(op.x.id)
-    norm = maker if isinstance(maker, RMSNorm) and _is_linear_norm(maker, uses) else None
-    x = norm.x if norm else op.x
-    gate = _gate(siblings, uses)
+    norm = maker if isinstance(maker, (RMSNorm, LayerNorm)) and _is_linear_norm(maker, uses) else None
+    plain = FusedLinear(norm.x if norm else op.x, (op,), norm)
+    gate, pair = _gated_pair(op, uses)
     if gate is not None:
-        pair = (_maker_of(gate.gate, siblings), _maker_of(gate.up, siblings))
-        return FusedLinear(x, pair, norm, out=gate.out), [*siblings, gate]
-    if len(siblings) == 1 and (add := _residual_add(op, uses)) is not None:
-        other = add.b if add.a == op.out else add.a
-        return FusedLinear(x, (op,), norm, residual=other, out=add.out), [op, add]
-    return FusedLinear(x, tuple(siblings), norm), list(siblings)
+        step = replace(plain, linears=pair, function=gate.function, gated=True, out=gate.out)
+        return step, [*pair, gate]
+    step, followers = _with_followers(op, plain, uses)
+    if followers:
+        return step, [op, *followers]
+    siblings = [o for o in uses.readers[op.x.id] if isinstance(o, Linear) and id(o) not in absorbed]
+    alike = [o for o in siblings if o is op or not _is_followed(o, uses)]
+    return replace(plain, linears=tuple(alike)), list(alike)
 
 
-def _maker_of(value: Value, linears: Iterable[Linear]) -> Linear:
-    return next(o for o in linears if o.out == value)
+def _is_followed(op: Linear, uses: _Uses) -> bool:
+    """Whether the Linear has a step of its own."""
+    gate, _ = _gated_pair(op, uses)
+    return gate is not None or bool(_with_followers(op, FusedLinear(op.x, (op,)), uses)[1])
 
 
-def _gate(linears: list[Linear], uses: _Uses) -> GatedActivation | None:
-    """The gated activation that reads exactly these two Linears."""
-    readers = {id(reader): reader for o in linears for reader in uses.readers.get(o.out.id, [])}
-    if len(linears) != 2 or len(readers) != 1:
-        return None
-    (reader,) = readers.values()
-    if not isinstance(reader, GatedActivation) or reader.gate == reader.up:
-        return None
-    same_width = linears[0].out.width == linears[1].out.width
-    return reader if same_width and all(uses.only_reader(o.out) for o in linears) else None
+def _gated_pair(op: Linear, uses: _Uses) -> tuple[GatedActivation | None, tuple[Linear, ...]]:
+    """The gated activation that reads this Linear and another of the same input, and nobody else them."""
+    gate = uses.only_reader(op.out)
+    if not isinstance(gate, GatedActivation) or gate.gate == gate.up:
+        return None, ()
+    pair = tuple(o for v in gate.inputs if isinstance(o := uses.maker.get(v.id), Linear))
+    alike = len(pair) == 2 and pair[0].x == pair[1].x and pair[0].out.width == pair[1].out.width
+    if not alike or not all(uses.only_reader(o.out) is gate for o in pair):
+        return None, ()
+    return gate, pair
 
 
-def _residual_add(op: Linear, uses: _Uses) -> Add | None:
+def _with_followers(op: Linear, step: FusedLinear, uses: _Uses) -> tuple[FusedLinear, list[Op]]:
+    """The Linear's step with the ops that follow it: a function; or a factor and up to two sums."""
+    followers: list[Op] = []
     reader = uses.only_reader(op.out)
+    if isinstance(reader, Activation):
+        return replace(step, function=reader.function, out=reader.out), [reader]
+    out = op.out
+    if isinstance(reader, Scale) and reader.by is None:
+        followers.append(reader)
+        out = reader.out
+        step = replace(step, factor=reader.factor, out=out)
+    add, other = _add_to_earlier(out, op, uses)
+    if add is None:
+        return step, followers
+    step = replace(step, residual=other, out=add.out)
+    last, other = _add_to_earlier(add.out, op, uses)
+    if last is None:
+        return step, [*followers, add]
+    return replace(step, outer=other, out=last.out), [*followers, add, last]
+
+
+def _add_to_earlier(value: Value, op: Linear, uses: _Uses) -> tuple[Add | None, Value]:
+    """The Add that alone reads `value`, and its other operand, if that is made before `op`."""
+    reader = uses.only_reader(value)
     if not isinstance(reader, Add) or reader.a == reader.b:
-        return None
-    other = reader.b if reader.a == op.out else reader.a
-    return reader if uses.made_before(other, op) else None
+        return None, value
+    other = reader.b if reader.a == value else reader.a
+    return (reader, other) if uses.made_before(other, op) else (None, value)
 
 
 def _feeds_attention(op: RMSNorm | Rope, uses: _Uses) -> bool:
@@ -222,8 +265,8 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     """Reuses activations' memory: widths of the buffers, and the buffer of each value.
 
     A buffer is free again after the last step that reads its value.  A step never writes a buffer
-    that it reads, because the threads of one step are not ordered; but a residual that nobody reads
-    afterwards gives its buffer to the sum, each element of which needs that element of it alone.
+    that it reads, because the threads of one step are not ordered; but what nobody reads after it was added
+    gives its buffer to the sum, each element of which needs that element of it alone.
     """
     last_read: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -234,10 +277,10 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     free: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         ended = {value.id: value for value in (*step.reads, *step.writes) if last_read[value.id] == i}
-        residual = _own_residual(step)
+        spare = _added_last(step, ended)
         for value in step.writes:
-            if residual is not None and ended.pop(residual.id, None) is not None:
-                buffers[value.id] = buffers[residual.id]
+            if spare is not None:
+                buffers[value.id] = buffers[ended.pop(spare.id).id]
                 continue
             pool = free.setdefault(value.width, [])
             if not pool:
@@ -250,6 +293,8 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
     return widths, buffers
 
 
-def _own_residual(step: Step) -> Value | None:
-    """What is added to the result of a step that reads it for nothing else."""
-    return step.residual if isinstance(step, FusedLinear) and step.residual != step.x else None
+def _added_last(step: Step, ended: Mapping[int, Value]) -> Value | None:
+    """What is added to the result of a step that reads it for nothing else, and nobody reads afterwards."""
+    if not isinstance(step, FusedLinear):
+        return None
+    return next((value for value in step.added if value != step.x and value.id in ended), None)

@@ -12,7 +12,7 @@ from math import inf
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.graph import Rows, Value
+from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
 from corepipe.neuron.ops import AllGather, AllReduce, Receive, Send
 from corepipe.neuron.placement import Placement
@@ -151,7 +151,7 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
 def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
     """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
     size = value.width * program.format.compute.bytes
-    return (size, 0) if value.rows is Rows.LOGITS else (0, size)
+    return (size, 0) if value.rows == WANTED else (0, size)
 
 
 def _advice(

@@ -166,7 +166,7 @@ class _Chooser:
     def _tensors(self) -> tuple[int, ...]:
         if self._given.tensor:
             return (self._given.tensor,)
-        most = self._graph.heads.heads
+        most = self._graph.attention_heads
         return tuple(degree for degree in self._instance.tensor_degrees if degree <= most)
 
     def _pipelines(self) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ that tests hold the twin and the kernels to, not a proof.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import ml_dtypes
@@ -26,25 +26,30 @@ import numpy.typing as npt
 from corepipe.errors import UserError
 from corepipe.neuron.graph import INT8_GROUP, DType, Format, Op, RopeSpec
 from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Attention,
     Embed,
     Function,
     GatedActivation,
+    LayerNorm,
     Linear,
     Receive,
     RMSNorm,
     Rope,
+    RowIndex,
+    Scale,
     SelectRows,
     Send,
 )
 from corepipe.neuron.program import PAD, AxisShard, Program
 
 COMPUTED = (
-    *(Add, AllGather, AllReduce, Attention, Embed, GatedActivation, Linear, Receive, RMSNorm, Rope),
-    *(SelectRows, Send),
+    *(Activation, Add, AddEmbedding, AllGather, AllReduce, Attention, Embed, GatedActivation, LayerNorm),
+    *(Linear, Receive, RMSNorm, Rope, Scale, SelectRows, Send),
 )
 """The kinds of Op that are defined here; the others are timed only."""
 
@@ -83,9 +88,11 @@ def require_computed(program: Program) -> None:
 def _is_computed(op: Op) -> bool:
     match op:
         case Attention():
-            return op.causal and not op.alibi and op.softcap is None and op.table is None
-        case GatedActivation():
-            return op.function is Function.SILU
+            return op.causal and op.distance_bias is None and op.sinks is None
+        case AddEmbedding():
+            return op.by is RowIndex.POSITION
+        case Scale():
+            return op.by is None
         case _:
             return isinstance(op, COMPUTED)
 
@@ -203,6 +210,16 @@ def rms_norm(x: F32, gain: F32, eps: float, compute: DType) -> F32:
     return round_to((groups * factor * gain).reshape(x.shape), compute)
 
 
+def layer_norm(x: F32, gain: F32 | None, bias: F32 | None, eps: float, compute: DType) -> F32:
+    """(x - mean) / sqrt(variance + eps) over each row, times the gain, plus the bias."""
+    centred = x - np.mean(x, axis=1, keepdims=True, dtype=np.float32)
+    variance = np.mean(np.square(centred), axis=1, keepdims=True, dtype=np.float32)
+    out = centred * (np.float32(1) / np.sqrt(variance + np.float32(eps)))
+    if gain is not None:
+        out = out * gain
+    return round_to(out if bias is None else out + bias, compute)
+
+
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
     """cos and sin, each [max_positions, rotary_dim / 2] fp32, times the attention factor.
 
@@ -225,30 +242,98 @@ def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
     return round_to(rotated.reshape(x.shape), compute)
 
 
-def attend(
-    q: F32, keys: F32, values: F32, positions: I32, scale: float, window: int | None, compute: DType
-) -> F32:
+def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """By how much each head's scores fall a position: 2 ** (-most * i / heads), i from 1 (Press et al. 2022).
+
+    Where `heads` is no power of two, those of the next smaller one come first, then every second one of the
+    next larger one.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-most * i / power) for i in range(1, power + 1)]
+    between = [2.0 ** (-most * i / (2 * power)) for i in range(1, 2 * power, 2)]
+    return tuple(float(np.float32(slope)) for slope in (*slopes, *between)[:heads])
+
+
+def own_slopes(op: Attention, program: Program) -> F32 | None:
+    """The slopes of a core's own heads; 0 for a head that is padding."""
+    if op.alibi is None:
+        return None
+    size = op.heads.head_dim
+    each = np.repeat(np.asarray(op.alibi, np.float32), size)
+    own = program.axes[op.q.axis._replace(width=len(each))]
+    return np.asarray(cut(each, [own])[::size], np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    slopes: F32 | None = None
+
+    def of(self, products: F32, distance: npt.NDArray[np.integer]) -> F32:
+        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P], in positions."""
+        scores = products * np.float32(self.scale)
+        if self.softcap is not None:
+            cap = np.float32(self.softcap)
+            scores = cap * apply(Function.TANH, scores / cap)
+        if self.slopes is not None:
+            scores = scores - self.slopes[:, None, None] * distance.astype(np.float32)
+        hidden = distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
+        return np.where(hidden, np.float32(-np.inf), scores)
+
+
+def attend(q: F32, keys: F32, values: F32, positions: I32, kind: Scores, compute: DType) -> F32:
     """Causal attention of one sequence's rows over its cache: [M, heads * head_dim].
 
     q [M, heads, head_dim]; keys, values [P, kv_heads, head_dim] of positions 0 .. P - 1.
     Probabilities are rounded before they meet the values; the denominator adds them unrounded.
     """
     rows, heads, head_dim = q.shape
-    group = heads // keys.shape[1]
-    k, v = (np.repeat(x.transpose(1, 0, 2), group, axis=0) for x in (keys, values))
-    scores = (q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)) * np.float32(scale)
-    distance = positions[:, None] - np.arange(len(keys))
-    hidden = (distance < 0) | (distance >= (len(keys) if window is None else window))
-    scores = np.where(hidden, -np.inf, scores)
+    k, v = (np.repeat(x.transpose(1, 0, 2), heads // keys.shape[1], axis=0) for x in (keys, values))
+    products = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)
+    scores = kind.of(products, positions[:, None] - np.arange(len(keys)))
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     out = (round_to(weights, compute) @ v) / weights.sum(axis=2, keepdims=True)
     return round_to(out.transpose(1, 0, 2).reshape(rows, heads * head_dim), compute)
 
 
-def gated(gate: F32, up: F32, compute: DType) -> F32:
-    """silu(gate) * up."""
-    with np.errstate(over="ignore"):  # exp(-gate) may be infinite: silu is 0 there
-        return round_to(gate / (np.float32(1) + np.exp(-gate)) * up, compute)
+def apply(function: Function, x: F32) -> F32:
+    """function(x), unrounded.  GELU and tanh are the nearest fp32 to what they are in float64."""
+    wide = x.astype(np.float64)
+    out: npt.NDArray[np.floating]
+    with np.errstate(over="ignore"):  # exp(-x) may be infinite: silu and sigmoid are 0 there
+        match function:
+            case Function.SILU:
+                out = x / (np.float32(1) + np.exp(-x))
+            case Function.SIGMOID:
+                out = np.float32(1) / (np.float32(1) + np.exp(-x))
+            case Function.RELU:
+                out = np.maximum(x, np.float32(0))
+            case Function.TANH:
+                out = np.tanh(wide)
+            case Function.GELU:
+                out = wide / 2 * np.vectorize(math.erfc, [np.float64])(-wide * math.sqrt(0.5))
+            case Function.GELU_TANH:
+                out = wide / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+    return out.astype(np.float32)
+
+
+def activation(x: F32, function: Function, compute: DType) -> F32:
+    """function(x)."""
+    return round_to(apply(function, x), compute)
+
+
+def gated(gate: F32, up: F32, function: Function, compute: DType) -> F32:
+    """function(gate) * up."""
+    return round_to(apply(function, gate) * up, compute)
+
+
+def scale(x: F32, factor: float, compute: DType) -> F32:
+    """x * factor."""
+    return round_to(x * np.float32(factor), compute)
 
 
 def add(a: F32, b: F32, compute: DType) -> F32:
@@ -306,7 +391,7 @@ def tensor_parallel_bound(programs: Sequence[Program], logits: F32) -> float:
         return 0.0
     reduces = sum(isinstance(op, AllReduce) for p in programs if p.rank == 0 for op in p.ops)
     unit = TENSOR_PARALLEL_UNITS * _unit(programs[0].format)
-    return unit * sqrt(reduces + 1) * float(np.abs(logits).max(initial=0.0))
+    return unit * math.sqrt(reduces + 1) * float(np.abs(logits).max(initial=0.0))
 
 
 def _unit(fmt: Format) -> float:

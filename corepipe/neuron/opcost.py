@@ -20,7 +20,7 @@ from math import ceil
 from types import MappingProxyType
 
 from corepipe.neuron.engines import AttentionCost, Cost, ExpertsCost, OpCost
-from corepipe.neuron.graph import Axis, DType, Format, Op, Rows, WeightRole
+from corepipe.neuron.graph import AxisKind, DType, Format, Op, RowSet, WeightRole
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -99,7 +99,7 @@ def op_cost(op: Op, fmt: Format, rates: CoreRates) -> Cost:  # noqa: PLR0911 -- 
         case AllReduce() | AllGather():
             return _collective(op, fmt, rates)
         case Send() | Receive():
-            return OpCost(op.out.rows)
+            return OpCost(op.out.rows.number)
         case _:
             return _elementwise(op, fmt, rates)
 
@@ -113,12 +113,14 @@ def attention_cost(
     """
     latent = isinstance(op, LatentAttention)
     queries, keys = op.heads.heads, 1 if latent else op.heads.kv_heads
-    width = op.kv_width if latent else op.heads.head_dim
-    token = op.kv_width * fmt.compute.bytes
+    kept = op.state.per_token if op.state is not None else 0
+    width = kept if latent else op.heads.head_dim
+    token = kept * fmt.compute.bytes
+    copies = queries // keys if rates.expands_kv and op.heads.copied else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
     return AttentionCost(
-        rows=op.out.rows,
+        rows=op.out.rows.number,
         causal=latent or (isinstance(op, Attention) and op.causal),
         window=op.window if isinstance(op, Attention) else None,
         tensor=4 * tile * keys / rates.attention,
@@ -126,22 +128,22 @@ def attention_cost(
         min_rows=rates.min_rows,
         vector=queries * _cycles(SOFTMAX, fmt) / rates.vector,
         scalar=queries * SOFTMAX.scalar / rates.scalar,
-        traffic=rates.expanded * token * (piece if rates.gathers_kv else 1 / rates.memory),
+        traffic=copies * token * (piece if rates.gathers_kv else 1 / rates.memory),
         write=token * piece,
         start=rates.start,
         queued=2 * rates.start / DMA_QUEUES,
-        token_bytes=rates.expanded * token,
+        token_bytes=copies * token,
         flops=4.0 * width * queries,
     )
 
 
 def _linear(op: Linear, fmt: Format, rates: CoreRates) -> OpCost:
-    leaves = op.out.axis is Axis.VOCAB
+    leaves = op.out.axis.kind is AxisKind.VOCABULARY
     return matrix_cost(op.out.rows, (op.out.width, op.x.width), fmt, rates, leaves=leaves)
 
 
 def matrix_cost(
-    rows: Rows, shape: tuple[int, ...], fmt: Format, rates: CoreRates, *, leaves: bool = False
+    rows: RowSet, shape: tuple[int, ...], fmt: Format, rates: CoreRates, *, leaves: bool = False
 ) -> OpCost:
     """Rows times a matrix [n, k]; results come out of PSUM in a pass, and to memory if they leave.
 
@@ -153,7 +155,7 @@ def matrix_cost(
     casts = k if fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32 else 0
     row_bytes = n * fmt.compute.bytes if leaves else 0
     return OpCost(
-        rows,
+        rows.number,
         tensor=2 * tiles[0] * tiles[1] / rates.matmul,
         min_rows=rates.min_rows,
         vector=(0.0, (n + casts) / rates.vector),
@@ -187,10 +189,10 @@ def _experts(op: Experts, fmt: Format, rates: CoreRates) -> ExpertsCost:
     return ExpertsCost(one, steps, op.experts, op.top_k, 2 * rates.start)
 
 
-def _elements(rows: Rows, passes: Passes, width: int, fmt: Format, rates: CoreRates) -> OpCost:
+def _elements(rows: RowSet, passes: Passes, width: int, fmt: Format, rates: CoreRates) -> OpCost:
     """Passes over the elements of a step's rows, beside its products."""
     vector, scalar = _cycles(passes, fmt) * width, passes.scalar * width
-    return OpCost(rows, vector=(0.0, vector / rates.vector), scalar=(0.0, scalar / rates.scalar))
+    return OpCost(rows.number, vector=(0.0, vector / rates.vector), scalar=(0.0, scalar / rates.scalar))
 
 
 def _merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: int = 0) -> OpCost:
@@ -213,7 +215,7 @@ def _gather(op: Op, fmt: Format, rates: CoreRates) -> OpCost:
     """A row of a table for each row."""
     size = op.out.width * fmt.compute.bytes
     moved = (0.0, size * rates.pieces(size))
-    return OpCost(op.out.rows, dma=moved, start=rates.start, read=(0.0, float(size)))
+    return OpCost(op.out.rows.number, dma=moved, start=rates.start, read=(0.0, float(size)))
 
 
 def _cycles(passes: Passes, fmt: Format) -> int:
@@ -227,7 +229,7 @@ def _elementwise(op: Op, fmt: Format, rates: CoreRates) -> OpCost:
     passes = PASSES[type(op)]
     cycles = _cycles(passes, fmt)
     return OpCost(
-        op.out.rows,
+        op.out.rows.number,
         vector=(cycles * rates.pass_seconds, cycles * op.out.width / rates.vector),
         scalar=(passes.scalar * rates.pass_seconds, passes.scalar * op.out.width / rates.scalar),
         start=rates.start,
@@ -244,7 +246,7 @@ def _collective(op: AllReduce | AllGather, fmt: Format, rates: CoreRates) -> OpC
     payload = op.out.width * fmt.compute.bytes
     moved = payload * (rates.degree - 1) / rates.degree
     return OpCost(
-        op.out.rows,
+        op.out.rows.number,
         collectives=(
             exchanges * (rates.group.seconds + rates.exchange),
             exchanges * moved / rates.group.bytes_per_second,

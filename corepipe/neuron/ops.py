@@ -1,6 +1,7 @@
 """Every kind of Op that a Graph or a Program is made of; `graph` has what they are made of.
 
-The executors compute those of the families in `models.registry.COMPUTED`; the others are timed only.
+The twin and the native executor compute those of dense decoders (`numerics.COMPUTED`); the others are
+timed only.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from corepipe.neuron.graph import HeadLayout, Op, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import HeadLayout, InputKind, Op, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 
 
 class Function(StrEnum):
@@ -38,6 +39,10 @@ class Embed(Op):
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.table,)
+
+    @property
+    def reads(self) -> InputKind:
+        return InputKind.TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,10 @@ class AddEmbedding(Op):
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.table,)
 
+    @property
+    def reads(self) -> InputKind | None:
+        return InputKind.TYPES if self.by is RowIndex.TYPE else None
+
 
 @dataclass(frozen=True, slots=True)
 class PatchEmbed(Op):
@@ -111,6 +120,10 @@ class PatchEmbed(Op):
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         return (self.weight, self.bias, self.first)
+
+    @property
+    def reads(self) -> InputKind:
+        return InputKind.PATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +162,11 @@ class Attention(Op):
 
     Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
     The cache holds the compute dtype; probabilities are rounded to it before they meet v.
-    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `alibi`: scores fall
-    linearly with distance (Press et al. 2022).  `softcap` c: scores become c tanh(score / c).  `table`: what
-    is added to scores by distance, a row a bucket and a column a head (Raffel et al. 2020); or gpt-oss's
-    sinks, a row of one logit a head that takes part in the softmax alone.
+    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `softcap` c: scaled
+    scores become c tanh(score / c).  `alibi`: then they fall linearly with distance, by the slope of each of
+    the model's heads (Press et al. 2022), of which a core takes those of its own heads.  `distance_bias` is
+    added to scores by distance, a row a bucket and a column a head of the model (Raffel et al. 2020); `sinks`
+    [1, heads] take part in the softmax alone (gpt-oss).
     """
 
     q: Value
@@ -162,9 +176,10 @@ class Attention(Op):
     scale: float
     window: int | None = None
     causal: bool = True
-    alibi: bool = False
+    alibi: tuple[float, ...] | None = None
     softcap: float | None = None
-    table: WeightSpec | None = None
+    distance_bias: WeightSpec | None = None
+    sinks: WeightSpec | None = None
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -172,11 +187,17 @@ class Attention(Op):
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        return () if self.table is None else (self.table,)
+        return tuple(spec for spec in (self.distance_bias, self.sinks) if spec is not None)
 
     @property
-    def kv_width(self) -> int:
-        return 2 * self.heads.kv_heads * self.heads.head_dim if self.causal else 0
+    def state(self) -> StateSpec | None:
+        if not self.causal:
+            return None
+        return StateSpec(StateKind.TOKENS, 2 * self.heads.kv_heads * self.heads.head_dim, self.window)
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +215,12 @@ class CrossAttention(Op):
         return (self.q, self.k, self.v)
 
     @property
-    def kv_width(self) -> int:
-        return 2 * self.heads.kv_heads * self.heads.head_dim
+    def state(self) -> StateSpec:
+        return StateSpec(StateKind.SOURCE, 2 * self.heads.kv_heads * self.heads.head_dim)
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +251,12 @@ class LatentAttention(Op):
         return (self.key_up, self.value_up)
 
     @property
-    def kv_width(self) -> int:
-        return self.latent.width + self.key_rope.width
+    def state(self) -> StateSpec:
+        return StateSpec(StateKind.TOKENS, self.latent.width + self.key_rope.width)
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def pad(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | No
         if context is None and running == shape.sequences:
             return shape
         tokens = shape.kv_tokens if context is None else running * context
-        return StepShape(running, running, tokens, tokens, running, shape.source)
+        return StepShape((running, running, *shape.counts[2:]), running, tokens, tokens)
     return _prefill(shape, profile, longest)
 
 
@@ -47,12 +47,10 @@ def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int) -> StepSha
     square = rows * context
     masked = rows * (rows - 1) // 2 if profile.attention is AttentionKernel.CAUSAL else 0
     return StepShape(
-        sequences * rows,
+        (sequences * rows, *shape.counts[1:]),
         sequences,
         sequences * context,
         sequences * (square - masked),
-        shape.logit_rows,
-        shape.source,
     )
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from math import ceil
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import HEAD_AXES, INT8_GROUP, Axis, HeadLayout
+from corepipe.neuron.graph import Axis, AxisKind, HeadLayout
 from corepipe.neuron.program import PAD, AxisShard
 
-VOCAB_PANEL = 32
-"""The output head is cut at multiples of this, so that a rank's part is made of whole packed panels."""
-
-SPLIT_UNITS = {Axis.FFN: INT8_GROUP, Axis.VOCAB: VOCAB_PANEL}
-"""Contiguously cut axes and the unit they are cut in; a group of int8 activations stays in one part."""
-
-FFN_AXES = frozenset({Axis.FFN, Axis.EXPERT_FFN, Axis.SHARED_FFN})
-
 EVEN_UNITS = (64, 32, 16, 8)
-"""Units of feed-forward columns where no group of int8 activations needs to stay whole."""
+"""Units of columns where no group of int8 activations needs to stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +46,9 @@ class Placement:
 
 
 def shard_axes(
-    heads: HeadLayout,
-    widths: Mapping[Axis, int],
-    tensor: int,
-    grouped: bool = True,
-    spare_ranks: bool = False,
+    axes: Iterable[Axis], tensor: int, grouped: bool = True, spare_ranks: bool = False
 ) -> tuple[dict[Axis, AxisShard], ...]:
-    """For each tensor rank the part it holds of each axis in `widths`; unsplit axes are whole.
+    """For each tensor rank the part it holds of each axis.
 
     Heads: with H query and G key/value heads on T ranks,
     - G a multiple of T: G / T consecutive groups on each rank;
@@ -68,33 +56,43 @@ def shard_axes(
       (Neuron's REPLICATE_TO_TP_DEGREE);
     - otherwise each query head gets its own copy of its key/value head (Neuron's CONVERT_TO_MHA).
     Ranks with fewer query heads than others are padded with zero heads, so all have one layout.
-    Feed-forward widths and the vocabulary are cut into contiguous parts of whole `SPLIT_UNITS`
-    (of smaller units where there are fewer of them than ranks), which may differ by one unit.  Unless
-    `grouped`, feed-forward widths are cut in whichever of `EVEN_UNITS` makes the widest part narrowest.
+    Columns and the vocabulary are cut into contiguous parts of whole units (of smaller ones where there are
+    fewer of them than ranks), which may differ by one unit.  Unless `grouped`, columns are cut in whichever
+    of `EVEN_UNITS` makes the widest part narrowest.
     Raises UserError where a rank would be left without a part; `spare_ranks`: with zero heads alone it may.
     """
-    _refuse_excess(heads, widths, tensor, spare_ranks)
-    parts: dict[Axis, list[AxisShard]] = {}
-    for axis, width in widths.items():
-        if axis in HEAD_AXES:
-            counted, count = (
-                (Axis.KV_HEADS, heads.kv_heads) if axis is Axis.KV_HEADS else (Axis.Q_HEADS, heads.heads)
-            )
-            parts[axis] = [_head_ranges(p[counted], width // count) for p in _assign_heads(heads, tensor)]
-        elif axis in FFN_AXES:
-            unit = SPLIT_UNITS[Axis.FFN] if grouped else _evenest_unit(width, tensor)
-            parts[axis] = _contiguous_parts(width, tensor, unit)
-        elif axis is Axis.VOCAB:
-            parts[axis] = _contiguous_parts(width, tensor, SPLIT_UNITS[axis])
-        else:
-            parts[axis] = [whole(width)] * tensor
-    return tuple({axis: shards[rank] for axis, shards in parts.items()} for rank in range(tensor))
+    each = list(dict.fromkeys(axes))
+    _refuse_excess(each, tensor, spare_ranks)
+    parts = [(axis, _parts(axis, tensor, grouped)) for axis in each]
+    return tuple({axis: shards[rank] for axis, shards in parts} for rank in range(tensor))
+
+
+def _parts(axis: Axis, tensor: int, grouped: bool) -> list[AxisShard]:
+    """Of one axis."""
+    match axis.kind:
+        case AxisKind.HEADS | AxisKind.KV_HEADS:
+            kv = axis.kind is AxisKind.KV_HEADS
+            numbers = _assign_heads(*_counts(axis), tensor)
+            return [_head_ranges(of_rank[kv], axis.unit) for of_rank in numbers]
+        case AxisKind.COLUMNS:
+            unit = axis.unit if grouped else _evenest_unit(axis.width, tensor)
+            return _contiguous_parts(axis.width, tensor, unit)
+        case AxisKind.VOCABULARY:
+            return _contiguous_parts(axis.width, tensor, axis.unit)
+        case AxisKind.HIDDEN | AxisKind.FIXED:
+            return [whole(axis.width)] * tensor
+
+
+def _counts(axis: Axis) -> tuple[int, int]:
+    """Query and key/value heads of the layout that an axis of heads belongs to."""
+    count = axis.width // axis.unit
+    return (count * axis.group, count) if axis.kind is AxisKind.KV_HEADS else (count, count // axis.group)
 
 
 def local_heads(heads: HeadLayout, tensor: int) -> HeadLayout:
     """The layout of one rank's heads, padding included; the same on every rank."""
-    first = _assign_heads(heads, tensor)[0]
-    return HeadLayout(len(first[Axis.Q_HEADS]), len(first[Axis.KV_HEADS]), heads.head_dim)
+    queries, keys = (len(numbers) for numbers in _assign_heads(heads.heads, heads.kv_heads, tensor)[0])
+    return HeadLayout(queries, keys, heads.head_dim, copied=keys * tensor > heads.kv_heads)
 
 
 def whole(width: int) -> AxisShard:
@@ -102,30 +100,32 @@ def whole(width: int) -> AxisShard:
     return AxisShard(((0, width),))
 
 
-def _refuse_excess(heads: HeadLayout, widths: Mapping[Axis, int], tensor: int, spare_ranks: bool) -> None:
-    cut = (*sorted(FFN_AXES), Axis.VOCAB)
-    limits = [(widths[axis], f"{axis} columns") for axis in cut if axis in widths]
-    if Axis.Q_HEADS in widths and not spare_ranks:
-        limits.append((heads.heads, "attention heads"))
+def _refuse_excess(axes: Iterable[Axis], tensor: int, spare_ranks: bool) -> None:
+    limits = []
+    for axis in axes:
+        if axis.kind is AxisKind.COLUMNS or axis.kind is AxisKind.VOCABULARY:
+            limits.append((axis.width, f"{axis.name} columns"))
+        elif axis.kind is AxisKind.HEADS and not spare_ranks:
+            limits.append((axis.width // axis.unit, "attention heads"))
     limit, what = min(limits, default=(tensor, ""))
     if tensor > limit:
         raise UserError(f"--tensor {tensor}: the model has {limit} {what}; choose at most {limit}", "tensor")
 
 
-def _assign_heads(heads: HeadLayout, tensor: int) -> list[dict[Axis, list[int]]]:
+def _assign_heads(heads: int, groups: int, tensor: int) -> list[tuple[list[int], list[int]]]:
     """Query and key/value heads of each rank, by their number in the model; PAD is a zero head."""
-    groups, per_group = heads.kv_heads, heads.heads // heads.kv_heads
+    per_group = heads // groups
     if groups % tensor == 0:
-        q = [_even_part(heads.heads, tensor, r) for r in range(tensor)]
+        q = [_even_part(heads, tensor, r) for r in range(tensor)]
         kv = [_even_part(groups, tensor, r) for r in range(tensor)]
     elif tensor % groups == 0:
         copies = tensor // groups
         q = [_even_part(per_group, copies, r % copies, r // copies * per_group) for r in range(tensor)]
         kv = [[r // copies] for r in range(tensor)]
     else:
-        q = [_even_part(heads.heads, tensor, r) for r in range(tensor)]
+        q = [_even_part(heads, tensor, r) for r in range(tensor)]
         kv = [[PAD if h == PAD else h // per_group for h in part] for part in q]
-    return [{Axis.Q_HEADS: a, Axis.KV_HEADS: b} for a, b in zip(q, kv, strict=True)]
+    return list(zip(q, kv, strict=True))
 
 
 def _even_part(count: int, parts: int, index: int, start: int = 0) -> list[int]:

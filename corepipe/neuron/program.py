@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.graph import Axis, Format, HeadLayout, Op, Value, WeightSpec
+from corepipe.neuron.graph import Axis, Format, HeadLayout, Op, Output, Value, WeightSpec
 
 PAD = -1
 """Start of a range that stands for zero padding (padded heads under tensor parallelism)."""
@@ -50,7 +50,8 @@ class Program:
     """One core's part of a Graph.  Ops have local shapes; collectives stand where values cross cores.
 
     `core` is the index within the replica: stage * tensor + rank.  `layers` are the decoder layers whose
-    KV cache this core holds, `heads` the local heads.  `shards` maps a weight's name to the part held.
+    KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis of the graph.
+    `outputs` are those of the graph that this core has, of a tensor group every core.
     """
 
     core: int
@@ -62,8 +63,14 @@ class Program:
     shards: dict[str, WeightShard]
     axes: dict[Axis, AxisShard]
     layers: range
-    heads: HeadLayout
     max_positions: int
+    outputs: tuple[Output, ...] = ()
+
+    @property
+    def head_layouts(self) -> tuple[HeadLayout, ...]:
+        """The kinds of attention heads that the core has, each once; padding is counted."""
+        found = (op.head_layout for op in self.ops)
+        return tuple(dict.fromkeys(layout for layout in found if layout is not None))
 
 
 @dataclass(frozen=True, slots=True)

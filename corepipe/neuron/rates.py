@@ -44,8 +44,9 @@ class CoreRates:
 
     `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
     from memory; the rest stays on chip.
-    `group` joins the `degree` tensor ranks.  `expanded`: copies of a key/value head that attention reads;
-    `gathers_kv`: in pieces of one token.
+    `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
+    key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
+    token.
     """
 
     matmul: float
@@ -63,7 +64,7 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
-    expanded: int = 1
+    expands_kv: bool = False
     gathers_kv: bool = True
 
     def pieces(self, size: int) -> float:
@@ -86,7 +87,7 @@ def core_rates(
     sharing: float,
     read_share: float,
     constants: Constants = IDEAL,
-    expanded: int = 1,
+    expands_kv: bool = False,
     gathers_kv: bool = True,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
@@ -116,7 +117,7 @@ def core_rates(
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
         * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
-        expanded=expanded,
+        expands_kv=expands_kv,
         gathers_kv=gathers_kv,
     )
 

@@ -18,18 +18,22 @@ import numpy.typing as npt
 from corepipe.neuron import numerics
 from corepipe.neuron.collectives import Links, all_gather, all_reduce
 from corepipe.neuron.graph import DType, Format, Graph, Op, RopeSpec, Value, WeightRole, WeightSpec
-from corepipe.neuron.numerics import F32, Matrix
+from corepipe.neuron.numerics import F32, Matrix, Scores, own_slopes
 from corepipe.neuron.ops import (
+    Activation,
     Add,
+    AddEmbedding,
     AllGather,
     AllReduce,
     Attention,
     Embed,
     GatedActivation,
+    LayerNorm,
     Linear,
     Receive,
     RMSNorm,
     Rope,
+    Scale,
     SelectRows,
     Send,
 )
@@ -91,11 +95,8 @@ class ReferenceCore:
         self.weights = {
             name: bind_weight(shard, program.format, read(name)) for name, shard in program.shards.items()
         }
-        heads = program.heads
-        slots = (len(program.layers), blocks * block_size, heads.kv_heads, heads.head_dim)
         self._block_size = block_size
-        self.keys = np.zeros(slots, np.float32)
-        self.values = np.zeros(slots, np.float32)
+        self.keys, self.values = (_caches(program, blocks * block_size) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
 
     def advance(self, step: _Step) -> bool:
@@ -120,6 +121,16 @@ class ReferenceCore:
         return self._weight(op.table)[step.inputs.tokens]
 
     @_run.register
+    def _(self, op: AddEmbedding, step: _Step) -> F32 | None:
+        rows = self._weight(op.table)[step.inputs.positions + op.offset]
+        return numerics.add(step[op.x], rows, self._compute)
+
+    @_run.register
+    def _(self, op: LayerNorm, step: _Step) -> F32 | None:
+        gain, bias = (self._weight(spec) if spec else None for spec in (op.gain, op.bias))
+        return numerics.layer_norm(step[op.x], gain, bias, op.eps, self._compute)
+
+    @_run.register
     def _(self, op: RMSNorm, step: _Step) -> F32 | None:
         return numerics.rms_norm(step[op.x], self._weight(op.gain), op.eps, self._compute)
 
@@ -136,10 +147,10 @@ class ReferenceCore:
     @_run.register
     def _(self, op: Attention, step: _Step) -> F32 | None:
         heads, inputs = op.heads, step.inputs
-        layer = op.layer - self.program.layers.start
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.keys[op.layer], self.values[op.layer]
         q = step[op.q].reshape(-1, heads.heads, heads.head_dim)
         new_keys, new_values = (step[x].reshape(-1, *keys.shape[1:]) for x in (op.k, op.v))
+        kind = Scores(op.scale, op.window, op.softcap, own_slopes(op, self.program))
         out = np.empty_like(step[op.q])
         for s, table in enumerate(inputs.block_tables):
             rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
@@ -147,14 +158,20 @@ class ReferenceCore:
             own = self._slots(table, positions)
             keys[own], values[own] = new_keys[rows], new_values[rows]
             seen = self._slots(table, np.arange(positions.max(initial=-1) + 1))
-            out[rows] = numerics.attend(
-                q[rows], keys[seen], values[seen], positions, op.scale, op.window, self._compute
-            )
+            out[rows] = numerics.attend(q[rows], keys[seen], values[seen], positions, kind, self._compute)
         return out
 
     @_run.register
     def _(self, op: GatedActivation, step: _Step) -> F32 | None:
-        return numerics.gated(step[op.gate], step[op.up], self._compute)
+        return numerics.gated(step[op.gate], step[op.up], op.function, self._compute)
+
+    @_run.register
+    def _(self, op: Activation, step: _Step) -> F32 | None:
+        return numerics.activation(step[op.x], op.function, self._compute)
+
+    @_run.register
+    def _(self, op: Scale, step: _Step) -> F32 | None:
+        return numerics.scale(step[op.x], op.factor, self._compute)
 
     @_run.register
     def _(self, op: Add, step: _Step) -> F32 | None:
@@ -205,6 +222,16 @@ class ReferenceCore:
         return blocks * self._block_size + positions % self._block_size
 
 
+def _caches(program: Program, slots: int) -> dict[int, F32]:
+    """Zeros [slots, key/value heads, head size] for each layer with attention."""
+    layouts = ((op.layer, op.head_layout) for op in program.ops if op.state is not None)
+    return {
+        layer: np.zeros((slots, layout.kv_heads, layout.head_dim), np.float32)
+        for layer, layout in layouts
+        if layout is not None
+    }
+
+
 class ReferenceExecutor:
     """Implements `program.Executor` for one replica; a batch runs when it is submitted.
 
@@ -253,7 +280,7 @@ class ReferenceExecutor:
             pass
         if any(s.next < len(core.program.ops) for core, s in zip(self.cores, steps, strict=True)):
             raise RuntimeError("the Programs wait for each other")
-        return steps[-1][self.cores[-1].program.ops[-1].out]
+        return steps[-1][self.cores[-1].program.outputs[0].value]
 
     def _draw(self, logits: F32, sampling: SamplingBatch) -> StepOutput:
         if self._sample is None:

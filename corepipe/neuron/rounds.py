@@ -126,11 +126,10 @@ class Rounds:
 def _beside(batch: StepShape, prompt: int) -> StepShape:
     """A batch of generating sequences with so many tokens of a prompt beside them."""
     return StepShape(
-        batch.rows + prompt,
+        (batch.rows + prompt, batch.logit_rows + 1),
         batch.sequences + 1,
         batch.kv_tokens + prompt,
         batch.attended + prompt * (prompt + 1) // 2,
-        batch.logit_rows + 1,
     )
 
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-from corepipe.neuron.graph import Rows
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What of a batch decides its time.
+class StepShape(NamedTuple):
+    """What of a batch decides its time: a tuple, since simulations hash it at every step.
 
-    rows: tokens computed; sequences they belong to; kv_tokens: sum of the sequences' context lengths,
-    the rows included; attended: sum over rows of the keys that each attends to; logit_rows: rows whose
-    logits are wanted; source: tokens of an encoder-decoder's source, where its encoder runs in the step.
+    counts: rows of each of the graph's row sets, at the set's number; those that are not told have none.
+    sequences: those that the tokens belong to; kv_tokens: sum of their context lengths, the tokens included;
+    attended: sum over tokens of the keys that each attends to.
     """
 
-    rows: int
+    counts: tuple[int, ...]
     sequences: int
     kv_tokens: int
     attended: int
-    logit_rows: int
-    source: int = 0
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int) -> StepShape:
@@ -33,24 +28,33 @@ class StepShape:
             sequences += 1
             kv_tokens += start + count
             attended += count * start + count * (count + 1) // 2
-        return cls(rows, sequences, kv_tokens, attended, logit_rows)
+        return cls((rows, logit_rows), sequences, kv_tokens, attended)
 
     @classmethod
     def decode(cls, sequences: int, context: int) -> StepShape:
         """One token for each of `sequences`, each with `context` tokens, the new one included."""
-        return cls(sequences, sequences, sequences * context, sequences * context, sequences)
+        return cls.decoding(sequences, sequences * context)
+
+    @classmethod
+    def decoding(cls, sequences: int, kv_tokens: int) -> StepShape:
+        """As `decode`, with the tokens of all contexts together."""
+        return cls((sequences, sequences), sequences, kv_tokens, kv_tokens)
+
+    @property
+    def rows(self) -> int:
+        """Tokens that are computed."""
+        return self.counts[0]
+
+    @property
+    def logit_rows(self) -> int:
+        """Tokens whose logits are wanted."""
+        return self.counts[1]
 
     @property
     def decodes(self) -> bool:
         """Whether each sequence computes one token."""
-        return self.rows == self.sequences
+        return self.counts[0] == self.sequences
 
-    def count(self, rows: Rows) -> int:
-        """How many rows of this kind there are."""
-        match rows:
-            case Rows.TOKENS:
-                return self.rows
-            case Rows.LOGITS:
-                return self.logit_rows
-            case Rows.SOURCE:
-                return self.source
+    def rows_of(self, number: int) -> int:
+        """Rows of the set with this number."""
+        return self.counts[number] if number < len(self.counts) else 0

@@ -90,7 +90,7 @@ class Table:
         self.costs = costs
         self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
         self._plain = {c: n for c, n in costs.items() if not isinstance(c, AttentionCost)}
-        self._known: dict[tuple[int, int, int], float] = {}
+        self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, shape: StepShape) -> float:
         total = self.plain_seconds(shape)
@@ -100,11 +100,10 @@ class Table:
 
     def plain_seconds(self, shape: StepShape) -> float:
         """Of the Ops whose time depends on the rows alone."""
-        key = (shape.rows, shape.logit_rows, shape.source)
-        found = self._known.get(key)
+        found = self._known.get(shape.counts)
         if found is None:
             found = sum(count * cost.engines(shape).seconds for cost, count in self._plain.items())
-            self._known[key] = found
+            self._known[shape.counts] = found
         return found
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

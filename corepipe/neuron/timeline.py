@@ -121,7 +121,7 @@ class Timeline:
     def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
         """Seconds of each step; of all where they are padded to one graph."""
         cost, ends = self._cost.lone, (int(kv_tokens[0]), int(kv_tokens[-1]))
-        first, last = (StepShape(sequences, sequences, kv, kv, sequences) for kv in ends)
+        first, last = (StepShape.decoding(sequences, kv) for kv in ends)
         if cost.padded(first) == cost.padded(last):
             return cost.stage_seconds(first)[0]
         each: Floats = cost.decode_seconds(sequences, kv_tokens)[0]

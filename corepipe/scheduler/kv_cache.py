@@ -33,16 +33,20 @@ class KVCache:
         """Blocks that the request lacks for its first `tokens` tokens."""
         return max(0, self.blocks_for(tokens) - len(request.block_ids))
 
+    def find_prefix(self, request: Request) -> list[int]:
+        """The longest chain of cached blocks that leaves a token to compute; it stays where it is."""
+        blocks: list[int] = []
+        if self._prefix_cache:
+            for index in range((request.num_tokens - 1) // self.block_size):
+                block = self.pool.find(request.block_key(index, self.block_size))
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
     def cached_prefix(self, request: Request) -> int:
         """Tokens that the request would find in the cache; at least one is left to compute."""
-        return len(self._find(request)) * self.block_size
-
-    def shortage(self, request: Request) -> tuple[int, int]:
-        """Of a request without blocks: how many of them are in the cache, and how many the pool would lack
-        for all of its known tokens (0 or less: there is room)."""
-        found = [] if request.prompt_logits else self._find(request)
-        wanted = self.blocks_for(request.num_tokens) - len(found)
-        return len(found), wanted - self.pool.available + self.pool.idle(found)
+        return len(self.find_prefix(request)) * self.block_size
 
     def take_prefix(self, request: Request) -> int:
         """Gives a request without blocks the longest chain of full blocks in the cache; its tokens.
@@ -51,7 +55,7 @@ class KVCache:
         """
         if request.prompt_logits:
             return 0
-        blocks = self._find(request)
+        blocks = self.find_prefix(request)
         self.pool.share(blocks)
         request.block_ids = blocks
         return len(blocks) * self.block_size
@@ -83,14 +87,3 @@ class KVCache:
         """Takes the request's blocks; those that can be found stay in the cache."""
         self.pool.release(request.block_ids)
         request.block_ids = []
-
-    def _find(self, request: Request) -> list[int]:
-        """The longest chain of cached blocks that leaves a token to compute."""
-        blocks: list[int] = []
-        if self._prefix_cache:
-            for index in range((request.num_tokens - 1) // self.block_size):
-                block = self.pool.find(request.block_key(index, self.block_size))
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks

@@ -69,10 +69,15 @@ class Request:
         self.tokens = list(self.prompt)
         self.num_prompt = self.num_tokens = len(self.tokens)
 
-    def append(self, token: int, count: int = 1) -> None:
-        """Adds a generated token, or the same one `count` times."""
-        self.tokens += [token] * count
-        self.num_tokens += count
+    def append(self, token: int) -> None:
+        """Adds a generated token."""
+        self.tokens.append(token)
+        self.num_tokens += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds generated tokens."""
+        self.tokens += tokens
+        self.num_tokens += len(tokens)
 
     def block_key(self, index: int, size: int) -> Hashable:
         """What full block number `index` of `size` tokens is found by; asked for in order.

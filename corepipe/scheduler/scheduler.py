@@ -9,17 +9,15 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 
-from corepipe.scheduler import rotation as rotations
 from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
-from corepipe.scheduler.rotation import Rotation
 
 __all__ = ["Pipeline", "QueueFull", "Scheduler", "SchedulerConfig"]
 
@@ -111,40 +109,6 @@ class Scheduler:
                 events.append(event)
         return events
 
-    def rotation(self, batches: Sequence[Batch]) -> Rotation | None:
-        """How long `batches`, all that is in flight, oldest first, only go round if nothing comes.
-
-        None where they do not, or where that cannot be told.
-        """
-        if self._leaving or not all(self._generating) or len(batches) != self._sharing.settled():
-            return None
-        seats = self._sharing.most_seats(len(self._running))
-        return rotations.find(batches, self._running, self._queue, self._kv, self._config, seats)
-
-    def advance(self, rotation: Rotation, moves: int) -> tuple[Batch, ...]:
-        """Makes so many moves of a rotation, at most `rotation.most`; what is in flight then, oldest first.
-
-        The same as `update`, with token 0 for everyone, and `schedule` so many times.
-        """
-        if rotation.blocked and moves > 0:
-            rotation, moves = self._move_alone(rotation), moves - 1
-        rotations.advance(rotation, moves, self._kv)
-        self._num_updated += moves
-        self._num_scheduled += moves
-        batches = rotation.in_flight(moves)
-        if len(batches) > 1:
-            self._queue_up([chunk.request for batch in batches for chunk in batch.chunks])
-        return batches
-
-    def _move_alone(self, rotation: Rotation) -> Rotation:
-        """The rotation after a move by itself: policy and share decide whether the head of the queue is
-        tried, and whether before or after those who run take blocks."""
-        (batch,) = rotation.batches
-        self.update(batch, [0] * len(batch.chunks))
-        moved = self.schedule()
-        assert moved is not None
-        return replace(rotation, batches=(moved,), most=rotation.most - 1, blocked=False)
-
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""
         return self._kv.cached_prefix(request)
@@ -166,6 +130,19 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether a request has not ended, or an aborted one is still in flight."""
         return bool(self._requests or self._leaving)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be under way at once."""
+        return self._config.most_in_flight
+
+    @property
+    def internals(self) -> Internals:
+        """The one door for who makes moves in the scheduler's place, as simulations do."""
+        steady = not self._leaving and all(self._generating)
+        return Internals(
+            self._config, self._running, self._queue, self._kv, self._sharing, steady, self._moved
+        )
 
     def check(self) -> None:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
@@ -236,6 +213,13 @@ class Scheduler:
             raise ValueError(f"batch {batch.number} came back, but {self._num_updated + 1} is the oldest")
         if [c.samples for c in batch.chunks] != [t is not None for t in tokens]:
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
+
+    def _moved(self, moves: int, requests: list[Request]) -> None:
+        """See `Internals.moved`."""
+        self._num_updated += moves
+        self._num_scheduled += moves
+        if requests:
+            self._queue_up(requests)
 
     def _queue_up(self, requests: list[Request]) -> None:
         """Puts running requests that were scheduled, in this order, behind the others of their priority."""

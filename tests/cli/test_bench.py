@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner, Result
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.errors import UserError
 from corepipe.planning.bench.assertions import Assertion
 from corepipe.planning.bench.report import KEYS

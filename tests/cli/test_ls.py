@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from corepipe.cli.ls import print_placement, span
+from corepipe.cli.placement import print_placement, span
 from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.compiler import compile_for_timing, describe

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 import corepipe
-from corepipe.cli import app
+from corepipe.cli.app import app
 from tests.servers import PATIENCE_SECONDS, TINY, command, run
 
 
@@ -43,7 +43,9 @@ def test_the_version() -> None:
 
 
 def test_help_imports_nothing_that_only_a_command_needs() -> None:
-    script = "import sys, corepipe.cli; print(*(set(sys.modules) & {'numpy', 'pydantic', 'httpx', 'jinja2'}))"
+    script = (
+        "import sys, corepipe.cli.app; print(*(set(sys.modules) & {'numpy', 'pydantic', 'httpx', 'jinja2'}))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

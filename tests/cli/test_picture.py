@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from corepipe.cli.run.picture import BAR, Picture, _bar, _duration, _level
-from corepipe.cli.run.reading import Between, Deployment, Reading
+from corepipe.cli.run.reading import Between, Reading, ServedDeployment
 from tests.cli.test_reading import PLACEMENT
 
 LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
@@ -43,7 +43,7 @@ def shown(
     valid=1.0,
     **placement,
 ):
-    deployment = Deployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
+    deployment = ServedDeployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
     before = reading(1.0, 0.5, replicas, tokens, dollars)
     after = reading(3.0, 0.5, replicas, tokens, dollars, valid)
     told = Between(before, after, deployment) if between else None

@@ -19,7 +19,7 @@ import typer.main
 import yaml
 from rich.console import Console
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.cli.common import seconds as seconds_of
 from corepipe.cli.run.plan import _inquiry
 from corepipe.cli.run.plan_view import print_plan
@@ -93,7 +93,7 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
     shown = run("plan", model, *ASKED, *wanted, "--ttft", "100ms")
     assert shown.returncode == 0
     workload, _ = yaml.safe_load_all(shown.stdout)
-    assert workload["kind"] == "Deployment"
+    assert workload["kind"] == "PlannedDeployment"
     selector = workload["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
 

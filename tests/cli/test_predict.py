@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.errors import UserError
 
 ROW = {

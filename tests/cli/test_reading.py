@@ -9,7 +9,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from corepipe.cli.run.reading import Between, Deployment, Reading, Server, UnreachableError
+from corepipe.cli.run.reading import Between, Reading, ServedDeployment, Server, UnreachableError
 from corepipe.errors import UserError
 from tests.serving.http_support import READY, STATS, FakeEngine, running
 
@@ -29,7 +29,7 @@ PLACED = replace(READY, placement=PLACEMENT, pid=os.getpid())
 
 def between(before, after, seconds=2.0, **placement):
     return Between(
-        Reading(10.0, before), Reading(10.0 + seconds, after), Deployment({**PLACEMENT, **placement})
+        Reading(10.0, before), Reading(10.0 + seconds, after), ServedDeployment({**PLACEMENT, **placement})
     )
 
 

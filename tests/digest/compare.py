@@ -1,6 +1,7 @@
 """Names the first difference between what was frozen and what the code makes now, and knows what is intended.
 
-A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step.
+A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step and
+`5|11` one of two.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _parents(value: Json, way: Sequence[str]) -> Iterator[Json]:
 def _keys(value: Json, step: str) -> list[Any]:
     """Which keys or places of `value` a step of a path means."""
     if isinstance(value, dict):
-        return list(value) if step == "*" else [step]
+        return list(value) if step == "*" else step.split("|")
     if isinstance(value, list):
         number = step.partition(" ")[0]  # of an Op, whose kind a difference names too
         return list(range(len(value))) if step == "*" else [int(number)] if number.isdecimal() else []

@@ -10,6 +10,7 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, Op, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import CoreMemory, Limits, measure
+from corepipe.neuron.numerics import alibi_slopes
 from corepipe.neuron.ops import Attention, Function, RowIndex, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
@@ -103,10 +104,12 @@ class _Ops:
             part = getattr(op, field.name)
             if field.name in ("layer", "out") or part is None or part is False or part == ():
                 continue
-            neutral_op[_field_name(op, field.name)] = self._part(number, op, part)
+            if isinstance(op, Attention) and field.name == "alibi" and part == alibi_slopes(len(part)):
+                part = True
+            neutral_op[neutral("field", f"{kind}.{field.name}")] = self._part(number, op, part)
         neutral_op["out"] = _value(op.out)
-        if op.kv_width:
-            neutral_op["kept_per_token"] = op.kv_width
+        if op.state is not None:
+            neutral_op["kept_per_token"] = op.state.per_token
         if not isinstance(op, Send):  # which makes nothing: it hands over what was made before
             self._makers[op.out.id] = (number, op.layer)
         return neutral_op
@@ -138,7 +141,7 @@ class _Ops:
         shard = self._program.shards[spec.name]
         if shard.spec != spec:
             raise ValueError(f"the shard of {spec.name} is another weight's")
-        axes = [neutral("axis", axis) for axis in spec.axes]
+        axes = [neutral("axis", axis.name) for axis in spec.axes]
         dims = [self._dim(*dim) for dim in zip(axes, spec.shape, shard.axes, strict=True)]
         return {"tensor": spec.name, "role": neutral("role", spec.role), "dims": dims}
 
@@ -149,14 +152,9 @@ class _Ops:
         return [axis, size, "cut" if self._cuts.setdefault(axis, ranges) == ranges else ranges]
 
 
-def _field_name(op: Op, name: str) -> str:
-    """T5's table of distances and gpt-oss's sinks share a field; sinks are one row."""
-    found = neutral("field", f"{type(op).__name__}.{name}")
-    if isinstance(op, Attention) and op.table is not None and name == "table":
-        distance_bias, sinks = found.split("|")
-        return sinks if op.table.shape[0] == 1 else distance_bias
-    return found
-
-
 def _value(value: Value) -> Json:
-    return {"axis": neutral("axis", value.axis), "width": value.width, "rows": neutral("rows", value.rows)}
+    return {
+        "axis": neutral("axis", value.axis.name),
+        "width": value.width,
+        "rows": neutral("rows", value.rows.name),
+    }

@@ -7,15 +7,24 @@ from dataclasses import fields
 
 import pytest
 
+from corepipe.models.registry import architecture
 from corepipe.neuron import ops
 from corepipe.neuron.cost import ENGINES, Bottleneck
-from corepipe.neuron.graph import Axis, Op, Rows, WeightRole
-from tests.digest.check import part
+from corepipe.neuron.graph import FORMATS, SOURCE, TOKENS, WANTED, Op, WeightRole
+from tests.digest.check import one_a_family, part
+from tests.digest.models import source
 from tests.digest.names import neutral, rows
 
 
 def kinds_of_op() -> set[type[Op]]:
     return {kind for kind in vars(ops).values() if isinstance(kind, type) and issubclass(kind, Op)} - {Op}
+
+
+def axes() -> set[str]:
+    """Every axis that a model of one of the families has."""
+    graphs = [architecture(source(name)).graph(FORMATS["bf16"]) for name in one_a_family("programs")]
+    made = {op.out.axis.name for graph in graphs for op in graph.ops}
+    return made | {axis.name for graph in graphs for spec in graph.weights() for axis in spec.axes}
 
 
 def ours() -> set[tuple[str, str]]:
@@ -26,9 +35,9 @@ def ours() -> set[tuple[str, str]]:
             ("field", f"{kind.__name__}.{f.name}") for f in fields(kind) if f.name not in ("layer", "out")
         }
     named |= {("engine", engine) for engine in ENGINES}
+    named |= {("axis", axis) for axis in axes()}
+    named |= {("rows", rows.name) for rows in (TOKENS, WANTED, SOURCE)}
     enums = {
-        "axis": Axis,
-        "rows": Rows,
         "role": WeightRole,
         "function": ops.Function,
         "found_by": ops.RowIndex,

@@ -78,7 +78,7 @@ def altered(part: Any, program: Program) -> Any:
     """Another value that the field could have."""
     match part:
         case Value():
-            return replace(part, width=part.width + 1)
+            return part._replace(axis=part.axis._replace(width=part.width + 1))
         case WeightSpec():
             return None
         case HeadLayout():

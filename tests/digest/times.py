@@ -45,10 +45,17 @@ def _case(graph: Graph, case: Json) -> Json:
         "deployment": asked,
         "stages": [[program.layers.start, len(program.layers)] for program in firsts],
         "steps": {
-            name: {"rows": step["rows"], "predicted": _step(cost, StepShape(*step["rows"]), place)}
+            name: {"rows": step["rows"], "predicted": _step(cost, _shape(*step["rows"]), place)}
             for name, step in case["steps"].items()
         },
     }
+
+
+def _shape(
+    rows: int, sequences: int, kv_tokens: int, attended: int, logit_rows: int, source: int
+) -> StepShape:
+    """The step that an entry's `rows` describe, in their order."""
+    return StepShape((rows, logit_rows, source), sequences, kv_tokens, attended)
 
 
 def _programs(

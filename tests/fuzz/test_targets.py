@@ -15,7 +15,14 @@ from corepipe.serving import detokenizer
 from fuzz.seeds import seeds
 from fuzz.targets import TARGETS, FoundError
 
-MUTATIONS = {"tokenizer": 150, "tokenizer_config": 300, "gguf_file": 1500, "config": 1500, "template": 1500}
+MUTATIONS = {
+    "tokenizer": 150,
+    "tokenizer_config": 300,
+    "gguf_file": 1500,
+    "gguf_checkpoint": 1500,
+    "config": 1500,
+    "template": 1500,
+}
 """Of the slower targets; the others get DEFAULT."""
 DEFAULT = 3000
 INTERESTING = (

@@ -77,6 +77,7 @@ class AttentionRig:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.block_size, self.window, self.dtype = block_size, window, dtype
         self.scale = head_dim**-0.5
+        self.softcap, self.slopes = fused.get("softcap"), fused.get("slopes")
         self.cache = _native.KVCache(2, blocks, block_size, kv_heads, head_dim, dtype)
         widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim, heads * head_dim]
         self.program = _native.Program(widths, max_rows, round_bf16)
@@ -129,6 +130,10 @@ class AttentionRig:
         k, v = (x.reshape(length, self.kv_heads, self.head_dim).astype(np.float64) for x in (seq.k, seq.v))
         scores = np.einsum("tkgd,skd->kgts", q, k) * self.scale
         age = np.arange(length)[:, None] - np.arange(length)
+        if self.softcap is not None:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        if self.slopes is not None:
+            scores -= self.slopes.astype(np.float64).reshape(self.kv_heads, group)[..., None, None] * age
         seen = (age >= 0) & (age < (self.window or length))
         p = np.exp(np.where(seen, scores, -np.inf) - np.where(seen, scores, -np.inf).max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)

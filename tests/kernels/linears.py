@@ -127,9 +127,10 @@ def _program(case: Case) -> tuple[Any, list[int]]:
     residual = None
     if case.residual is not None:
         program.embed(len(widths) - 1, case.residual)
-        residual = (len(widths) - 1, 1)
+        residual = len(widths) - 1
     segments = [(m, bias, i + 1) for i, (m, bias) in enumerate(zip(matrices, case.biases, strict=False))]
-    program.linear(0, segments, case.norm, residual, case.glu)
+    function = "silu" if case.glu else None
+    program.linear(0, segments, norm=case.norm, function=function, glu=case.glu, residual=residual)
     return program, [1] if case.glu else list(range(1, len(matrices) + 1))
 
 
@@ -178,9 +179,10 @@ def run_chain(chain: Chain, rows: slice, threads: int = 1) -> list[F32]:
     norm = (chain.gain, chain.eps)
     heads = [(weights.matrix(), None, 4 + i) for i, weights in enumerate(chain.heads)]
     program.embed(0, x)
-    program.linear(0, [(chain.o.matrix(), None, 1)], norm=norm, residual=(0, 1))
-    program.linear(1, [(chain.gate.matrix(), None, 2), (chain.up.matrix(), None, 2)], norm=norm, glu=True)
-    program.linear(2, [(chain.down.matrix(), None, 3)], residual=(1, 3))
+    program.linear(0, [(chain.o.matrix(), None, 1)], norm=norm, residual=0)
+    pair = [(chain.gate.matrix(), None, 2), (chain.up.matrix(), None, 2)]
+    program.linear(1, pair, norm=norm, function="silu", glu=True)
+    program.linear(2, [(chain.down.matrix(), None, 3)], residual=1)
     program.linear(3, heads, norm=norm)
     _execute(program, len(x), threads)
     return [_read(program, value, len(x)) for value in range(1, 6)]
@@ -211,7 +213,7 @@ def run_in_place(x: F32, base: F32, weights: Weights, threads: int, times: int) 
     program = native().Program([k, n], len(x), round_bf16=False)
     program.embed(0, x)
     program.embed(1, base)
-    program.linear(0, [(weights.matrix(), None, 1)], residual=(1, 1))
+    program.linear(0, [(weights.matrix(), None, 1)], residual=1)
     results = []
     for _ in range(times):
         _execute(program, len(x), threads)

@@ -25,7 +25,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "equals or chunking or nan or seven or segments")
+    run_isolated(__file__, isa, "equal or chunk or nan or seven or segments")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -107,6 +107,40 @@ def test_windows_over_three_segments(window: int, dtype: str, rng: np.random.Gen
         assert np.array_equal(other.run(seq, length), whole)
         for end in (length, 1600, 1537, 1025):  # storing a position clears the one after it
             assert np.array_equal(other.step((seq, end - 1, end))[0], whole[end - 1 : end])
+
+
+SLOPES = np.float32([1, 0.25, 2.0**-8, 0.3, 0.01, 0, 2.0**-3])
+BENDS = {
+    "capped": {"softcap": 3.0},
+    "falling": {"slopes": SLOPES},
+    "both": {"softcap": 2.0, "slopes": SLOPES},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("bend", BENDS)
+@pytest.mark.parametrize("shape", [(7, 1, 24, None), (7, 7, 80, 33), (7, 1, 256, 200), (7, 7, 32, 64)])
+def test_caps_and_slopes_equal_numpy_in_any_chunks(
+    shape: tuple[int, int, int, int | None], bend: str, dtype: str, rng: np.random.Generator
+) -> None:
+    """A prompt of 300 tokens and a long one; positions are those of the sequence, whatever the chunk."""
+    heads, kv_heads, head_dim, window = shape
+    rigs = [
+        AttentionRig(heads, kv_heads, head_dim, dtype, window=window, threads=n, **BENDS[bend])
+        for n in (2, 1)
+    ]
+    seqs = [
+        rigs[0].sequence(rng, n, rng.permutation(40)[: -(-n // 16)] + 40 * i)
+        for i, n in enumerate((300, 620))
+    ]
+    alone = [rigs[0].run(seq, 640) for seq in seqs]
+    for seq, whole in zip(seqs, alone, strict=True):
+        expected, magnitude = rigs[0].expected(seq)
+        assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 4e-5))
+        assert np.array_equal(rigs[0].run(seq, 64), whole)
+        assert np.array_equal(rigs[1].run(seq, 1, 7, 133, 2, 63), whole)
+    decoded = rigs[1].step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
+    assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
 
 
 def test_one_token_at_a_time_changes_no_bit(rng: np.random.Generator) -> None:

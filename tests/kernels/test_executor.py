@@ -102,7 +102,7 @@ def test_linear_norm_and_residual_run_from_a_program(table: np.ndarray, pool: _n
     matrix = _native.Matrix("fp32", pack("fp32", weight), None, WIDTH, WIDTH)
     p = program()
     p.embed(0, table)
-    p.linear(0, [(matrix, None, 1)], norm=(gain, 1e-6), residual=(0, 1))
+    p.linear(0, [(matrix, None, 1)], norm=(gain, 1e-6), residual=0)
     p.select_rows(1, 2)
     got = run(_native.Executor(pool, [p], 2, WIDTH), [5, 6], [0, 1])["logits"]
     x = table[[5, 6]].astype(np.float64)

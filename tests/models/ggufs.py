@@ -10,19 +10,18 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from corepipe.models import registry
-from corepipe.models.checkpoints.gguf import LAYER_NAMES, TOP_NAMES
+from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.registry import Model
 
-GGUF_NAMES = {hf: name for name, hf in TOP_NAMES.items()}
-GGUF_LAYERS = {hf: name for name, hf in LAYER_NAMES.items()}
 
-
-def gguf_name(name: str) -> str:
-    if name in GGUF_NAMES:
-        return GGUF_NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    stem, suffix = rest.rsplit(".", 1)
-    return f"blk.{layer}.{GGUF_LAYERS[stem]}.{suffix}"
+def gguf_name(name: str, arch: str = "llama") -> str:
+    """Where llama.cpp's converter puts a tensor of a Hugging Face checkpoint."""
+    family = GGUF_FAMILIES[arch]
+    stem, suffix = name.rsplit(".", 1)
+    if not stem.startswith(family.layers):
+        return f"{ {hf: ours for ours, hf in family.top.items()}[stem] }.{suffix}"
+    layer, rest = stem.removeprefix(family.layers).split(".", 1)
+    return f"blk.{layer}.{ {hf: ours for ours, hf in family.layer.items()}[rest] }.{suffix}"
 
 
 def interleave_halves(values: np.ndarray, heads: int) -> np.ndarray:
@@ -42,7 +41,7 @@ def convert(source: Path, target: Path, encoding: Type = Type.F32, arch: str = "
         if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
             heads = model.config.heads
             values = interleave_halves(values, heads.heads if "q_proj" in name else heads.kv_heads)
-        add_tensor(writer, gguf_name(name), values, encoding)
+        add_tensor(writer, gguf_name(name, arch), values, encoding)
     close(writer)
 
 

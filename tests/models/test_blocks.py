@@ -53,7 +53,7 @@ def test_a_shared_all_reduce_gives_the_same_result(fmt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "op"), [("gpt2", "AddEmbedding"), ("bert-tiny", "AddEmbedding"), ("gemma-2b", "Scale")]
+    ("name", "op"), [("bert-tiny", "AddEmbedding"), ("t5-small", "Attention"), ("mixtral-8x7b", "Experts")]
 )
 def test_executors_refuse_by_name_what_they_do_not_compute(name: str, op: str) -> None:
     programs = compile_graph(registry.architecture(name).graph(FORMATS["bf16"]), WHOLE)
@@ -61,5 +61,5 @@ def test_executors_refuse_by_name_what_they_do_not_compute(name: str, op: str) -
     def read(name: str) -> np.ndarray:
         raise AssertionError(f"{name} was read")
 
-    with pytest.raises(UserError, match=f"{op} of layer -1 is timed, not computed yet"):
+    with pytest.raises(UserError, match=rf"{op} of layer -?\d+ is timed, not computed yet"):
         ReferenceExecutor(programs, read, 1, 16)

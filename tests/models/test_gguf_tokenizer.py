@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.text.gguf_tokenizer import SPLITS, from_gguf
 from tests.models import ggufs
 from tests.parity import real
-from tests.parity.families import TINY
+from tests.parity.families import DATA, TINY
 
 PIECES = ("\u2581", "a", "b", "\u2581a", "ab", "\u2581ab", "ba", "c", "bac")
 SCORES = (-9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0, -9.0, -0.5)
@@ -93,6 +94,48 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path) -
     assert ours.token_bytes(first + 3) == b" a"
     assert ours.decode(ours.encode("abac bab")) == "abac bab"
     assert (ours.bos_id, ours.eos_ids) == (1, {2})
+
+
+def gemma_like_file(path: Path) -> tuple[GgufFile, dict[str, list[int]]]:
+    """A sentencepiece model as llama.cpp's converter writes Gemma's; what sentencepiece makes of texts."""
+    made = json.loads((DATA / "sentencepiece" / "tiny.json").read_text(encoding="utf-8"))
+    pieces = made["pieces"]
+    writer = gguf.GGUFWriter(path, "llama")
+    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer.add_tokenizer_model("llama")
+    # The converter writes the spaces of what is defined by hand as they are.
+    writer.add_token_list([piece.replace("\u2581", " ") if kind == 4 else piece for piece, _, kind in pieces])
+    writer.add_token_scores([-1000.0 if kind in (3, 4) else score for _, score, kind in pieces])
+    writer.add_token_types([kind for *_, kind in pieces])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_add_space_prefix(value=False)
+    ggufs.close(writer)
+    return GgufFile(path), made["ids"]
+
+
+def test_ids_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    """No space in front, bytes, runs of spaces and line ends: from tests/parity/make_sentencepiece.py."""
+    file, expected = gemma_like_file(tmp_path / "m.gguf")
+    ours = from_gguf(file)
+    for text, ids in expected.items():
+        assert ours.encode(text, add_special_tokens=False) == ids, text
+        assert ours.decode(ids) == text
+    assert ours.encode("  a") == [2, *expected["  a"]]
+
+
+def test_text_joins_to_no_control_token(tmp_path: Path) -> None:
+    """Where control tokens are not matched, their spelling is text: no merge leads to one."""
+    file, _ = gemma_like_file(tmp_path / "m.gguf")
+    for key, value in (("tokens", "<s"), ("scores", -400.0), ("token_type", 1)):
+        file.metadata[f"tokenizer.ggml.{key}"].append(value)  # and ">" is there
+    merges = json.loads(from_gguf(file).backend.to_str())["model"]["merges"]
+    joined = {left + right for left, right in merges}
+    assert len(joined) > 300
+    tokens, kinds = (file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    others = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (2, 3, 6)}
+    assert "<s" in joined
+    assert not joined & others
 
 
 def test_the_facts_of_a_byte_level_file(tmp_path: Path) -> None:

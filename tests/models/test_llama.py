@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS, Axis, WeightRole
+from corepipe.neuron.graph import FORMATS, WeightRole, vocabulary
 from corepipe.neuron.ops import Attention
 from tests.models import interpreter
 from tests.parity.families import FAMILIES, TinyFamily
@@ -54,7 +54,7 @@ def test_widths_and_axes_agree(family: TinyFamily) -> None:
             if spec.role is WeightRole.MATRIX:
                 assert spec.shape == (op.out.width, op.inputs[0].width)
                 assert spec.axes == (op.out.axis, op.inputs[0].axis)
-    assert (graph.logits.axis, graph.logits.width) == (Axis.VOCAB, graph.vocab_size)
+    assert graph.logits.axis == vocabulary(graph.vocab_size)
 
 
 @each_family

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.parity import real
 @pytest.fixture(scope="module")
 def model() -> Model:
     packaged = hub.PACKAGED[hub.DEFAULT_MODEL]
-    path = hub.cache_dir() / "models" / hub.DEFAULT_MODEL / Path(packaged.member).name
+    path = hub.cache_dir() / "models" / hub.DEFAULT_MODEL / packaged.file
     if not path.is_file():
         pytest.skip(
             f"{hub.DEFAULT_MODEL} is not in the cache: `corepipe pull {hub.DEFAULT_MODEL}` fetches it"

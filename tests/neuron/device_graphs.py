@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corepipe.neuron.graph import (
     FORMATS,
+    TOKENS,
+    WANTED,
     Axis,
     Graph,
     HeadLayout,
+    Input,
+    InputKind,
     Op,
+    Output,
+    OutputKind,
     RopeSpec,
-    Rows,
+    RowSet,
     Value,
     WeightRole,
     WeightSpec,
+    columns,
+    fixed,
+    hidden,
+    vocabulary,
 )
 from corepipe.neuron.memory import Limits
 from corepipe.neuron.ops import (
@@ -59,51 +69,51 @@ class _Builder:
         self.ops: list[Op] = []
         self.layer = -1
 
-    def value(self, axis: Axis, width: int, rows: Rows = Rows.TOKENS) -> Value:
-        return Value(len(self.ops), axis, width, rows)
+    def value(self, axis: Axis, rows: RowSet = TOKENS) -> Value:
+        return Value(len(self.ops), axis, rows)
 
     def add(self, op: Op) -> Value:
         self.ops.append(op)
         return op.out
 
     def norm(self, x: Value) -> Value:
-        gain = WeightSpec(f"norm{len(self.ops)}", (x.width,), (x.axis,), WeightRole.VECTOR)
-        return self.add(RMSNorm(self.layer, self.value(x.axis, x.width, x.rows), x, gain, 1e-5))
+        gain = WeightSpec(f"norm{len(self.ops)}", (x.axis,), WeightRole.VECTOR)
+        return self.add(RMSNorm(self.layer, self.value(x.axis, x.rows), x, gain, 1e-5))
 
-    def linear(self, x: Value, axis: Axis, width: int) -> Value:
-        weight = WeightSpec(f"linear{len(self.ops)}", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
-        return self.add(Linear(self.layer, self.value(axis, width, x.rows), x, weight))
+    def linear(self, x: Value, axis: Axis) -> Value:
+        weight = WeightSpec(f"linear{len(self.ops)}", (axis, x.axis), WeightRole.MATRIX)
+        return self.add(Linear(self.layer, self.value(axis, x.rows), x, weight))
 
     def rope(self, x: Value, head_dim: int) -> Value:
-        return self.add(
-            Rope(self.layer, self.value(x.axis, x.width), x, head_dim, RopeSpec((1.0,) * (head_dim // 2)))
-        )
+        return self.add(Rope(self.layer, self.value(x.axis), x, head_dim, RopeSpec((1.0,) * (head_dim // 2))))
 
 
 def llama(sizes: Sizes = SMOLLM2, fmt: str = "bf16") -> Graph:
     """A Llama forward pass."""
     b, heads = _Builder(), sizes.heads
-    table = WeightSpec("embed", (sizes.vocab, sizes.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-    x = b.add(Embed(-1, b.value(Axis.HIDDEN, sizes.hidden), table))
+    stream, ffn = hidden(sizes.hidden), columns("ffn", sizes.ffn)
+    table = WeightSpec("embed", (fixed("tokens", sizes.vocab), stream), WeightRole.EMBEDDING)
+    x = b.add(Embed(-1, b.value(stream), table))
     for b.layer in range(sizes.layers):
         n = b.norm(x)
-        q = b.linear(n, Axis.Q_HEADS, heads.heads * heads.head_dim)
-        k = b.linear(n, Axis.KV_HEADS, heads.kv_heads * heads.head_dim)
-        v = b.linear(n, Axis.KV_HEADS, heads.kv_heads * heads.head_dim)
+        q = b.linear(n, heads.queries())
+        k = b.linear(n, heads.keys())
+        v = b.linear(n, heads.keys())
         q, k = b.rope(q, heads.head_dim), b.rope(k, heads.head_dim)
-        out = b.value(Axis.Q_HEADS, q.width)
+        out = b.value(q.axis)
         seen = b.add(Attention(b.layer, out, q, k, v, heads, heads.head_dim**-0.5, sizes.window))
-        o = b.linear(seen, Axis.HIDDEN, sizes.hidden)
-        x = b.add(Add(b.layer, b.value(Axis.HIDDEN, sizes.hidden), x, o))
+        o = b.linear(seen, stream)
+        x = b.add(Add(b.layer, b.value(stream), x, o))
         n = b.norm(x)
-        gate, up = b.linear(n, Axis.FFN, sizes.ffn), b.linear(n, Axis.FFN, sizes.ffn)
-        gated = b.add(GatedActivation(b.layer, b.value(Axis.FFN, sizes.ffn), gate, up))
-        down = b.linear(gated, Axis.HIDDEN, sizes.hidden)
-        x = b.add(Add(b.layer, b.value(Axis.HIDDEN, sizes.hidden), x, down))
+        gate, up = b.linear(n, ffn), b.linear(n, ffn)
+        gated = b.add(GatedActivation(b.layer, b.value(ffn), gate, up))
+        down = b.linear(gated, stream)
+        x = b.add(Add(b.layer, b.value(stream), x, down))
     b.layer = sizes.layers
-    x = b.norm(b.add(SelectRows(b.layer, b.value(Axis.HIDDEN, sizes.hidden, Rows.LOGITS), x)))
-    b.linear(x, Axis.VOCAB, sizes.vocab)
-    return Graph("llama", FORMATS[fmt], tuple(b.ops), heads, sizes.layers, sizes.vocab, 2048)
+    x = b.norm(b.add(SelectRows(b.layer, b.value(stream, WANTED), x)))
+    logits = Output(b.linear(x, vocabulary(sizes.vocab)), OutputKind.LOGITS)
+    given = (Input(InputKind.TOKENS, TOKENS),)
+    return Graph("llama", FORMATS[fmt], tuple(b.ops), given, (logits,), sizes.layers, sizes.vocab, 2048)
 
 
 def whole(graph: Graph) -> tuple[Program, ...]:
@@ -139,38 +149,22 @@ def _program(graph: Graph, core: int, ops: tuple[Op, ...], layers: range) -> Pro
         for spec in op.weights
     }
     values = tuple({op.out.id: op.out for op in ops}.values())
-    return Program(
-        core, core, 0, graph.format, ops, values, shards, {}, layers, graph.heads, graph.max_positions
-    )
+    outputs = tuple(output for output in graph.outputs if output.value in values)
+    return Program(core, core, 0, graph.format, ops, values, shards, {}, layers, graph.max_positions, outputs)
 
 
 def with_all_reduce(programs: tuple[Program, ...], width: int, degree: int) -> tuple[Program, ...]:
     """`degree` ranks that each run the single Program with an all-reduce appended to it."""
     (program,) = programs
-    x = Value(10_000, Axis.HIDDEN, width)
+    x = Value(10_000, hidden(width))
     ops = (*program.ops, AllReduce(0, x, x))
-    return tuple(
-        Program(
-            rank,
-            0,
-            rank,
-            program.format,
-            ops,
-            program.values,
-            program.shards,
-            {},
-            program.layers,
-            program.heads,
-            program.max_positions,
-        )
-        for rank in range(degree)
-    )
+    return tuple(replace(program, core=rank, rank=rank, ops=ops) for rank in range(degree))
 
 
-def experts(count: int, top_k: int, hidden: int, ffn: int) -> Experts:
+def experts(count: int, top_k: int, width: int, ffn: int) -> Experts:
     """A mixture of experts of these sizes."""
-    x, routing = Value(0, Axis.HIDDEN, hidden), Value(1, Axis.EXPERTS, count)
-    shapes = {"gate": (count, ffn, hidden), "up": (count, ffn, hidden), "down": (count, hidden, ffn)}
-    axes = dict.fromkeys(shapes, (Axis.EXPERTS,) + (Axis.HIDDEN,) * 2)
-    weights = {n: WeightSpec(n, shape, axes[n], WeightRole.MATRIX) for n, shape in shapes.items()}
-    return Experts(0, Value(2, Axis.HIDDEN, hidden), x, routing, **weights, top_k=top_k, ffn=ffn)
+    each, stream, middle = fixed("experts", count), hidden(width), columns("expert_ffn", ffn)
+    x, routing = Value(0, stream), Value(1, each)
+    axes = {"gate": (each, middle, stream), "up": (each, middle, stream), "down": (each, stream, middle)}
+    weights = {name: WeightSpec(name, of, WeightRole.MATRIX) for name, of in axes.items()}
+    return Experts(0, Value(2, stream), x, routing, **weights, top_k=top_k, ffn=ffn)

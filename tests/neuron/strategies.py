@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +16,42 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.graph import (
     FORMATS,
+    TOKENS,
+    WANTED,
     Axis,
     Graph,
     HeadLayout,
+    Input,
+    InputKind,
     Op,
+    Output,
+    OutputKind,
     RopeSpec,
-    Rows,
+    RowSet,
     Value,
     WeightRole,
     WeightSpec,
+    columns,
+    fixed,
+    hidden,
+    vocabulary,
 )
-from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, RMSNorm, Rope, SelectRows
+from corepipe.neuron.numerics import alibi_slopes
+from corepipe.neuron.ops import (
+    Activation,
+    Add,
+    AddEmbedding,
+    Attention,
+    Embed,
+    Function,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Rope,
+    Scale,
+    SelectRows,
+)
 from corepipe.neuron.program import StepInputs
 
 F32 = npt.NDArray[np.float32]
@@ -60,6 +86,30 @@ class Features:
     """A square Linear on the residual stream, which no tensor rank splits."""
     shared: bool = False
     """All layers use the first layer's feed-forward weights, as in ALBERT."""
+    layer_heads: tuple[HeadLayout, ...] = ()
+    """The heads of each layer, where they differ."""
+    norms: str = "rms"
+    """Or "layer", "layer without bias", "layer without gain"."""
+    function: Function = Function.SILU
+    gated: bool = True
+    offset: int | None = None
+    """Learned positions that start at this row of their table."""
+    alibi: bool = False
+    softcap: float | None = None
+    side_by_side: bool = False
+    """`parallel`, and the two sums are added to one another first, as in Falcon."""
+    two_norms: bool = False
+    """`parallel`, each with a norm of its own, as in GPT-NeoX."""
+    norm_after: bool = False
+    """The sums have norms of their own before they are added, as in Gemma 2."""
+    wide_norm: bool = False
+    """One norm over the queries of all heads, and one over the keys, as in OLMo 2; ranks can't cut it."""
+    scales: tuple[float, float, float] | None = None
+    """Factors of the embedding, of what is added to the residual stream, and of the logits."""
+    logit_cap: float | None = None
+
+    def heads_of(self, layer: int) -> HeadLayout:
+        return self.layer_heads[layer] if self.layer_heads else self.heads
 
 
 class _Builder:
@@ -68,50 +118,78 @@ class _Builder:
         self.layer = -1
         self.ops: list[Op] = []
 
+    @property
+    def heads(self) -> HeadLayout:
+        return self.features.heads_of(self.layer)
+
     def add(self, op: Op) -> Value:
         self.ops.append(op)
         return op.out
 
-    def like(self, x: Value, rows: Rows | None = None) -> Value:
-        return Value(len(self.ops), x.axis, x.width, rows or x.rows)
+    def like(self, x: Value, rows: RowSet | None = None) -> Value:
+        return Value(len(self.ops), x.axis, rows or x.rows)
 
-    def norm(self, x: Value, name: str, head: bool = False) -> Value:
-        width, axis = (self.features.heads.head_dim, Axis.HEAD) if head else (x.width, x.axis)
-        gain = WeightSpec(f"{name}.weight", (width,), (axis,), WeightRole.VECTOR)
-        return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
+    def norm(self, x: Value, name: str, head: bool = False, wide: bool = False) -> Value:
+        axis, kind = fixed("head", self.heads.head_dim) if head else x.axis, self.features.norms
+        gain = WeightSpec(f"{name}.weight", (axis,), WeightRole.VECTOR)
+        if kind == "rms" or head or wide:
+            return self.add(RMSNorm(self.layer, self.like(x), x, gain, 1e-5))
+        bias = WeightSpec(f"{name}.bias", (axis,), WeightRole.VECTOR) if kind == "layer" else None
+        scale = None if kind == "layer without gain" else gain
+        return self.add(LayerNorm(self.layer, self.like(x), x, scale, bias, 1e-5))
 
-    def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
-        weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
-        vector = WeightSpec(f"{name}.bias", (width,), (axis,), WeightRole.VECTOR) if bias else None
-        return self.add(Linear(self.layer, Value(len(self.ops), axis, width, x.rows), x, weight, vector))
+    def scale(self, x: Value, factor: float) -> Value:
+        return self.add(Scale(self.layer, self.like(x), x, factor))
+
+    def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
+        weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)
+        vector = WeightSpec(f"{name}.bias", (axis,), WeightRole.VECTOR) if bias else None
+        return self.add(Linear(self.layer, Value(len(self.ops), axis, x.rows), x, weight, vector))
 
     def positions(self, x: Value) -> Value:
         f = self.features
         if f.rotary is None:
             return x
-        half = max(1, int(f.heads.head_dim * f.rotary) // 2)
+        half = max(1, int(self.heads.head_dim * f.rotary) // 2)
         inv_freq = tuple(float(v) for v in np.float32(100.0) ** -(np.arange(half, dtype=np.float32) / half))
-        return self.add(Rope(self.layer, self.like(x), x, f.heads.head_dim, RopeSpec(inv_freq)))
+        return self.add(Rope(self.layer, self.like(x), x, self.heads.head_dim, RopeSpec(inv_freq)))
 
     def attention(self, x: Value, prefix: str) -> Value:
-        f = self.features
-        q_width, kv_width = (n * f.heads.head_dim for n in (f.heads.heads, f.heads.kv_heads))
-        q = self.linear(x, f"{prefix}.q", Axis.Q_HEADS, q_width, f.qkv_bias)
-        k = self.linear(x, f"{prefix}.k", Axis.KV_HEADS, kv_width, f.qkv_bias)
-        v = self.linear(x, f"{prefix}.v", Axis.KV_HEADS, kv_width, f.qkv_bias)
+        f, heads = self.features, self.heads
+        q = self.linear(x, f"{prefix}.q", heads.queries(), f.qkv_bias)
+        k = self.linear(x, f"{prefix}.k", heads.keys(), f.qkv_bias)
+        v = self.linear(x, f"{prefix}.v", heads.keys(), f.qkv_bias)
         if f.head_norm:
             q, k = self.norm(q, f"{prefix}.q_norm", head=True), self.norm(k, f"{prefix}.k_norm", head=True)
+        if f.wide_norm:
+            q, k = self.norm(q, f"{prefix}.q_wide", wide=True), self.norm(k, f"{prefix}.k_wide", wide=True)
         q, k = self.positions(q), self.positions(k)
-        scale = f.heads.head_dim**-0.5
-        out = self.add(Attention(self.layer, self.like(q), q, k, v, f.heads, scale, f.window))
-        return self.linear(out, f"{prefix}.o", Axis.HIDDEN, f.hidden, f.out_bias)
+        scale = heads.head_dim**-0.5
+        slopes = alibi_slopes(heads.heads) if f.alibi else None
+        out = self.add(
+            Attention(
+                *(self.layer, self.like(q), q, k, v, heads, scale, f.window),
+                alibi=slopes,
+                softcap=f.softcap,
+            )
+        )
+        return self.linear(out, f"{prefix}.o", hidden(f.hidden), f.out_bias)
 
     def feed_forward(self, x: Value, prefix: str) -> Value:
-        f = self.features
-        gate = self.linear(x, f"{prefix}.gate", Axis.FFN, f.ffn)
-        up = self.linear(x, f"{prefix}.up", Axis.FFN, f.ffn)
-        out = self.add(GatedActivation(self.layer, self.like(gate), gate, up))
-        return self.linear(out, f"{prefix}.down", Axis.HIDDEN, f.hidden, f.out_bias)
+        f, middle = self.features, columns("ffn", self.features.ffn)
+        up = self.linear(x, f"{prefix}.up", middle, f.out_bias and not f.gated)
+        if f.gated:
+            gate = self.linear(x, f"{prefix}.gate", middle)
+            out = self.add(GatedActivation(self.layer, self.like(gate), gate, up, f.function))
+        else:
+            out = self.add(Activation(self.layer, self.like(up), up, f.function))
+        return self.linear(out, f"{prefix}.down", hidden(f.hidden), f.out_bias)
+
+    def finished(self, x: Value, name: str) -> Value:
+        """What is added to the residual stream, of a block's result."""
+        if self.features.norm_after:
+            x = self.norm(x, name)
+        return self.scale(x, self.features.scales[1]) if self.features.scales else x
 
     def sum(self, a: Value, b: Value) -> Value:
         return self.add(Add(self.layer, self.like(a), a, b))
@@ -121,29 +199,57 @@ class _Builder:
         self.layer = layer
         mlp = "layers.0" if f.shared else f"layers.{layer}"
         normed = self.norm(x, f"layers.{layer}.norm1")
-        x = self.sum(x, self.attention(normed, f"layers.{layer}"))
-        if not f.parallel:
-            normed = self.norm(x, f"layers.{layer}.norm2")
-        x = self.sum(self.feed_forward(normed, mlp), x)
+        second = self.norm(x, f"layers.{layer}.norm2") if f.two_norms else normed
+        attended = self.finished(self.attention(normed, f"layers.{layer}"), f"layers.{layer}.after1")
+        if f.side_by_side:
+            fed = self.finished(self.feed_forward(second, mlp), f"layers.{layer}.after2")
+            x = self.sum(x, self.sum(attended, fed))
+        else:
+            x = self.sum(x, attended)
+            if not (f.parallel or f.two_norms):
+                second = self.norm(x, f"layers.{layer}.norm2")
+            x = self.sum(self.finished(self.feed_forward(second, mlp), f"layers.{layer}.after2"), x)
         if f.mixer:
-            x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", Axis.HIDDEN, f.hidden))
+            x = self.sum(x, self.linear(x, f"layers.{layer}.mixer", hidden(f.hidden)))
         return x
 
 
 def build(features: Features, fmt: str = "bf16") -> Graph:
     """The Graph of a model with these features."""
     f, b = features, _Builder(features)
-    table = WeightSpec("embed.weight", (f.vocab, f.hidden), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-    embedded = x = b.add(Embed(-1, Value(0, Axis.HIDDEN, f.hidden), table))
+    stream = hidden(f.hidden)
+    table = WeightSpec("embed.weight", (fixed("tokens", f.vocab), stream), WeightRole.EMBEDDING)
+    x = b.add(Embed(-1, Value(0, stream), table))
+    if f.offset is not None:
+        rows = fixed("tokens", MAX_POSITIONS + f.offset)
+        places = WeightSpec("places.weight", (rows, stream), WeightRole.EMBEDDING)
+        x = b.add(AddEmbedding(-1, b.like(x), x, places, offset=f.offset))
+    if f.scales:
+        x = b.scale(x, f.scales[0])
+    embedded = x
     for layer in range(f.layers):
         x = b.decoder_layer(x, layer)
     b.layer = f.layers
     if f.skip:
         x = b.sum(x, embedded)
-    x = b.add(SelectRows(f.layers, b.like(x, Rows.LOGITS), x))
-    b.linear(b.norm(x, "norm"), "head", Axis.VOCAB, f.vocab)
-    tied = {"head.weight": "embed.weight"} if f.tied else {}
-    return Graph("random", FORMATS[fmt], tuple(b.ops), f.heads, f.layers, f.vocab, MAX_POSITIONS, tied)
+    x = b.add(SelectRows(f.layers, b.like(x, WANTED), x))
+    logits = b.linear(b.norm(x, "norm"), "head", vocabulary(f.vocab))
+    if f.scales:
+        logits = b.scale(logits, f.scales[2])
+    if f.logit_cap:
+        logits = b.scale(logits, 1 / f.logit_cap)
+        logits = b.scale(b.add(Activation(b.layer, b.like(logits), logits, Function.TANH)), f.logit_cap)
+    return Graph(
+        name="random",
+        format=FORMATS[fmt],
+        ops=tuple(b.ops),
+        inputs=(Input(InputKind.TOKENS, TOKENS),),
+        outputs=(Output(logits, OutputKind.LOGITS),),
+        num_layers=f.layers,
+        vocab_size=f.vocab,
+        max_positions=MAX_POSITIONS,
+        tied={"head.weight": "embed.weight"} if f.tied else {},
+    )
 
 
 def heads() -> st.SearchStrategy[HeadLayout]:
@@ -151,11 +257,11 @@ def heads() -> st.SearchStrategy[HeadLayout]:
         lambda kv, group, dim: HeadLayout(kv * group, kv, dim),
         st.integers(1, 4),
         st.integers(1, 4),
-        st.sampled_from([8, 16, 32, 64, 80]),
+        st.sampled_from([8, 16, 24, 32, 64, 80]),
     )
 
 
-def features() -> st.SearchStrategy[Features]:
+def features(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Features]:
     return st.builds(
         Features,
         layers=st.integers(1, 4),
@@ -173,12 +279,32 @@ def features() -> st.SearchStrategy[Features]:
         skip=st.booleans(),
         mixer=st.booleans(),
         shared=st.booleans(),
+        **more,
     )
 
 
 def graphs(formats: Sequence[str] = tuple(FORMATS)) -> st.SearchStrategy[Graph]:
     """Random valid Graphs in one of the formats."""
     return st.builds(build, features(), st.sampled_from(list(formats)))
+
+
+def decoders(formats: Sequence[str] = tuple(FORMATS), cuttable: bool = True) -> st.SearchStrategy[Graph]:
+    """As `graphs`, with all that dense decoders have; `cuttable`: tensor ranks can share them."""
+    more = features(
+        norms=st.sampled_from(["rms", "layer", "layer without bias", "layer without gain"]),
+        function=st.sampled_from(Function),
+        gated=st.booleans(),
+        offset=st.sampled_from([None, 0, 2]),
+        alibi=st.booleans(),
+        softcap=st.sampled_from([None, 1.0, 50.0]),
+        side_by_side=st.booleans(),
+        two_norms=st.booleans(),
+        norm_after=st.booleans(),
+        wide_norm=st.just(value=False) if cuttable else st.booleans(),
+        scales=st.sampled_from([None, (4.0, 0.5, 1 / 3)]),
+        logit_cap=st.sampled_from([None, 30.0]),
+    )
+    return st.builds(build, more, st.sampled_from(list(formats)))
 
 
 def read_weights(graph: Graph, seed: int = 0) -> Callable[[str], F32]:

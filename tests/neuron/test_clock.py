@@ -27,6 +27,16 @@ def test_virtual_time_is_what_was_waited_for():
     assert clock.now() == 2.5
 
 
+def test_who_sets_the_pace_and_how_long_the_host_waits():
+    watch = Watch()
+    paced, host = PacedClock(4.0, watch.read, watch.sleep), HostClock(watch.read)
+    assert (host.paced, paced.paced, VirtualClock().paced) == (False, True, True)
+    assert (paced.host_seconds_until(0.5), VirtualClock().host_seconds_until(0.5)) == (2.0, 0.0)
+    watch.time += 3.0
+    assert (paced.host_seconds_until(1.0), paced.host_seconds_until(0.5)) == (1.0, 0.0)
+    assert host.host_seconds_until(2.0) == 0.0
+
+
 def test_host_never_waits():
     watch = Watch()
     clock = HostClock(watch.read)

@@ -14,7 +14,16 @@ from strategies import Features, build, graphs
 
 from corepipe.errors import UserError
 from corepipe.neuron.compiler import compile_graph, describe, kv_bytes_per_token
-from corepipe.neuron.graph import SPLIT_AXES, Axis, Graph, HeadLayout, WeightRole, WeightSpec
+from corepipe.neuron.graph import (
+    TOKENS,
+    AxisKind,
+    Graph,
+    HeadLayout,
+    WeightRole,
+    WeightSpec,
+    columns,
+    hidden,
+)
 from corepipe.neuron.numerics import cut
 from corepipe.neuron.ops import AllGather, AllReduce, Linear, Receive, RMSNorm, Send
 from corepipe.neuron.placement import Placement
@@ -22,7 +31,7 @@ from corepipe.neuron.program import Program
 
 
 def placements(graph: Graph) -> st.SearchStrategy[Placement]:
-    limit = min(graph.heads.heads, 8)
+    limit = min(graph.attention_heads, 8)
     return st.builds(Placement, pipeline=st.integers(1, graph.num_layers), tensor=st.integers(1, limit))
 
 
@@ -100,9 +109,9 @@ def check_cover(spec: WeightSpec, ranks: list[Program], tensor: int) -> None:
         seen.update(part[part > 0].tolist())
     copies = set(seen.values())
     assert len(seen) == numbers.size
-    if Axis.KV_HEADS in spec.axes:
-        assert max(copies) <= ranks[0].heads.kv_heads * tensor
-    elif SPLIT_AXES & set(spec.axes):
+    if any(axis.kind is AxisKind.KV_HEADS for axis in spec.axes):
+        assert max(copies) <= ranks[0].head_layouts[0].kv_heads * tensor
+    elif any(axis.is_cut for axis in spec.axes):
         assert copies == {1}
     else:
         assert copies == {len(ranks)}
@@ -111,7 +120,7 @@ def check_cover(spec: WeightSpec, ranks: list[Program], tensor: int) -> None:
 def test_ranks_with_parts_as_wide_share_their_ops():
     ranks = compile_graph(llama(LLAMA_70B), Placement(tensor=8))
     assert all(rank.ops is ranks[1].ops for rank in ranks[1:])
-    up = next(op for op in ranks[0].ops if op.out.axis is Axis.FFN)
+    up = next(op for op in ranks[0].ops if op.out.axis.name == "ffn")
     starts = [rank.shards[up.weight.name].axes[0].ranges for rank in ranks]
     assert starts == [((3584 * rank, 3584),) for rank in range(8)]
 
@@ -120,12 +129,12 @@ def test_two_all_reduces_a_layer_and_one_all_gather():
     programs = compile_graph(llama(LLAMA_70B), Placement(tensor=8))
     kinds = Counter(type(op) for op in programs[3].ops)
     assert (kinds[AllReduce], kinds[AllGather]) == (160, 1)
-    assert programs[3].heads == HeadLayout(8, 1, 128)
+    assert programs[3].head_layouts == (HeadLayout(8, 1, 128),)
 
 
 def test_only_the_residual_stream_crosses_a_llamas_stages():
     programs = compile_graph(llama(SMOLLM2), Placement(pipeline=3))
-    assert [carried(p, Send) for p in programs[:2]] == [[(Axis.HIDDEN, 576, "tokens")]] * 2
+    assert [carried(p, Send) for p in programs[:2]] == [[(hidden(576), 576, TOKENS)]] * 2
 
 
 def test_a_value_read_later_is_forwarded_hop_by_hop():
@@ -176,7 +185,7 @@ def test_a_cut_divides_kv_bytes():
     [
         (lambda ops: (*ops[:-1], replace(ops[-1], layer=0)), "order of their layers"),
         (lambda ops: ops[1:], "no op has made"),
-        (lambda ops: tuple(replace(op, layer=0) for op in ops), "one attention"),
+        (lambda ops: tuple(replace(op, layer=0) for op in ops), "layer 0 has more than one attention"),
     ],
 )
 def test_broken_graphs(change, message):
@@ -185,23 +194,39 @@ def test_broken_graphs(change, message):
         compile_graph(replace(graph, ops=change(graph.ops)), Placement())
 
 
-def test_an_axis_of_two_widths_is_refused():
+def test_a_matrix_with_other_axes_than_its_values_is_refused():
     graph = llama(TINY)
     ops = tuple(
-        replace(op, out=replace(op.out, width=7)) if op.layer == 1 and op.out.axis is Axis.FFN else op
+        replace(op, out=op.out._replace(axis=columns("ffn", 7)))
+        if op.layer == 1 and op.out.axis.name == "ffn"
+        else op
         for op in graph.ops
     )
-    with pytest.raises(ValueError, match="axis ffn is 128 wide and 7 wide"):
+    with pytest.raises(ValueError, match="linear26 has other axes than what it reads and makes"):
         compile_graph(replace(graph, ops=ops), Placement())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": ()}, "an op of layer -1 reads tokens, not declared"),
+        ({"rows": (TOKENS,)}, "an op of layer 8 has rows logits, not declared"),
+        ({"outputs": ()}, "declares no output"),
+        ({"num_layers": 20}, "logits is not made in the last layer or after it"),
+    ],
+)
+def test_a_graph_declares_what_its_ops_have(changes, message):
+    with pytest.raises(ValueError, match=message):
+        compile_graph(replace(llama(TINY), **changes), Placement())
 
 
 def test_a_norm_over_all_heads_is_refused_under_tensor_parallelism_only():
     graph = build(Features(head_norm=True))
 
     def widen(op):
-        if not (isinstance(op, RMSNorm) and op.x.axis in SPLIT_AXES):
+        if not (isinstance(op, RMSNorm) and op.x.axis.is_cut):
             return op
-        gain = WeightSpec(op.gain.name, (op.x.width,), (op.x.axis,), WeightRole.VECTOR)
+        gain = WeightSpec(op.gain.name, (op.x.axis,), WeightRole.VECTOR)
         return replace(op, gain=gain)
 
     wide = replace(graph, ops=tuple(widen(op) for op in graph.ops))
@@ -214,8 +239,10 @@ def test_a_linear_between_split_axes_is_refused():
     graph = llama(TINY)
 
     def relabel(op):
-        if isinstance(op, Linear) and op.out.axis is Axis.HIDDEN:
-            return replace(op, out=replace(op.out, axis=Axis.FFN, width=128))
+        if isinstance(op, Linear) and op.out.axis.kind is AxisKind.HIDDEN:
+            ffn = columns("ffn", 128)
+            weight = replace(op.weight, axes=(ffn, op.x.axis))
+            return replace(op, out=op.out._replace(axis=ffn), weight=weight)
         return op
 
     with pytest.raises(UserError, match="cut along both"):

@@ -24,7 +24,7 @@ from corepipe.neuron.cost import (
     stage_weights,
 )
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, Op, Rows, Value
+from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout, Op
 from corepipe.neuron.hardware import GIB
 from corepipe.neuron.opcost import matrix_cost, op_cost
 from corepipe.neuron.ops import Attention, Linear
@@ -45,7 +45,7 @@ SHAPES = st.builds(
 
 def test_shape_of_chunks():
     shape = StepShape.of([(10, 1), (0, 4)], 2)
-    assert shape == StepShape(rows=5, sequences=2, kv_tokens=15, attended=11 + 1 + 2 + 3 + 4, logit_rows=2)
+    assert shape == StepShape(counts=(5, 2), sequences=2, kv_tokens=15, attended=11 + 1 + 2 + 3 + 4)
     assert StepShape.of([(99, 1)] * 3, 3) == StepShape.decode(3, 100)
 
 
@@ -124,11 +124,10 @@ def test_the_table_agrees_with_the_ops(machine, fmt):
 def test_more_work_is_never_faster(a, b):
     model = CostModel(whole(llama(TINY)), instance("inf2.xlarge"), ASYNC)
     both = StepShape(
-        a.rows + b.rows,
+        (a.rows + b.rows, a.logit_rows + b.logit_rows),
         a.sequences + b.sequences,
         a.kv_tokens + b.kv_tokens,
         a.attended + b.attended,
-        a.logit_rows + b.logit_rows,
     )
     assert model.seconds(0, both) >= max(model.seconds(0, a), model.seconds(0, b)) > 0
     assert model.seconds(0, both) == pytest.approx(model.explain(0, both).total, rel=1e-9)
@@ -286,7 +285,7 @@ def test_attention_by_hand():
     """2 key/value heads of 256, each for 4 query heads; a window of 100 positions."""
     heads = HeadLayout(heads=8, kv_heads=2, head_dim=256)
     cost = _attention_cost(llama(replace(TINY, heads=heads, window=100)))
-    wide, narrow = (cost.engines(StepShape(300, 3, 600, n, 3)) for n in (25_000, 90_000))
+    wide, narrow = (cost.engines(StepShape((300, 3), 3, 600, n)) for n in (25_000, 90_000))
     assert wide.tensor == pytest.approx(25_000 * 8 * 4 * 256 / 92e12)
     assert narrow.tensor == pytest.approx(300 * 100 * 8 * 4 * 256 / 92e12)
     token = 2 * 2 * 256 * 2
@@ -375,7 +374,9 @@ def test_width_of_a_value_is_what_counts():
     """Local widths decide, so a tensor rank's Program is timed by its own part."""
     graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     linear = next(op for op in graph.ops if op.weights and op.weights[0].name.startswith("linear"))
-    half = replace(linear, out=Value(linear.out.id, linear.out.axis, linear.out.width // 2))
+    half = replace(
+        linear, out=linear.out._replace(axis=linear.out.axis._replace(width=linear.out.width // 2))
+    )
     shape = StepShape.decode(1, 5)
     whole_cost, half_cost = (op_cost(op, graph.format, rates).engines(shape) for op in (linear, half))
     assert half_cost.dma == whole_cost.dma / 2
@@ -385,7 +386,7 @@ def test_width_of_a_value_is_what_counts():
 def test_matrices_are_cut_into_whole_tiles():
     """129 columns need as many tiles as 256."""
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    seconds = [matrix_cost(Rows.TOKENS, (n, 128), FORMATS["bf16"], rates).tensor for n in (128, 129, 256)]
+    seconds = [matrix_cost(TOKENS, (n, 128), FORMATS["bf16"], rates).tensor for n in (128, 129, 256)]
     assert seconds[0] * 2 == seconds[1] == seconds[2]
 
 
@@ -396,7 +397,7 @@ def test_fp32_takes_four_passes():
 
 def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    op = experts(count=8, top_k=2, hidden=256, ffn=128)
+    op = experts(count=8, top_k=2, width=256, ffn=128)
     cost = op_cost(op, FORMATS["bf16"], rates)
     one, results = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2
     steps = [cost.engines(StepShape.decode(rows, 10)) for rows in (1, 3, 4, 64)]
@@ -407,7 +408,7 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
 def test_steps_of_all_experts_wait_for_one_another():
     """So that a prompt takes longer than its busiest engine: the products, then the sums."""
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    cost = op_cost(experts(count=8, top_k=2, hidden=4096, ffn=768), FORMATS["bf16"], rates)
+    cost = op_cost(experts(count=8, top_k=2, width=4096, ffn=768), FORMATS["bf16"], rates)
     shape = StepShape.of([(0, 4096)], 1)
     steps, whole_op = [8 * step.engines(shape).seconds for step in cost.steps], cost.engines(shape)
     assert whole_op.seconds == pytest.approx(sum(steps), rel=1e-3)
@@ -443,7 +444,7 @@ def test_decode_seconds_are_stage_seconds_to_the_last_bit(name, batch):
     times = model.decode_seconds(8, tokens)
     assert times.shape == (2, len(tokens))
     for i, kv_tokens in enumerate(tokens.tolist()):
-        assert times[:, i].tolist() == model.stage_seconds(StepShape(8, 8, kv_tokens, kv_tokens, 8))
+        assert times[:, i].tolist() == model.stage_seconds(StepShape.decoding(8, kv_tokens))
 
 
 @settings(max_examples=25, deadline=None)

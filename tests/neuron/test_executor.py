@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, graphs, read_weights, step_inputs
+from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, decoders, read_weights, step_inputs
 
 from corepipe.kernels import native
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
@@ -62,10 +62,10 @@ def run(executor: NativeExecutor, inputs: StepInputs) -> F32:
     return found
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @some
 def test_kernels_agree_with_the_twin(pool, graph, data):
-    tensor = data.draw(st.integers(1, min(graph.heads.heads, 4)))
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 4)))
     placement = Placement(pipeline=data.draw(st.integers(1, graph.num_layers)), tensor=tensor)
     executor = kernels(graph, placement, pool)
     programs = compile_graph(graph, placement)
@@ -92,7 +92,7 @@ def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
     assert np.mean(to_twin) < np.mean(to_fp32) / 3
 
 
-@given(graphs(), st.data())
+@given(decoders(cuttable=False), st.data())
 @some
 def test_a_pipeline_and_chunks_give_the_same_bits(pool, graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
@@ -110,9 +110,23 @@ def test_odd_shards_are_packed_anew_with_the_same_numbers(pool, fmt):
     graph = build(Features(heads=HeadLayout(4, 2, 16), ffn=40, vocab=33, qkv_bias=True), fmt)
     programs = compile_graph(graph, Placement(tensor=3))
     assert not all(part.contiguous for p in programs for part in p.axes.values())
-    assert {p.axes[Axis.Q_HEADS].width for p in programs} == {32}
+    assert {p.axes[HeadLayout(4, 2, 16).queries()].width for p in programs} == {32}
     inputs = step_inputs(graph, PROMPTS)
     got = run(kernels(graph, Placement(tensor=3), pool), inputs)
+    expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).logits(inputs)
+    assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "placement", [ONE_CORE, Placement(pipeline=2), Placement(tensor=2), Placement(tensor=3)]
+)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_layers_may_differ_in_heads(pool, fmt, placement):
+    """Each kind of heads has a KV cache of its own."""
+    layouts = (HeadLayout(6, 2, 16), HeadLayout(4, 4, 32), HeadLayout(8, 1, 8), HeadLayout(6, 2, 16))
+    graph = build(Features(layers=4, layer_heads=layouts, head_norm=True), fmt)
+    programs, inputs = compile_graph(graph, placement), step_inputs(graph, PROMPTS)
+    got = run(kernels(graph, placement, pool), inputs)
     expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).logits(inputs)
     assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 

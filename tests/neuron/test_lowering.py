@@ -7,20 +7,24 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Features, build, graphs
+from strategies import Features, build, decoders
 
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import Axis, HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import HeadLayout, Op, RopeSpec, Value, WeightRole, WeightSpec, fixed, hidden
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
+    Activation,
     Add,
     AllReduce,
     Attention,
     Embed,
+    Function,
     GatedActivation,
+    LayerNorm,
     Linear,
     RMSNorm,
     Rope,
+    Scale,
     SelectRows,
 )
 from corepipe.neuron.placement import Placement
@@ -42,11 +46,20 @@ def parts(step: Step, program: Program) -> list[Op]:
     if isinstance(step, Plain):
         return [step.op]
     if isinstance(step, FusedLinear):
-        ends = [op for op in program.ops if isinstance(op, (Add, GatedActivation)) and op.out == step.out]
-        return [*step.linears, *ends, *([step.norm] if step.norm else [])]
+        return [*step.linears, *followers(step, program), *([step.norm] if step.norm else [])]
     attention = step.op
     turns = [op for op in program.ops if isinstance(op, Rope) and op.out in attention.inputs]
     return [attention, *(turns if step.rope else []), *(n for n in (step.q_norm, step.k_norm) if n)]
+
+
+def followers(step: FusedLinear, program: Program) -> list[Op]:
+    """The ops from the Linear's result to the step's."""
+    found: list[Op] = []
+    value = step.linears[0].out
+    while step.out is not None and value != step.out:
+        found.append(next(op for op in program.ops if value in op.inputs))
+        value = found[-1].out
+    return found
 
 
 @pytest.mark.parametrize("head_norm", [False, True])
@@ -82,20 +95,20 @@ HIDDEN = 8
 
 
 def value(i: int, width: int = HIDDEN) -> Value:
-    return Value(i, Axis.HIDDEN, width)
+    return Value(i, hidden(width))
 
 
 def linear(i: int, x: Value) -> Linear:
-    weight = WeightSpec(f"w{i}", (HIDDEN, x.width), (Axis.HIDDEN, Axis.HIDDEN), WeightRole.MATRIX)
+    weight = WeightSpec(f"w{i}", (hidden(HIDDEN), x.axis), WeightRole.MATRIX)
     return Linear(0, value(i), x, weight)
 
 
 def norm(i: int, x: Value, width: int = HIDDEN) -> RMSNorm:
-    return RMSNorm(0, value(i), x, WeightSpec(f"g{i}", (width,), (Axis.HIDDEN,), WeightRole.VECTOR), 1e-5)
+    return RMSNorm(0, value(i), x, WeightSpec(f"g{i}", (hidden(width),), WeightRole.VECTOR), 1e-5)
 
 
 X = value(0)
-TABLE = WeightSpec("table", (4, HIDDEN), (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
+TABLE = WeightSpec("table", (fixed("tokens", 4), hidden(HIDDEN)), WeightRole.EMBEDDING)
 START = Embed(0, X, TABLE)
 LAST = SelectRows(0, value(99), value(9))
 ROPE = RopeSpec((1.0,))
@@ -148,10 +161,21 @@ HALF_ROPE = RopeSpec((0.5,))
             id="a gate that makes its own partner",
         ),
         pytest.param(
-            [linear(1, X), linear(2, X), linear(3, X), GatedActivation(0, value(4), value(1), value(2)),
-             Add(0, value(9), value(3), value(4))],
-            [FusedLinear, GatedActivation, Add],
-            id="a gate with a third sibling",
+            [linear(1, X), Activation(0, value(2), value(1), Function.GELU),
+             Add(0, value(9), value(1), value(2))],
+            [FusedLinear, Activation, Add],
+            id="a function of what others read too",
+        ),
+        pytest.param(
+            [linear(1, X), Scale(0, value(2), value(1), 2.0), Add(0, value(9), value(1), value(2))],
+            [FusedLinear, Scale, Add],
+            id="a factor of what others read too",
+        ),
+        pytest.param(
+            [LayerNorm(0, value(1), X, None, None, 1e-5), linear(2, value(1)),
+             Add(0, value(9), value(1), value(2))],
+            [LayerNorm, FusedLinear],
+            id="a layer norm that others read too",
         ),
     ],
 )  # fmt: skip
@@ -159,7 +183,56 @@ def test_what_must_not_be_fused(ops, expected):
     steps = lower((START, *ops, LAST))
     assert kinds(steps) == [Embed, *expected, SelectRows]
     linears = [s for s in steps if isinstance(s, FusedLinear)]
-    assert all(s.norm is None and s.residual is None and not s.gated for s in linears)
+    assert all(s.norm is None and s.outer is None and not s.gated and s.function is None for s in linears)
+
+
+def test_what_follows_a_linear_is_its_steps():
+    """Beside queries, keys and values of one norm: a gated pair; and a Linear with a function, as in Phi."""
+    normed = LayerNorm(0, value(1), X, None, None, 1e-5)
+    q, gate, up, mlp, down = (linear(i, value(1)) for i in (2, 3, 4, 5, 8))
+    pair = GatedActivation(0, value(6), gate.out, up.out, Function.GELU_TANH)
+    function = Activation(0, value(7), mlp.out, Function.RELU)
+    scaled = Scale(0, value(10), down.out, 0.5)
+    inner, outer = Add(0, value(11), value(7), scaled.out), Add(0, value(9), X, value(11))
+    steps = lower((START, normed, q, gate, up, pair, mlp, function, down, scaled, inner, outer, LAST))
+    assert kinds(steps) == [Embed, FusedLinear, FusedLinear, FusedLinear, FusedLinear, SelectRows]
+    lone, gated, with_function, added = (s for s in steps if isinstance(s, FusedLinear))
+    assert all(s.norm is normed and s.x == X for s in (lone, gated, with_function, added))
+    assert (lone.linears, lone.function, lone.out) == ((q,), None, None)
+    assert (gated.linears, gated.function, gated.gated) == ((gate, up), Function.GELU_TANH, True)
+    assert (with_function.linears, with_function.function, with_function.gated) == (
+        (mlp,),
+        Function.RELU,
+        False,
+    )
+    assert (added.factor, added.residual, added.outer, added.out) == (0.5, value(7), X, value(9))
+
+
+@pytest.mark.parametrize("two_norms", [False, True])
+def test_a_layer_of_parallel_blocks_is_five_steps(two_norms):
+    """As in Phi and GPT-NeoX: no op of theirs runs alone, and x is added where the last sum is made."""
+    features = Features(layers=3, norms="layer", gated=False, function=Function.GELU, side_by_side=True)
+    steps = lower(one_program(replace(features, two_norms=two_norms)).ops)
+    assert kinds(steps) == [
+        Embed,
+        *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 3,
+        SelectRows,
+        FusedLinear,
+    ]
+    last = [s for s in steps if isinstance(s, FusedLinear)][3::4][:3]
+    assert all(s.residual is not None and s.outer is not None for s in last)
+
+
+def test_constants_go_with_the_linears():
+    """As in Granite: but for the embedding's, factors cost no pass over the values."""
+    steps = lower(one_program(Features(layers=2, scales=(2.0, 0.5, 0.25))).ops)
+    assert kinds(steps) == [
+        *[Embed, Scale],
+        *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 2,
+        *[SelectRows, FusedLinear],
+    ]
+    factors = [s.factor for s in steps if isinstance(s, FusedLinear)]
+    assert factors == [*[1.0, 0.5, 1.0, 0.5] * 2, 0.25]
 
 
 def attention_ops(**changes: object) -> list[Op]:
@@ -199,18 +272,18 @@ def test_an_attention_that_reads_one_value_twice():
 
 
 def programs_of(graph, data) -> tuple[Program, ...]:
-    tensor = data.draw(st.integers(1, min(graph.heads.heads, 4)))
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 4)))
     return compile_graph(graph, Placement(data.draw(st.integers(1, graph.num_layers)), tensor))
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @some
 def test_every_op_is_computed_and_nothing_is_read_before_it_is_made(graph, data):
     for program in programs_of(graph, data):
         steps = lower(program.ops)
         done = [op for step in steps for op in parts(step, program)]
         assert {id(op) for op in done} == {id(op) for op in program.ops}
-        again = [op for op in done if not isinstance(op, RMSNorm)]
+        again = [op for op in done if not isinstance(op, (RMSNorm, LayerNorm))]
         assert len({id(op) for op in again}) == len(again)
         made: set[int] = set()
         for step in steps:
@@ -218,7 +291,7 @@ def test_every_op_is_computed_and_nothing_is_read_before_it_is_made(graph, data)
             made |= {v.id for v in step.writes}
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @some
 def test_buffers_never_alias_a_live_value(graph, data):
     for program in programs_of(graph, data):
@@ -226,8 +299,8 @@ def test_buffers_never_alias_a_live_value(graph, data):
         widths, buffers = assign_buffers(steps)
         holds: dict[int, int] = {}
         for step in steps:
-            residual = getattr(step, "residual", None)  # the one value that its own sum may overwrite
-            read = {buffers[v.id] for v in step.reads if v != residual or v == step.x}
+            added = step.added if isinstance(step, FusedLinear) else ()  # the sum may overwrite one of them
+            read = {buffers[v.id] for v in step.reads if v not in added or v == step.x}
             written = [buffers[v.id] for v in step.writes]
             assert all(holds[buffers[v.id]] == v.id for v in step.reads)
             assert len(set(written)) == len(written)

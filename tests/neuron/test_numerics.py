@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from corepipe.neuron import numerics
 from corepipe.neuron.graph import FORMATS, DType, RopeSpec
-from corepipe.neuron.numerics import Matrix, round_stochastically, round_to
+from corepipe.neuron.numerics import Matrix, Scores, round_stochastically, round_to
+from corepipe.neuron.ops import Function
 from corepipe.neuron.program import PAD, AxisShard
 
 FLOATS = [DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2]
@@ -211,15 +212,23 @@ def test_rope_tables_are_the_nearest_fp32_on_every_machine():
         np.testing.assert_array_equal(table.ravel(), expected)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("slopes", [None, [1, 0.5, 0.25, 2]])
 @pytest.mark.parametrize("window", [None, 1, 3])
-def test_attention_against_loops(window):
+def test_attention_against_loops(window, slopes, softcap):
     q, keys, values = normal(3, 4, 8), normal(6, 2, 8, seed=1), normal(6, 2, 8, seed=2)
     positions = np.array([3, 4, 5], np.int32)
-    got = numerics.attend(q, keys, values, positions, 0.5, window, DType.FP32)
+    kind = Scores(0.5, window, softcap, None if slopes is None else np.float32(slopes))
+    got = numerics.attend(q, keys, values, positions, kind, DType.FP32)
     for m, position in enumerate(positions):
         seen = range(0 if window is None else max(0, position + 1 - window), position + 1)
         for h in range(4):
-            p = np.exp([0.5 * float(q[m, h] @ keys[j, h // 2]) for j in seen])
+            scores = [0.5 * float(q[m, h] @ keys[j, h // 2]) for j in seen]
+            if softcap is not None:
+                scores = [softcap * math.tanh(score / softcap) for score in scores]
+            if slopes is not None:
+                scores = [s - slopes[h] * (position - j) for s, j in zip(scores, seen, strict=True)]
+            p = np.exp(scores)
             expected = (p / p.sum()) @ values[list(seen), h // 2]
             np.testing.assert_allclose(got[m, 8 * h : 8 * h + 8], expected, rtol=1e-4, atol=1e-6)
 
@@ -230,16 +239,70 @@ def test_probabilities_are_rounded_for_the_values_only():
     p = np.exp(score)
     q, values = np.ones((1, 50, 1), np.float32), np.stack([0 * score, 1 + 0 * score])
     keys = np.stack([0 * score, score])
-    got = numerics.attend(q, keys, values, np.array([1], np.int32), 1.0, None, DType.BF16)
+    got = numerics.attend(q, keys, values, np.array([1], np.int32), Scores(1.0), DType.BF16)
     expected = round_to(round_to(p, DType.BF16) / (1 + p), DType.BF16)
     np.testing.assert_array_equal(got[0], expected[:, 0])
     assert np.any(got[0] != round_to(p / (1 + p), DType.BF16)[:, 0])
 
 
-def test_gate_and_add():
+@pytest.mark.parametrize("gain", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_norm_is_that_of_the_definition(gain, bias):
+    x, g, b = 3 * normal(5, 24) + 7, normal(24, seed=1), normal(24, seed=2)
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-3)
+    expected = expected * (g if gain else 1) + (b if bias else 0)
+    got = numerics.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.FP32)
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+    rounded = numerics.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.BF16)
+    np.testing.assert_array_equal(rounded, round_to(got, DType.BF16))
+
+
+ELEMENTS = {
+    Function.SILU: lambda x: x / (1 + math.exp(-x)),
+    Function.GELU: lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    Function.GELU_TANH: lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    Function.RELU: lambda x: max(x, 0.0),
+    Function.SIGMOID: lambda x: 1 / (1 + math.exp(-x)),
+    Function.TANH: math.tanh,
+}
+
+
+@pytest.mark.parametrize("function", Function)
+def test_functions_are_those_of_the_definitions(function):
+    x = np.linspace(-9, 9, 1001, dtype=np.float32)
+    expected = np.array([ELEMENTS[function](float(each)) for each in x])
+    got = numerics.activation(x, function, DType.FP32)
+    np.testing.assert_allclose(got, expected, rtol=4e-7, atol=1e-9)
+    np.testing.assert_array_equal(
+        numerics.activation(x, function, DType.BF16), round_to(got, DType.BF16), str(function)
+    )
+    far = numerics.activation(np.float32([-1e4, 1e4]), function, DType.FP32)
+    assert np.isfinite(far).all()
+    assert far[0] in (0, -1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        (12, [*(2**-i for i in range(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_slopes_of_alibi(heads, slopes):
+    """Press et al. 2022, section 3; for other numbers of heads as BLOOM and MPT have them."""
+    assert numerics.alibi_slopes(heads) == pytest.approx(slopes, rel=1e-7)
+
+
+def test_scale_gate_and_add():
     gate, up = np.float32([[-200, -1, 0, 1, 80]]), np.float32([[3, 3, 3, 3, 3]])
     expected = [[0, -3 / (1 + math.e), 0, 3 / (1 + math.exp(-1)), 240]]
-    np.testing.assert_allclose(numerics.gated(gate, up, DType.FP32), expected, rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(
+        numerics.gated(gate, up, Function.SILU, DType.FP32), expected, rtol=1e-6, atol=1e-30
+    )
+    np.testing.assert_array_equal(numerics.scale(gate, 1 / 3, DType.FP32), gate * np.float32(1 / 3))
     np.testing.assert_array_equal(numerics.add(np.float32([1]), np.float32([2.0**-9]), DType.BF16), [1])
 
 

@@ -10,19 +10,13 @@ from hypothesis import strategies as st
 from strategies import heads
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import Axis, HeadLayout
+from corepipe.neuron.graph import Axis, HeadLayout, columns, hidden, vocabulary
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import PAD, AxisShard
 
 
-def widths_of(layout: HeadLayout, ffn: int = 1536, vocab: int = 49152) -> dict[Axis, int]:
-    return {
-        Axis.HIDDEN: 576,
-        Axis.Q_HEADS: layout.heads * layout.head_dim,
-        Axis.KV_HEADS: layout.kv_heads * layout.head_dim,
-        Axis.FFN: ffn,
-        Axis.VOCAB: vocab,
-    }
+def axes_of(layout: HeadLayout, ffn: int = 1536, vocab: int = 49152) -> list[Axis]:
+    return [hidden(576), layout.queries(), layout.keys(), columns("ffn", ffn), vocabulary(vocab)]
 
 
 def head_numbers(shard: AxisShard, head_dim: int) -> list[int]:
@@ -50,42 +44,42 @@ def test_cores():
 
 def test_whole_groups_where_kv_heads_divide():
     layout = HeadLayout(8, 4, 16)
-    second = shard_axes(layout, widths_of(layout), 2)[1]
-    assert second[Axis.Q_HEADS].ranges == ((64, 64),)
-    assert second[Axis.KV_HEADS].ranges == ((32, 32),)
-    assert second[Axis.HIDDEN].ranges == ((0, 576),)
+    second = shard_axes(axes_of(layout), 2)[1]
+    assert second[layout.queries()].ranges == ((64, 64),)
+    assert second[layout.keys()].ranges == ((32, 32),)
+    assert second[hidden(576)].ranges == ((0, 576),)
     assert local_heads(layout, 2) == HeadLayout(4, 2, 16)
 
 
 def test_kv_heads_are_copied_where_ranks_outnumber_them():
     layout = HeadLayout(10, 2, 16)
-    shards = shard_axes(layout, widths_of(layout), 4)
-    assert [head_numbers(s[Axis.Q_HEADS], 16) for s in shards] == [
+    shards = shard_axes(axes_of(layout), 4)
+    assert [head_numbers(s[layout.queries()], 16) for s in shards] == [
         [0, 1, PAD],
         [2, 3, 4],
         [5, 6, PAD],
         [7, 8, 9],
     ]
-    assert [head_numbers(s[Axis.KV_HEADS], 16) for s in shards] == [[0], [0], [1], [1]]
-    assert local_heads(layout, 4) == HeadLayout(3, 1, 16)
+    assert [head_numbers(s[layout.keys()], 16) for s in shards] == [[0], [0], [1], [1]]
+    assert local_heads(layout, 4) == HeadLayout(3, 1, 16, copied=True)
 
 
 def test_each_query_head_gets_a_kv_head_where_nothing_divides():
     layout = HeadLayout(9, 3, 64)
-    shards = shard_axes(layout, widths_of(layout), 4)
-    assert [head_numbers(s[Axis.Q_HEADS], 64) for s in shards] == [
+    shards = shard_axes(axes_of(layout), 4)
+    assert [head_numbers(s[layout.queries()], 64) for s in shards] == [
         [0, 1, PAD],
         [2, 3, PAD],
         [4, 5, PAD],
         [6, 7, 8],
     ]
-    assert [head_numbers(s[Axis.KV_HEADS], 64) for s in shards] == [
+    assert [head_numbers(s[layout.keys()], 64) for s in shards] == [
         [0, 0, PAD],
         [0, 1, PAD],
         [1, 1, PAD],
         [2, 2, 2],
     ]
-    assert shards[0][Axis.Q_HEADS].ranges == ((0, 128), (PAD, 64))
+    assert shards[0][layout.queries()].ranges == ((0, 128), (PAD, 64))
 
 
 @given(heads(), st.integers(1, 16))
@@ -94,9 +88,9 @@ def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
     assume(tensor <= layout.heads)
     local = local_heads(layout, tensor)
     owners = []
-    for shard in shard_axes(layout, widths_of(layout), tensor):
-        q = head_numbers(shard[Axis.Q_HEADS], layout.head_dim)
-        kv = head_numbers(shard[Axis.KV_HEADS], layout.head_dim)
+    for shard in shard_axes(axes_of(layout), tensor):
+        q = head_numbers(shard[layout.queries()], layout.head_dim)
+        kv = head_numbers(shard[layout.keys()], layout.head_dim)
         assert (len(q), len(kv)) == (local.heads, local.kv_heads)
         assert any(head != PAD for head in q)
         for i, head in enumerate(q):
@@ -110,7 +104,7 @@ def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
 @settings(derandomize=True)
 def test_columns_are_cut_into_even_contiguous_parts(width, tensor):
     layout = HeadLayout(8, 8, 8)
-    parts = [s[Axis.FFN] for s in shard_axes(layout, widths_of(layout, ffn=width), tensor)]
+    parts = [s[columns("ffn", width)] for s in shard_axes(axes_of(layout, ffn=width), tensor)]
     assert all(part.contiguous and part.width > 0 for part in parts)
     end = 0
     for part in parts:
@@ -125,14 +119,14 @@ def test_columns_are_cut_into_even_contiguous_parts(width, tensor):
 @pytest.mark.parametrize(("width", "tensor", "widest"), [(768, 8, 96), (11008, 32, 344), (11008, 24, 464)])
 def test_columns_without_int8_groups_are_cut_more_evenly(width, tensor, widest):
     layout = HeadLayout(32, 32, 8)
-    parts = [s[Axis.FFN] for s in shard_axes(layout, widths_of(layout, ffn=width), tensor, grouped=False)]
+    parts = [s[columns("ffn", width)] for s in shard_axes(axes_of(layout, ffn=width), tensor, grouped=False)]
     assert max(part.width for part in parts) == widest
     assert sum(part.width for part in parts) == width
 
 
 def test_vocabulary_is_cut_between_panels():
     layout = HeadLayout(8, 8, 8)
-    parts = [s[Axis.VOCAB].ranges for s in shard_axes(layout, widths_of(layout, vocab=100), 3)]
+    parts = [s[vocabulary(100)].ranges for s in shard_axes(axes_of(layout, vocab=100), 3)]
     assert parts == [((0, 32),), ((32, 32),), ((64, 36),)]
 
 
@@ -143,7 +137,7 @@ def test_vocabulary_is_cut_between_panels():
 def test_too_many_ranks_are_refused_with_the_limit(ffn, vocab, tensor, limit):
     layout = HeadLayout(9, 3, 64)
     with pytest.raises(UserError, match=f"--tensor {tensor}: the model has {limit}") as error:
-        shard_axes(layout, widths_of(layout, ffn, vocab), tensor)
+        shard_axes(axes_of(layout, ffn, vocab), tensor)
     assert error.value.param == "tensor"
 
 

@@ -49,7 +49,7 @@ def test_many_contexts_are_padded_like_one(name, sequences, means):
     tokens = np.array([sequences * mean for mean in means], np.int64)
     running, contexts = pad_contexts(sequences, tokens, known, 4096, batch)
     for kv_tokens, context in zip(tokens.tolist(), contexts.tolist(), strict=True):
-        one = pad(StepShape(sequences, sequences, kv_tokens, kv_tokens, sequences), known, 4096, batch)
+        one = pad(StepShape.decoding(sequences, kv_tokens), known, 4096, batch)
         assert (one.sequences, one.kv_tokens) == (running, context)
 
 

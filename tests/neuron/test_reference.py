@@ -17,7 +17,7 @@ from strategies import (
     Chunk,
     Features,
     build,
-    graphs,
+    decoders,
     read_weights,
     sequence_tokens,
     step_inputs,
@@ -25,10 +25,10 @@ from strategies import (
 
 from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, Axis, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, vocabulary
 from corepipe.neuron.numerics import cut, tensor_parallel_bound
-from corepipe.neuron.ops import Receive
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.ops import Attention, Receive
+from corepipe.neuron.placement import Placement, local_heads
 from corepipe.neuron.placement import whole as all_of
 from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard
 from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied
@@ -106,7 +106,7 @@ def test_against_transformers(config):
     np.testing.assert_allclose(twin.logits(inputs), expected, atol=2e-4, rtol=2e-4)
 
 
-@given(graphs(), st.data())
+@given(decoders(cuttable=False), st.data())
 @exact
 def test_a_pipeline_gives_the_same_bits(graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
@@ -116,15 +116,35 @@ def test_a_pipeline_gives_the_same_bits(graph, data):
     np.testing.assert_array_equal(executor(graph, Placement(pipeline=stages)).logits(inputs), whole)
 
 
-@given(graphs(), st.data())
+@given(decoders(), st.data())
 @exact
 def test_tensor_parallelism_stays_within_its_bound(graph, data):
-    tensor = data.draw(st.integers(1, min(graph.heads.heads, 8)))
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 8)))
     placement = Placement(pipeline=data.draw(st.integers(1, graph.num_layers)), tensor=tensor)
     inputs = step_inputs(graph, PROMPTS)
     whole = executor(graph).logits(inputs)
     split = executor(graph, placement).logits(inputs)
     assert np.abs(split - whole).max() <= tensor_parallel_bound(compile_graph(graph, placement), whole)
+
+
+UNEQUAL = (HeadLayout(6, 2, 16), HeadLayout(4, 4, 32), HeadLayout(8, 1, 8), HeadLayout(6, 3, 16))
+"""Layers with heads of their own: as many bytes, other groups; other sizes."""
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 3, 4])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_layers_may_differ_in_heads(fmt, tensor):
+    """On a pipeline bit for bit, on tensor ranks within their bound; a rank keeps what its heads need."""
+    graph = build(Features(layers=4, layer_heads=UNEQUAL, head_norm=True, qkv_bias=True), fmt)
+    inputs = step_inputs(graph, PROMPTS)
+    whole = executor(graph).logits(inputs)
+    np.testing.assert_array_equal(executor(graph, Placement(pipeline=3)).logits(inputs), whole)
+    programs = compile_graph(graph, Placement(tensor=tensor))
+    assert [op.heads for op in programs[-1].ops if isinstance(op, Attention)] == [
+        local_heads(layout, tensor) for layout in UNEQUAL
+    ]
+    split = executor(graph, Placement(tensor=tensor)).logits(inputs)
+    assert np.abs(split - whole).max() <= tensor_parallel_bound(programs, whole)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -145,10 +165,10 @@ def test_every_rank_has_the_same_logits(fmt):
     graph = build(Features(), fmt)
     twin = executor(graph, Placement(tensor=3))
     ends = [core.program.ops[-1].out for core in twin.cores]
-    assert {(v.axis, v.width) for v in ends} == {(Axis.VOCAB, graph.vocab_size)}
+    assert {v.axis for v in ends} == {vocabulary(graph.vocab_size)}
 
 
-@given(graphs(["fp32"]), st.integers(1, 8), st.integers(0, 8))
+@given(decoders(["fp32"], cuttable=False), st.integers(1, 8), st.integers(0, 8))
 @exact
 def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     """Up to fp32's rounding, because numpy's products depend on the number of rows."""
@@ -159,10 +179,10 @@ def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     np.testing.assert_allclose(parts, whole, atol=2e-5 * np.abs(whole).max())
 
 
-@given(graphs(["bf16", "fp32"]), st.data())
+@given(decoders(["bf16", "fp32"]), st.data())
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_a_core_reads_nothing_outside_its_shards(graph, data):
-    tensor = data.draw(st.integers(1, min(graph.heads.heads, 6)))
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 6)))
     programs = compile_graph(graph, Placement(graph.num_layers, tensor))
     read, inputs = read_weights(graph), step_inputs(graph, PROMPTS)
     plain, poisoned = (ReferenceExecutor(programs, read, BLOCKS, BLOCK_SIZE) for _ in range(2))
@@ -191,7 +211,7 @@ def test_int8_shards_have_the_integers_and_scales_of_the_whole():
     graph = build(Features(heads=HeadLayout(5, 1, 16)), "int8")
     whole = executor(graph).cores[0].weights["layers.0.o.weight"]
     for core in executor(graph, Placement(tensor=2)).cores:
-        part, own = core.weights["layers.0.o.weight"], core.program.axes[Axis.Q_HEADS]
+        part, own = core.weights["layers.0.o.weight"], core.program.axes[HeadLayout(5, 1, 16).queries()]
         np.testing.assert_array_equal(part.scale, whole.scale)
         np.testing.assert_array_equal(part.values, cut(whole.values, [all_of(32), own]))
 

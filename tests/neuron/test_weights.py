@@ -18,7 +18,7 @@ from corepipe.kernels import native, packing
 from corepipe.neuron import packed_index
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, bind_matrix
-from corepipe.neuron.graph import FORMATS, Axis, HeadLayout, WeightRole, WeightSpec
+from corepipe.neuron.graph import FORMATS, HeadLayout, WeightRole, WeightSpec, hidden, vocabulary
 from corepipe.neuron.numerics import Matrix, cut, linear, round_to
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
 from corepipe.neuron.placement import Placement
@@ -293,7 +293,7 @@ SHARDS = [
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_shard_is_the_same_as_a_view_or_packed_anew(fmt, n_ranges, k_ranges):
     """A core's part of a [160, 200] matrix is the same as that part cut from the weights and packed."""
-    spec = WeightSpec("w", (160, 200), (Axis.VOCAB, Axis.HIDDEN), WeightRole.MATRIX)
+    spec = WeightSpec("w", (vocabulary(160), hidden(200)), WeightRole.MATRIX)
     weight = np.random.default_rng(1).standard_normal(spec.shape).astype(np.float32)
     n_axis, k_axis = AxisShard(n_ranges), AxisShard(k_ranges)
     tensor = pack(spec, FORMATS[fmt], weight)

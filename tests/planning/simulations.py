@@ -105,20 +105,18 @@ def bytes_of(record: Record) -> list[bytes]:
     columns += [*record.requests.values(), *record.gaps]
     counts = [record.sent, *record.rejected.values()]
     counts += [
-        n for lane in record.lanes for s in [lane.engine.scheduler]
+        n for replica in record.replicas for s in [replica.scheduler]
         for n in (s.preemptions, s.prefix_hits, s.prefix_queries, s.blocks_cached, s.blocks_held)
     ]  # fmt: skip
-    times = [
-        x for lane in record.lanes for t in [lane.engine.device.timeline] for x in (t.fill, *t.busy_seconds)
-    ]
+    times = [x for r in record.replicas for x in (r.timeline.fill, *r.timeline.busy_seconds)]
     return [repr((counts, times)).encode(), *(column.tobytes() for column in columns)]
 
 
 def check_at_rest(record: Record) -> None:
     """Every request ended once, and holds nothing."""
     assert record.sent == len(record.requests["arrival"]) + sum(record.rejected.values())
-    for lane in record.lanes:
-        scheduler = lane.engine.scheduler
+    for replica in record.replicas:
+        scheduler = replica.scheduler
         scheduler.check()
         assert not scheduler.has_unfinished()
-        assert (scheduler.blocks_held, scheduler.waiting, len(lane.flights)) == (0, 0, 0)
+        assert (scheduler.blocks_held, scheduler.waiting, len(replica.in_flight)) == (0, 0, 0)

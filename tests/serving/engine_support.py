@@ -17,7 +17,7 @@ from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.policy import mixed
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.deployment import Deployment, Replica
+from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Output, Ready, Sampling, Submit
 from corepipe.serving.pulse import Counter
@@ -76,7 +76,6 @@ def deployment(
     replicas: int = 1,
     stages: int = 1,
     clock: Clock | None = None,
-    paced: bool = True,
     executor: Callable[[], Executor] = lambda: NullExecutor(VOCAB),
     cost: FlatCost | None = None,
     seed: int = 0,
@@ -85,11 +84,11 @@ def deployment(
     config = scheduler_config(stages=stages, **limits)
     cost = cost or FlatCost(stages)
     parts = tuple(
-        Replica(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed)  # type: ignore[arg-type]
+        ReplicaParts(executor(), Timeline(cost, PROFILES["ideal"]), config, mixed)  # type: ignore[arg-type]
         for _ in range(replicas)
     )
     ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)
-    return Deployment(parts, clock or VirtualClock(), paced, VOCAB, seed, ready)
+    return Deployment(parts, clock or VirtualClock(), VOCAB, seed, ready)
 
 
 def assemble_null(
@@ -138,7 +137,7 @@ class PoliteExecutor(NullExecutor):
 def assemble_slow(
     _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
 ) -> Deployment:
-    return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock(), paced=False)
+    return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock())
 
 
 def assemble_refused(
@@ -214,7 +213,6 @@ def assemble_fragile(
     return deployment(
         executor=lambda: FragileExecutor(ENDLESS, config.model),  # it draws none of the tokens it breaks at
         clock=HostClock(),
-        paced=False,
         seed=config.seed,
         max_num_seqs=config.max_num_seqs,
     )

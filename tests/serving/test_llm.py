@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import corepipe
 import corepipe.serving.llm as llm_module
-from corepipe.cli.serve import SETTINGS
+from corepipe.cli.settings import SETTINGS
 from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs

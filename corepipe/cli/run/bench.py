@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 import uvloop
 
-from corepipe.cli.bench import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, STAGE_SECONDS
 from corepipe.cli.common import errors, progress_bar
+from corepipe.cli.defaults import SENT_REQUESTS, STAGE_SECONDS, USERS
 from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.errors import UserError
@@ -27,9 +27,9 @@ from corepipe.planning.bench.client import Asking
 from corepipe.planning.bench.compare import compared, load_result
 from corepipe.planning.bench.files import check_directory, write_files
 from corepipe.planning.bench.page import run_page, sweep_page
-from corepipe.planning.bench.play import LoadTest, Settings
+from corepipe.planning.bench.play import HostEffortTest, Settings
 from corepipe.planning.bench.report import KEYS, Report, detail
-from corepipe.planning.bench.setup import Shape, set_up
+from corepipe.planning.bench.setup import PromptShape, set_up
 from corepipe.planning.bench.sweep import SWEPT, sweep
 from corepipe.planning.bench.target import Http, Target, find
 from corepipe.planning.bench.transport import TransportError
@@ -45,7 +45,7 @@ MOST_FILES = 10_240
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Prepared:
     """What is to be done, checked before anything is sent.  base: of a sweep."""
 
     target: Target
@@ -69,7 +69,7 @@ class Tested:
 
 
 def run(given: Mapping[str, Any]) -> None:
-    """Loads the server and prints what was found.
+    """HostEfforts the server and prints what was found.
 
     Raises UserError for flags and servers that cannot be used, Exit where a condition is not met, nothing was
     answered or the run was interrupted.
@@ -84,7 +84,7 @@ def run(given: Mapping[str, Any]) -> None:
     _exit(tested, plan, code)
 
 
-async def _test(plan: Plan, given: Mapping[str, Any]) -> tuple[Tested | None, int]:
+async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None, int]:
     """The whole load test, and the exit code of the signal that ended it, or 0.
 
     Without a result where it was ended before a sweep's first stage was measured.
@@ -103,21 +103,21 @@ async def _test(plan: Plan, given: Mapping[str, Any]) -> tuple[Tested | None, in
         http.pool.close()
 
 
-async def _prepared(plan: Plan, given: Mapping[str, Any], http: Http, live: Live) -> LoadTest:
+async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: Live) -> HostEffortTest:
     """Looks at the server, and finds out how to ask it.  Raises UserError where it cannot be used."""
     try:
         found = await find(http, given["model"], given["wait"])
         asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
         settings = replace(plan.settings, asking=asking)
-        shape = Shape(given["turns"] > 1, given["prefix_tree"] is not None)
+        shape = PromptShape(given["turns"] > 1, given["prefix_tree"] is not None)
         setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
     except TransportError as error:
         raise UserError(f"{plan.target.url}: {error}", "url") from error
-    return LoadTest(http, found, setup, settings, live.watch)
+    return HostEffortTest(http, found, setup, settings, live.watch)
 
 
 @contextmanager
-def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
+def _ended_by_signals(test: HostEffortTest) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM end the load test, a second one the program; yields where the exit codes go."""
     loop, codes = asyncio.get_running_loop(), list[int]()
 
@@ -137,13 +137,13 @@ def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
             loop.remove_signal_handler(number)
 
 
-async def _single(test: LoadTest, plan: Plan) -> Tested:
+async def _single(test: HostEffortTest, plan: Prepared) -> Tested:
     report = await test.play(plan.workload, "measuring")
     notes = list(report.notes())
     return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report), notes)
 
 
-async def _sweep(test: LoadTest, plan: Plan, given: Mapping[str, Any]) -> Tested | None:
+async def _sweep(test: HostEffortTest, plan: Prepared, given: Mapping[str, Any]) -> Tested | None:
     reports: list[Report] = []
 
     async def play(workload: Synthetic, name: str) -> Report | None:
@@ -163,7 +163,7 @@ async def _sweep(test: LoadTest, plan: Plan, given: Mapping[str, Any]) -> Tested
     return Tested(found.document(), page, reports, lambda: print_sweep(found), notes)
 
 
-def _plan(given: Mapping[str, Any]) -> Plan:
+def _plan(given: Mapping[str, Any]) -> Prepared:
     """Checks every flag.  Raises UserError."""
     slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
     base, rates = _swept(given) if given["sweep"] else (None, ())
@@ -185,7 +185,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     for assertion in assertions:
         assertion.check((*KEYS, *(SWEPT if given["sweep"] else ())))
     old = None if given["compare"] is None else load_result(given["compare"])
-    return Plan(Target.parse(given["url"]), settings, workload, base, rates, assertions, old)
+    return Prepared(Target.parse(given["url"]), settings, workload, base, rates, assertions, old)
 
 
 def _workload(given: Mapping[str, Any]) -> Workload:
@@ -196,9 +196,9 @@ def _workload(given: Mapping[str, Any]) -> Workload:
         return workload
     users, requests = given["concurrency"], given["requests"]
     if given["rate"] is None and users is None:
-        users = DEFAULT_CONCURRENCY
+        users = USERS
     if requests is None and given["duration"] is None:
-        requests = DEFAULT_REQUESTS
+        requests = SENT_REQUESTS
     return synthetic(given, users, requests, "concurrency").workload()
 
 
@@ -252,7 +252,7 @@ def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
     return name, from_directory(path) if path.is_dir() else registry.load(path).tokenizer()
 
 
-def _show(tested: Tested, plan: Plan, given: Mapping[str, Any]) -> None:
+def _show(tested: Tested, plan: Prepared, given: Mapping[str, Any]) -> None:
     """The result to stdout and to files, what should be known about it to stderr."""
     document = {**tested.document, "notes": tested.notes}
     if plan.old is not None:
@@ -276,7 +276,7 @@ def _write(tested: Tested, document: Mapping[str, Any], path: Path) -> None:
     write_files(path, {**document, **each}, tested.html(), tested.reports)
 
 
-def _exit(tested: Tested, plan: Plan, code: int) -> None:
+def _exit(tested: Tested, plan: Prepared, code: int) -> None:
     """Raises Exit unless all is well."""
     missed = list(unmet(plan.assertions, tested.document))
     for line in missed:

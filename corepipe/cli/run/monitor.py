@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 import typer
 
 from corepipe.cli.common import errors, seconds, until_interrupted
-from corepipe.cli.run.reading import Between, CoreUse, Deployment, Reading, Server, UnreachableError
+from corepipe.cli.run.reading import Between, CoreUse, Reading, ServedDeployment, Server, UnreachableError
 from corepipe.serving.telemetry.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
 Json = dict[str, Any]
@@ -56,12 +56,12 @@ def _read(server: Server, *, there: bool) -> Reading | None:
         return None
 
 
-def document(between: Between, deployment: Deployment) -> Json:
+def document(between: Between, deployment: ServedDeployment) -> Json:
     """One line: what happened between two readings."""
     return _document(deployment, [_runtime(between, deployment)], _system(between, deployment))
 
 
-def _document(deployment: Deployment, runtimes: list[Json], system: Json | None) -> Json:
+def _document(deployment: ServedDeployment, runtimes: list[Json], system: Json | None) -> Json:
     instance = deployment.instance
     version = instance.chip.core.version
     return {
@@ -92,7 +92,7 @@ def _document(deployment: Deployment, runtimes: list[Json], system: Json | None)
     }
 
 
-def _runtime(between: Between, deployment: Deployment) -> Json:
+def _runtime(between: Between, deployment: ServedDeployment) -> Json:
     return {
         "pid": 0,
         "address": "",
@@ -114,11 +114,11 @@ def _group(between: Between, **fields: object) -> Json:
     return {"period": round(between.seconds, 3), **fields, "error": ""}
 
 
-def _cores(between: Between, deployment: Deployment) -> Json:
+def _cores(between: Between, deployment: ServedDeployment) -> Json:
     return {str(core.core): _core(core, deployment) for core in between.cores}
 
 
-def _core(core: CoreUse, deployment: Deployment) -> Json:
+def _core(core: CoreUse, deployment: ServedDeployment) -> Json:
     """Utilization in percent, FLOPs a second.  The physical cores of a logical one work alike."""
     busy = round(100 * core.busy, 2)
     found: Json = {"neuroncore_utilization": busy, "flops": round(core.flops)}
@@ -149,7 +149,7 @@ def _latencies(between: Between, name: str) -> Mapping[str, float] | None:
     return {percentile: found[percentile] for percentile in _PERCENTILES} if found else None
 
 
-def _memory(between: Between, deployment: Deployment) -> Json:
+def _memory(between: Between, deployment: ServedDeployment) -> Json:
     used = between.after.by("neuron_runtime_memory_used_bytes", "memory_location")
     host = round(used.get("host", 0))
     on_cores = {str(core.core): _core_memory(core) for core in between.cores}
@@ -178,7 +178,7 @@ def _core_memory(core: CoreUse) -> Json:
     }
 
 
-def _model(core: CoreUse, deployment: Deployment) -> Json:
+def _model(core: CoreUse, deployment: ServedDeployment) -> Json:
     parts = _core_memory(core)
     usage = {name: parts[name] for name in ("constants", "model_code", "runtime_memory", "tensors")}
     name = f"{deployment.timed}/{core.core}"
@@ -201,7 +201,7 @@ def _model(core: CoreUse, deployment: Deployment) -> Json:
     }
 
 
-def _system(between: Between, deployment: Deployment) -> Json:
+def _system(between: Between, deployment: ServedDeployment) -> Json:
     """Of the host.  The server tells the mean of its vCPUs, which stands for each of them here."""
     after, used = between.after, _percentages(between, "system_vcpu_usage_ratio")
     usage = {

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column
 from rich.text import Text
 
-from corepipe.cli.run.reading import Between, CoreUse, Deployment
+from corepipe.cli.run.reading import Between, CoreUse, ServedDeployment
 from corepipe.cli.tables import Figures, facts
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.neuron.tables import ENGINES
@@ -38,7 +38,7 @@ class Picture:
     """
 
     url: str
-    deployment: Deployment
+    deployment: ServedDeployment
     between: Between | None
     height: int | None
     problem: str

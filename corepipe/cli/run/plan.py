@@ -12,10 +12,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from corepipe.__main__ import INTERRUPTED
 from corepipe.cli import options
 from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigterm_as_interrupt
-from corepipe.cli.plan import Emit
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.errors import UserError
 from corepipe.models import published
@@ -32,7 +30,6 @@ from corepipe.planning.planner.confidence import shipped_validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.emit_helm import Served, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
-from corepipe.planning.planner.found import Option, Progress, Stopped
 from corepipe.planning.planner.plan_report import Commands, document
 from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan
 from corepipe.planning.planner.planner import plan as make_plan
@@ -40,7 +37,9 @@ from corepipe.planning.planner.prices import list_prices, read_prices
 from corepipe.planning.planner.remedies import Remedy
 from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
+from corepipe.planning.planner.search_result import Option, Progress, Stopped
 from corepipe.planning.planner.space import Shape, Space
+from corepipe.signals import INTERRUPTED
 
 DEFAULT_PROFILE = "vllm-neuron"
 PIPE_WIDTH = 200
@@ -57,7 +56,7 @@ def run(given: Mapping[str, Any]) -> None:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
     inquiry = _inquiry(given)
     limit = seconds("--time-limit", given["time_limit"])
-    if emit is Emit.VLLM_NEURON:
+    if emit is options.Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
     found, remedy = _searched(inquiry, limit)
     commands = None if found.best is None else _commands(found, found.best, given)
@@ -67,7 +66,7 @@ def run(given: Mapping[str, Any]) -> None:
         print_plan(errors() if emit else _console(), found, remedy, None if emit else commands)
     if emit and found.best:
         typer.echo(_emitted(found, found.best, given), nl=False)
-    if found.found.cut_short == INTERRUPTED_BY_USER:
+    if found.search.cut_short == INTERRUPTED_BY_USER:
         raise typer.Exit(INTERRUPTED)
     if found.best is None:
         raise typer.Exit(UNMET)
@@ -92,7 +91,7 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
             check()
 
         found = make_plan(inquiry, watch)
-        if found.best or found.found.cut_short:
+        if found.best or found.search.cut_short:
             return found, None
         try:
             return found, find_remedy(found, report)
@@ -146,29 +145,31 @@ def _demand(given: Mapping[str, Any]) -> Demand:
     )
 
 
-def _space(instances: list[str], formats: list[options.Dtype], stacks: list[str], emit: Emit | None) -> Space:
+def _space(
+    instances: list[str], formats: list[options.Dtype], stacks: list[str], emit: options.Emit | None
+) -> Space:
     """What may be chosen; vLLM on Neuron computes whole prompts, one at a time."""
     named = {catalog.instance(name).name for name in instances}
     chosen = tuple(i for i in INSTANCES if not named or i.name in named)
     given = tuple(FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
     space = Space(chosen, given, tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks)))
-    return replace(space, batched_tokens=()) if emit is Emit.VLLM_NEURON else space
+    return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON else space
 
 
 def _check_any_runs(inquiry: Inquiry) -> None:
     """Raises UserError where vLLM on Neuron runs nothing of what may be chosen."""
     graph = inquiry.architecture.graph(FORMATS["bf16"])
-    shapes = list(inquiry.space.shapes(graph.heads.heads, graph.num_layers))
+    shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers))
     if shapes and not any(map(emit_vllm.runs, shapes)):
         emit_vllm.check_runs(shapes[0])
 
 
-def _accepted(emit: Emit | None) -> Callable[[Shape], bool]:
+def _accepted(emit: options.Emit | None) -> Callable[[Shape], bool]:
     """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come."""
     match emit:
-        case Emit.VLLM_NEURON:
+        case options.Emit.VLLM_NEURON:
             return emit_vllm.runs
-        case Emit.HELM:
+        case options.Emit.HELM:
             return lambda shape: shape.lnc is None
         case _:
             return lambda _: True
@@ -189,7 +190,7 @@ def _console() -> Console:
 def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     model = given["model"]
     notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
-    if given["emit"] is Emit.VLLM_NEURON:
+    if given["emit"] is options.Emit.VLLM_NEURON:
         return vllm_manifests(_repository(model, notes), best.deployment, notes)
     stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
     return helm_values(

@@ -11,10 +11,10 @@ from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.planning.planner.commands import wrapped
 from corepipe.planning.planner.confidence import METRICS
-from corepipe.planning.planner.found import Option, Progress
 from corepipe.planning.planner.plan_report import Commands, distances, million, percentile_note, reasons
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
+from corepipe.planning.planner.search_result import Option, Progress
 
 
 def note(progress: Progress) -> str:
@@ -26,7 +26,7 @@ def note(progress: Progress) -> str:
 
 def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Commands | None) -> None:
     """The whole plan; `commands` of the choice, if there is one."""
-    if plan.found.cut_short:
+    if plan.search.cut_short:
         _line(console, cut(plan), style="bold")
     if plan.best:
         _line(console, sentence(plan, plan.best), style="bold")
@@ -40,7 +40,7 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
     _print_failures(console, plan)
     if commands is not None and plan.best is not None:
         _print_commands(console, commands, plan.best.deployment.instances)
-    found, market = plan.found, plan.inquiry.market
+    found, market = plan.search, plan.inquiry.market
     _line(
         console,
         f"{found.configurations} configurations, {found.simulations} simulated; "
@@ -51,11 +51,11 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
 
 def cut(plan: Plan) -> str:
     """That the search did not come to its end, and what that means."""
-    least = plan.found.least
+    least = plan.search.least
     sure = f"; nothing below {least:.4g} $/h meets the objectives" if 0 < least < float("inf") else ""
     if plan.best is not None and plan.best.price <= least:
         sure = "; nothing cheaper meets the objectives, faster ones may"
-    return f"The search was cut short ({plan.found.cut_short}): this is the best so far{sure}."
+    return f"The search was cut short ({plan.search.cut_short}): this is the best so far{sure}."
 
 
 def sentence(plan: Plan, option: Option) -> str:
@@ -117,7 +117,7 @@ def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
 
 
 def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
-    if plan.found.cut_short:
+    if plan.search.cut_short:
         _line(console, "Nothing that was looked at meets the objectives.", style="bold")
     else:
         _line(console, "Nothing meets the objectives.", style="bold")

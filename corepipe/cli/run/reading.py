@@ -59,10 +59,10 @@ class Server:
         """Ends the connection."""
         self._client.close()
 
-    def deployment(self) -> Deployment:
+    def deployment(self) -> ServedDeployment:
         """What is served where.  Raises UserError where no corepipe server with an engine answers."""
         try:
-            return Deployment(self._get("/v1/placement").json())
+            return ServedDeployment(self._get("/v1/placement").json())
         except (UnreachableError, ValueError) as error:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
 
@@ -102,7 +102,7 @@ class CoreUse:
     memory: Mapping[str, int]
 
 
-class Deployment:
+class ServedDeployment:
     """What /v1/placement says, and the instance that it names.  Raises ValueError for anything else."""
 
     def __init__(self, placement: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Deployment:
 class Between:
     """What happened between two readings.  Counters that have started anew count from 0."""
 
-    def __init__(self, before: Reading, after: Reading, deployment: Deployment) -> None:
+    def __init__(self, before: Reading, after: Reading, deployment: ServedDeployment) -> None:
         self._before = before
         self.after = after
         self._deployment = deployment

@@ -11,9 +11,9 @@ from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
+from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.run.workload import synthetic, traced
-from corepipe.cli.serve import config_fields, flag_of
-from corepipe.cli.simulate import DEFAULT_REQUESTS, DEFAULT_USERS
+from corepipe.cli.settings import config_fields, flag_of
 from corepipe.cli.tables import Figures, facts
 from corepipe.cli.workload import TraceSchema
 from corepipe.errors import UserError
@@ -77,9 +77,9 @@ def _workload(given: Mapping[str, Any]) -> Workload:
         return traced(given, "users")
     rate, users, requests = given["rate"], given["users"], given["requests"]
     if rate is None and users is None:
-        users = DEFAULT_USERS
+        users = USERS
     if requests is None and given["duration"] is None:
-        requests = DEFAULT_REQUESTS
+        requests = SIMULATED_REQUESTS
     return synthetic(given, users, requests, "users").workload()
 
 

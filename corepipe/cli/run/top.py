@@ -15,7 +15,7 @@ from rich.live import Live
 
 from corepipe.cli.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
-from corepipe.cli.run.reading import Between, Deployment, Reading, Server, UnreachableError
+from corepipe.cli.run.reading import Between, Reading, ServedDeployment, Server, UnreachableError
 from corepipe.serving.telemetry.history import History
 
 QUIT = frozenset("qQ")
@@ -45,7 +45,7 @@ class View:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._deployment: Deployment = server.deployment()
+        self._deployment: ServedDeployment = server.deployment()
         self._history: History[Reading] = History()
 
     def look(self, height: int | None = None) -> Picture:

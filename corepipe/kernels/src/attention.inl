@@ -1,4 +1,4 @@
-// Attention, row Ops and the sampler's passes for the ISA of the file that includes this.
+// Attention and the sampler's passes for the ISA of the file that includes this.
 #pragma once
 
 #include "attention_items.inl"
@@ -20,9 +20,9 @@ constexpr AttentionTable kAttention = {
     nullptr,
     nullptr,
 #endif
-    {rope_row, add_row, glu_row, round_row, widen_row},
-    {argmax, row_max, group_maxima, divide_row, weigh_row, at_least},
 };
+
+constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

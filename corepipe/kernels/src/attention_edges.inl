@@ -41,10 +41,10 @@ class MaskedKeys {
   alignas(64) uint32_t copy_[kSteps * kMaxHeadDim];
 };
 
-// The rows of one token at a block of which it sees a part.
+// The rows of one token at a block of which it sees a part: `rows` of the item's, from `row` on.
 template <class Cache>
-static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int rows, KeyBlock& block,
-                      Span span, Ahead& ahead) {
+static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int row, int rows,
+                      KeyBlock& block, Span span, Ahead& ahead) {
   MaskedKeys<Cache> first, last;
   first.hide(block, span.begin, span, shape.width);
   last.hide(block, span.end, span, shape.width);
@@ -52,7 +52,7 @@ static void meet_edge(const Shape& shape, const typename Cache::Element* q, floa
   sight.all = span;
   for (int r = 0; r < Cache::kRows; ++r) sight.rows[r] = span;
   for_tiles<Cache>(rows, [&](int from, int n) {
-    meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);
+    meet<Cache, false>(shape, q, state, row + from, n, block, sight, ahead);
   });
   last.restore();
   first.restore();
@@ -109,21 +109,19 @@ static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
 }
 
 template <class Cache>
-static void meet_edges(const Shape& shape, const typename Cache::Element* q, float* state, const Edge& edge,
+static void meet_edges(const Shape& shape, const typename Cache::Element* q, float* state, int row, const Edge& edge,
                        KeyBlock& block, Ahead& ahead) {
   if ((edge.tokens > 1 || Cache::kTiled) && can_share<Cache>(edge, block, shape.width)) {
     for_tiles<Cache>(edge.tokens * edge.group, [&](int from, int n) {
       Sight<Cache> sight;
       for (int r = 0; r < n; ++r) sight.rows[r] = Edge::sight(edge, (from + r) / edge.group);
       sight.all = {sight.rows[0].begin, sight.rows[n - 1].end};
-      meet<Cache, false>(shape, q + (size_t)from * shape.width, state + from * shape.stride, n, block, sight, ahead);
+      meet<Cache, false>(shape, q, state, row + from, n, block, sight, ahead);
     });
     return;
   }
   for (int t = 0; t < edge.tokens; ++t) {
-    const size_t row = (size_t)t * edge.group;
-    meet_edge<Cache>(shape, q + row * shape.width, state + row * shape.stride, edge.group, block,
-                     Edge::sight(edge, t), ahead);
+    meet_edge<Cache>(shape, q, state, row + t * edge.group, edge.group, block, Edge::sight(edge, t), ahead);
   }
 }
 

@@ -11,10 +11,10 @@ namespace COREPIPE_SIMD {
 // ---- one head of a row: norm and rotation as the separate Ops do them
 
 // Returns x, or `work` with what norm and rotation make of it.
-static const float* ready_head(const AttentionCall& call, const float* x, const HeadNorm& norm, int position,
+static const float* ready_head(const AttentionCall& call, const float* x, const Norm& norm, int position,
                                float* work) {
-  if (norm.gain != nullptr) {
-    call.rms_norm_row(x, norm.gain, norm.eps, call.head_dim, call.round_bf16, work);
+  if (norm.kind != NormKind::none) {
+    norm_row(norm, x, call.head_dim, call.round_bf16, work);
     x = work;
   }
   const Rotation& r = call.rotation;
@@ -155,8 +155,11 @@ struct Item {
   Item(const AttentionCall& c, const AttentionItem& i, Element* queries) : call(c), item(i), q(queries) {
     shape.width = call.cache.width;
     shape.stride = state_floats(shape.width);
-    shape.scale = call.scale * 1.44269504088896341f;
     first_position = call.positions[item.row];
+    constexpr float kLog2E = 1.44269504088896341f;
+    shape.bend = {call.scale, call.softcap, call.slopes == nullptr ? nullptr : call.slopes + item.head * call.group,
+                  call.group, first_position};
+    shape.scale = shape.bend.needed() ? kLog2E : call.scale * kLog2E;
     last_position = first_position + item.rows - 1;
   }
 
@@ -215,15 +218,14 @@ struct Item {
 
   void meet_part(KeyBlock& block, int index, int begin, int end, float* state, Ahead& ahead) {
     const Edge edge = {first_position + begin, end - begin, call.group, call.window, index * kKeyBlock};
-    const size_t row = (size_t)begin * call.group;
-    meet_edges<Cache>(shape, q + row * shape.width, state + row * shape.stride, edge, block, ahead);
+    const int row = begin * call.group;
+    meet_edges<Cache>(shape, q, state, row, edge, block, ahead);
   }
 
   void meet_whole(const KeyBlock& block, int begin, int end, float* state, Ahead& ahead) {
-    const size_t row = (size_t)begin * call.group;
+    const int row = begin * call.group;
     for_tiles<Cache>((end - begin) * call.group, [&](int first, int n) {
-      meet<Cache, true>(shape, q + (row + first) * shape.width, state + (row + first) * shape.stride, n, block,
-                        Sight<Cache>{}, ahead);
+      meet<Cache, true>(shape, q, state, row + first, n, block, Sight<Cache>{}, ahead);
     });
   }
 

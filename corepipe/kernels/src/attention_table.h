@@ -1,8 +1,10 @@
-// What the attention, row and sampler kernels of each ISA take and offer.
+// What an ISA provides for attention, and what it takes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "row_table.h"
 
 namespace corepipe {
 
@@ -23,11 +25,6 @@ struct KVLayer {
   bool fp32;
 };
 
-struct HeadNorm {
-  const float* gain = nullptr;  // null: no norm
-  float eps = 0;
-};
-
 struct Rotation {
   const float* cos = nullptr;  // [max_positions, half]; null: no rotation
   const float* sin = nullptr;
@@ -42,9 +39,10 @@ struct AttentionCall {
   int kv_heads, group, head_dim;  // group: query heads of a kv head
   float scale;
   int window;
+  float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
+  const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
   Rotation rotation;
-  HeadNorm q_norm, k_norm;
-  void (*rms_norm_row)(const float* x, const float* gain, float eps, int n, bool round_bf16, float* out);
+  Norm q_norm, k_norm;
   bool round_bf16;
   KVLayer cache;
   const int32_t* positions;
@@ -66,36 +64,7 @@ inline size_t state_floats(int width) { return 2 * kKeyGroup + (size_t)width; }
 
 constexpr int kMaxHeadDim = 512;
 
-struct RowTable {
-  // Rotates one head.
-  void (*rope)(const float* x, float* out, int head_dim, const float* cos, const float* sin, int half,
-               bool round_bf16);
-  void (*add)(const float* a, const float* b, float* out, int n, bool round_bf16);
-  void (*glu)(const float* gate, const float* up, float* out, int n, bool round_bf16);
-  void (*round)(const float* x, float* out, int n);
-  void (*widen)(const uint16_t* bf16, float* out, int n);
-};
-
-constexpr int kSampleBlock = 1024;  // elements whose weights are added up apart
-constexpr int kMaximaGroup = 64;
-
-struct SamplerTable {
-  // Lowest index of the largest element; NaN counts as -inf; 0 where nothing is above -inf.  `finite`: whether x
-  // has neither NaN nor infinities.
-  int (*argmax)(const float* x, int n, bool* finite);
-  // The largest element, NaN left out; -inf where there is none.  `finite` as above.
-  float (*max)(const float* x, int n, bool* finite);
-  // maxima[i] = max of x[64 i .. 64 i + 64), the last one of what is left.
-  void (*group_maxima)(const float* x, int n, float* maxima);
-  // out = x / divisor, NaN as -inf.
-  void (*divide)(const float* x, float divisor, float* out, int n);
-  // weights = exp(x - max), 0 for NaN; and their sum for each kSampleBlock elements.  weights may be null.
-  void (*weigh)(const float* x, int n, float max, float* weights, double* sums);
-  // Indices of the elements >= bound, ascending; returns how many (`ids` has room for n + 16).
-  int (*at_least)(const float* x, int n, float bound, int32_t* ids);
-};
-
-// ISA-specific, without state; called by attention.cpp, program.cpp and sampler.cpp.
+// ISA-specific, without state; called by attention.cpp.
 struct AttentionTable {
   // Bytes of scratch that `attend` needs for items of `rows` tokens.
   size_t (*scratch_bytes)(const AttentionCall&, int rows);
@@ -109,8 +78,6 @@ struct AttentionTable {
   // A thread calls these, where there are any, before and after `attend` with a bf16 cache.
   void (*begin_bf16)();
   void (*end_bf16)();
-  RowTable rows;
-  SamplerTable sampler;
 };
 
 }  // namespace corepipe

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "attention_table.h"
+#include "functions.inl"
 #include "simd.h"
 #if defined(__AMX_BF16__)
 #include "tiles.inl"
@@ -136,6 +137,7 @@ struct KeyBlock {
   const char* keys[kKeyBlock / kKeyGroup];
   const char* values[kKeyBlock];  // a row of values for each step: two keys (bf16) or one
   int groups;
+  int start;  // position of the first key
 };
 
 struct Span {
@@ -162,6 +164,7 @@ template <class Cache>
 CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups) {
   KeyBlock block;
   block.groups = groups.end - groups.begin;
+  block.start = groups.begin * kKeyGroup;
   const size_t row_bytes = (size_t)call.cache.width * Cache::kDepth * sizeof(typename Cache::Element);
   constexpr int kSteps = kKeyGroup / Cache::kDepth;
   for (int g = 0; g < block.groups; ++g) {
@@ -368,17 +371,46 @@ CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight,
   }
 }
 
+// What becomes of products q.k, where that is more than a factor: `cap` * tanh(product * scale / cap), less a head's
+// slope for each position that the key lies back.
+struct Bend {
+  float scale, cap;      // 0: no cap
+  const float* slopes;   // [group], or null
+  int group, position;   // of an item's rows: heads of a token, and the first token's position
+
+  bool needed() const { return cap > 0.0f || slopes != nullptr; }
+};
+
 struct Shape {
   int width;
   size_t stride;  // of a row's state, in floats
   float scale;    // includes log2(e)
+  Bend bend;
 };
 
-// One block of keys for up to Cache::kRows rows.  Values that some of them do not see meet a probability of 0.
-// `sight` is not looked at where they see all of it.
+// Bends scores [rows][64] of the key groups [begin, end), of the item's rows from `row` on.
+static void bend_scores(const Bend& bend, int row, int rows, const KeyBlock& block, int begin, int end, float* scores) {
+  static const float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const f32x16 cap = broadcast(bend.cap), inside = broadcast(bend.cap > 0.0f ? bend.scale / bend.cap : 0.0f);
+  for (int r = row; r < row + rows; ++r, scores += kKeyBlock) {
+    const float slope = bend.slopes == nullptr ? 0.0f : bend.slopes[r % bend.group];
+    const int back = bend.position + r / bend.group - block.start;
+    for (int g = begin; g < end; ++g) {
+      f32x16 x = load(scores + g * kLanes);
+      x = bend.cap > 0.0f ? cap * tanh(x * inside) : x * broadcast(bend.scale);
+      const f32x16 distance = broadcast((float)(back - g * kLanes)) - load(kLaneNumbers);
+      store(scores + g * kLanes, bend.slopes == nullptr ? x : x - broadcast(slope) * distance);
+    }
+  }
+}
+
+// One block of keys for up to Cache::kRows of an item's rows, from `row` on; q and state are the item's.  Values that
+// some of them do not see meet a probability of 0.  `sight` is not looked at where they see all of it.
 template <class Cache, bool kWhole>
-CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int rows,
+CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int row, int rows,
                     const KeyBlock& block, const Sight<Cache>& sight, Ahead& ahead) {
+  q += (size_t)row * shape.width;
+  state += row * shape.stride;
   alignas(64) float scores[Cache::kRows * kKeyBlock];
   alignas(64) typename Cache::Element p[Cache::kRows * kKeyBlock];
   alignas(64) float decay[kLanes] = {};
@@ -389,6 +421,7 @@ CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float*
   } else {
     score_block<Cache>(q, rows, shape.width, block, begin, end, scores, ahead);
   }
+  if (shape.bend.needed()) bend_scores(shape.bend, row, rows, block, begin, end, scores);
   softmax<Cache, kWhole>(scores, rows, sight, shape.scale, state, shape.stride, p, decay);
   const Span seen = kWhole ? Span{0, kKeyBlock} : sight.all;
   if constexpr (Cache::kTiled) {

@@ -14,6 +14,8 @@ namespace {
 using namespace nb::literals;
 
 using PyNorm = std::optional<std::pair<Array<float>, float>>;
+using PyLayerNorm = std::tuple<std::optional<Array<float>>, std::optional<Array<float>>, float>;
+using PyTable = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PyRope = std::optional<std::pair<Array<float, 2>, Array<float, 2>>>;
 using PySegment = std::tuple<std::shared_ptr<PyMatrix>, std::optional<Array<float>>, int>;
 
@@ -25,7 +27,23 @@ Vector vector_of(PyProgram& self, const Array<float>& array) {
 
 NormSpec norm_of(PyProgram& self, const PyNorm& norm) {
   if (!norm) return {};
-  return {vector_of(self, norm->first), norm->second};
+  return {NormKind::rms, vector_of(self, norm->first), {}, norm->second};
+}
+
+NormSpec layer_norm_of(PyProgram& self, const PyLayerNorm& norm) {
+  const auto& [gain, bias, eps] = norm;
+  return {NormKind::layer, gain ? vector_of(self, *gain) : Vector{}, bias ? vector_of(self, *bias) : Vector{}, eps};
+}
+
+Function function_named(const std::optional<std::string>& name) {
+  if (!name) return Function::none;
+  if (*name == "silu") return Function::silu;
+  if (*name == "gelu") return Function::gelu;
+  if (*name == "gelu_tanh") return Function::gelu_tanh;
+  if (*name == "relu") return Function::relu;
+  if (*name == "sigmoid") return Function::sigmoid;
+  if (*name == "tanh") return Function::tanh;
+  throw std::invalid_argument("there is no function '" + *name + "'");
 }
 
 RopeTable rope_of(PyProgram& self, const Array<float, 2>& cos, const Array<float, 2>& sin) {
@@ -43,28 +61,48 @@ Rows rows_named(const std::string& name) {
   throw std::invalid_argument("rows must be 'tokens' or 'logits', not '" + name + "'");
 }
 
-void embed(PyProgram& self, int out, nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu> table) {
+StoredTable stored_table(PyProgram& self, const PyTable& table) {
   const bool is_bf16 = table.dtype() == nb::dtype<uint16_t>();
   if (!is_bf16 && table.dtype() != nb::dtype<float>()) {
     throw std::invalid_argument("the table must be float32, or bf16 as uint16");
   }
-  self.kept.push_back(std::make_shared<decltype(table)>(table));
-  self.program.embed(out, table.data(), static_cast<int>(table.shape(0)), static_cast<int>(table.shape(1)), is_bf16);
+  self.kept.push_back(std::make_shared<PyTable>(table));
+  return {table.data(), static_cast<int>(table.shape(0)), static_cast<int>(table.shape(1)), is_bf16};
+}
+
+void embed(PyProgram& self, int out, const PyTable& table) { self.program.embed(out, stored_table(self, table)); }
+
+void add_embedding(PyProgram& self, int x, int out, const PyTable& table, int offset) {
+  self.program.add_embedding(x, out, stored_table(self, table), offset);
 }
 
 void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float eps) {
-  self.program.rms_norm(x, out, {vector_of(self, gain), eps});
+  self.program.norm(x, out, {NormKind::rms, vector_of(self, gain), {}, eps});
+}
+
+void layer_norm(PyProgram& self, int x, int out, const std::optional<Array<float>>& gain,
+                const std::optional<Array<float>>& bias, float eps) {
+  self.program.norm(x, out, layer_norm_of(self, {gain, bias, eps}));
 }
 
 void append_linear(PyProgram& self, int x, const std::vector<PySegment>& segments, const PyNorm& norm,
-            std::optional<std::pair<int, int>> residual, bool glu) {
+                   const std::optional<PyLayerNorm>& layer_norm, const std::optional<std::string>& function, bool glu,
+                   float factor, std::optional<int> residual, std::optional<int> outer) {
+  if (norm && layer_norm) throw std::invalid_argument("a linear has one norm");
   std::vector<LinearSegment> parts;
   for (const auto& [matrix, bias, out] : segments) {
     if (!matrix) throw std::invalid_argument("a segment needs a matrix");
     self.kept.push_back(matrix);
     parts.push_back({&matrix->matrix, bias ? vector_of(self, *bias) : Vector{}, out});
   }
-  self.program.linear(x, parts, norm_of(self, norm), residual ? &*residual : nullptr, glu);
+  LinearSurroundings around;
+  around.norm = layer_norm ? layer_norm_of(self, *layer_norm) : norm_of(self, norm);
+  around.function = function_named(function);
+  around.glu = glu;
+  around.factor = factor;
+  around.residual = residual.value_or(-1);
+  around.outer = outer.value_or(-1);
+  self.program.linear(x, parts, around);
 }
 
 void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& cos, const Array<float, 2>& sin) {
@@ -72,11 +110,19 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
 }
 
 void attention(PyProgram& self, int q, int k, int v, int out, std::shared_ptr<KVCache> cache, int layer, int heads,
-               float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm) {
-  const RopeTable table = rope ? rope_of(self, rope->first, rope->second) : RopeTable{};
+               float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
+               std::optional<float> softcap, const std::optional<Array<float>>& slopes) {
+  if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
+  AttentionOptions options;
+  options.scale = scale;
+  options.window = window.value_or(kNoWindow);
+  options.softcap = softcap.value_or(0.0f);
+  if (slopes) options.slopes = vector_of(self, *slopes);
+  if (rope) options.rope = rope_of(self, rope->first, rope->second);
+  options.q_norm = norm_of(self, q_norm);
+  options.k_norm = norm_of(self, k_norm);
   self.kept.push_back(cache);
-  self.program.attention(q, k, v, out, *cache, layer, heads, scale, window.value_or(kNoWindow), table,
-                         norm_of(self, q_norm), norm_of(self, k_norm));
+  self.program.attention(q, k, v, out, *cache, layer, heads, options);
 }
 
 // One array for each value: [max_rows, bytes of a row].
@@ -100,13 +146,28 @@ void bind_program(nb::module_& m) {
       .def(nb::init<std::vector<int>, int, bool>(), "widths"_a, "max_rows"_a, "round_bf16"_a)
       .def("memory", &memory)
       .def("embed", &embed, "out"_a, "table"_a.noconvert())
+      .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0)
       .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a)
-      .def("linear", &append_linear, "x"_a, "segments"_a, "norm"_a = nb::none(), "residual"_a = nb::none(), "glu"_a = false)
+      .def("layer_norm", &layer_norm, "x"_a, "out"_a, "gain"_a.noconvert().none(), "bias"_a.noconvert().none(), "eps"_a)
+      .def("linear", &append_linear, "x"_a, "segments"_a, "norm"_a = nb::none(), "layer_norm"_a = nb::none(),
+           "function"_a = nb::none(), "glu"_a = false, "factor"_a = 1.0f, "residual"_a = nb::none(),
+           "outer"_a = nb::none())
       .def("rope", &rope, "x"_a, "out"_a, "head_dim"_a, "cos"_a.noconvert(), "sin"_a.noconvert())
       .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a,
-           "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none())
-      .def("glu", [](PyProgram& self, int gate, int up, int out) { self.program.glu(gate, up, out); }, "gate"_a,
-           "up"_a, "out"_a)
+           "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
+           "softcap"_a = nb::none(), "slopes"_a = nb::none())
+      .def("activation",
+           [](PyProgram& self, const std::string& function, int x, int out) {
+             self.program.activate(function_named(function), x, out);
+           },
+           "function"_a, "x"_a, "out"_a)
+      .def("glu",
+           [](PyProgram& self, int gate, int up, int out, const std::string& function) {
+             self.program.glu(function_named(function), gate, up, out);
+           },
+           "gate"_a, "up"_a, "out"_a, "function"_a = "silu")
+      .def("scale", [](PyProgram& self, int x, float factor, int out) { self.program.scale(x, factor, out); }, "x"_a,
+           "factor"_a, "out"_a)
       .def("add", [](PyProgram& self, int a, int b, int out) { self.program.add(a, b, out); }, "a"_a, "b"_a, "out"_a)
       .def("select_rows", [](PyProgram& self, int x, int out) { self.program.select_rows(x, out); }, "x"_a, "out"_a)
       .def("all_reduce",

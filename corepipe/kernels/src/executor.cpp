@@ -39,9 +39,9 @@ void reduce_row(const Run& run, const Stop& stop, const std::vector<bool>& round
     const int n = std::min(kStretch, width - at);
     std::memcpy(sum, stop.members[0]->x.row(row) + at, n * sizeof(float));
     for (size_t m = 1; m < stop.members.size(); ++m) {
-      run.kernels.attention.rows.add(sum, stop.members[m]->x.row(row) + at, sum, n, false);
+      run.kernels.rows.add(sum, stop.members[m]->x.row(row) + at, sum, n, false);
     }
-    run.kernels.attention.rows.round(sum, rounded, n);
+    run.kernels.rows.round(sum, rounded, n);
     for (size_t m = 0; m < stop.members.size(); ++m) {
       std::memcpy(stop.members[m]->out.row(row) + at, rounds[m] ? rounded : sum, n * sizeof(float));
     }

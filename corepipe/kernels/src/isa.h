@@ -6,6 +6,8 @@
 
 #include "attention_table.h"
 #include "linear_table.h"
+#include "row_table.h"
+#include "sampler_table.h"
 
 namespace corepipe {
 
@@ -14,6 +16,8 @@ struct KernelTable {
   const char* name;
   LinearTable linear;
   AttentionTable attention;
+  RowTable rows;
+  SamplerTable sampler;
 };
 
 // Calls `begin` and, at its end, `end`; either may be null.

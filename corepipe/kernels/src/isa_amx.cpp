@@ -6,6 +6,6 @@
 namespace corepipe {
 
 extern const KernelTable kAmxKernels;
-const KernelTable kAmxKernels = {"amx", amx::kTiledLinear, amx::kAttention};
+const KernelTable kAmxKernels = {"amx", amx::kTiledLinear, amx::kAttention, amx::kRows, amx::kSampler};
 
 }  // namespace corepipe

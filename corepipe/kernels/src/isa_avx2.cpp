@@ -6,6 +6,6 @@
 namespace corepipe {
 
 extern const KernelTable kAvx2Kernels;
-const KernelTable kAvx2Kernels = {"avx2", avx2::kLinear, avx2::kAttention};
+const KernelTable kAvx2Kernels = {"avx2", avx2::kLinear, avx2::kAttention, avx2::kRows, avx2::kSampler};
 
 }  // namespace corepipe

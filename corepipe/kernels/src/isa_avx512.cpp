@@ -6,6 +6,6 @@
 namespace corepipe {
 
 extern const KernelTable kAvx512Kernels;
-const KernelTable kAvx512Kernels = {"avx512", avx512::kLinear, avx512::kAttention};
+const KernelTable kAvx512Kernels = {"avx512", avx512::kLinear, avx512::kAttention, avx512::kRows, avx512::kSampler};
 
 }  // namespace corepipe

@@ -6,6 +6,6 @@
 namespace corepipe {
 
 extern const KernelTable kPortableKernels;
-const KernelTable kPortableKernels = {"portable", portable::kLinear, portable::kAttention};
+const KernelTable kPortableKernels = {"portable", portable::kLinear, portable::kAttention, portable::kRows, portable::kSampler};
 
 }  // namespace corepipe

@@ -44,20 +44,24 @@ void check(const Linear& op) {
     require(op.segments[s].matrix->k == op.k, "a matrix's k is not the width of x");
   }
   require(op.residual == nullptr || (op.segment_count == 1 && !op.glu), "a residual goes with one matrix");
+  require(op.outer == nullptr || op.residual != nullptr, "an outer residual goes with a residual");
+  require(op.function == Function::none || (op.residual == nullptr && op.factor == 1.0f),
+          "a function goes without a factor and a residual");
   require(!op.glu || (op.segment_count == 2 && op.segments[1].matrix->n == first.n), "glu takes two equal matrices");
 }
 
 // `rows` rows of a Linear, from `first` on; blocks count from there.
 class LinearRun {
  public:
-  LinearRun(const LinearTable& table, Scratch& scratch, const Linear& op, int first, int rows)
-      : table_(table),
+  LinearRun(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows)
+      : table_(kernels.linear),
+        norm_(kernels.rows.norm),
         op_(op),
         scratch_(scratch),
         first_(first),
         rows_(rows),
         kind_(op.segments[0].matrix->kind),
-        kernel_(table.kinds[static_cast<int>(kind_)].of(rows)),
+        kernel_(table_.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
         panel_bytes_(int64_t{groups_} * kGroup * bytes_per_k(kind_)),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
@@ -124,9 +128,9 @@ class LinearRun {
     const int start = block_start(block), count = block_start(block + 1) - start;
     for (int r = 0; r < count; ++r) {
       const float* x = op_.x + (first_ + start + r) * op_.x_stride;
-      if (op_.norm_gain != nullptr) {
+      if (op_.norm.kind != NormKind::none) {
         float* normed = reinterpret_cast<float*>(row.data());
-        table_.rms_norm_row(x, op_.norm_gain, op_.norm_eps, op_.k, op_.round_bf16, normed);
+        norm_(op_.norm, x, op_.k, op_.round_bf16, normed);
         x = normed;
       }
       kernel_.prepare(x, op_.k, r, count, prepared_ + start * row_bytes());
@@ -207,6 +211,7 @@ class LinearRun {
       for (int column = 0; column < f.n; column += 16) {
         __builtin_prefetch(f.out + r * f.out_stride + column, 1);
         if (f.residual != nullptr) __builtin_prefetch(f.residual + r * f.residual_stride + column);
+        if (f.outer != nullptr) __builtin_prefetch(f.outer + r * f.outer_stride + column);
       }
     }
   }
@@ -221,12 +226,17 @@ class LinearRun {
     f.bias = segment.bias == nullptr ? nullptr : segment.bias + column;
     if (op_.residual != nullptr) f.residual = op_.residual + (first_ + start) * op_.residual_stride + column;
     f.residual_stride = op_.residual_stride;
+    if (op_.outer != nullptr) f.outer = op_.outer + (first_ + start) * op_.outer_stride + column;
+    f.outer_stride = op_.outer_stride;
+    f.function = op_.function;
+    f.factor = op_.factor;
     f.out = segment.out + (first_ + start) * segment.out_stride + column;
     f.out_stride = segment.out_stride;
     return f;
   }
 
   const LinearTable& table_;
+  decltype(RowTable::norm) const norm_;
   const Linear& op_;
   Scratch& scratch_;
   const int first_, rows_;
@@ -243,17 +253,17 @@ class LinearRun {
 
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op) {
   check(op);
-  if (op.rows > 0) LinearRun(kernels.linear, scratch, op, 0, op.rows).execute(pool);
+  if (op.rows > 0) LinearRun(kernels, scratch, op, 0, op.rows).execute(pool);
 }
 
 void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows) {
   check(op);
-  LinearRun(kernels.linear, scratch, op, 0, rows).reserve_alone();
+  LinearRun(kernels, scratch, op, 0, rows).reserve_alone();
 }
 
 void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows,
                  int thread) noexcept {
-  LinearRun(kernels.linear, scratch, op, first, rows).execute_on(thread);
+  LinearRun(kernels, scratch, op, first, rows).execute_on(thread);
 }
 
 namespace {

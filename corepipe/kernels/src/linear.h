@@ -79,9 +79,12 @@ struct Segment {
 };
 
 // out = round(x @ w.T * scale + bias), for each segment; with
-//   norm_gain: x is RMS-normalised and rounded first;
+//   norm: x is normalised and rounded first;
+//   function: out = round(function(round(...)));
+//   factor: out = round(round(...) * factor);
 //   residual: out = round(residual + round(...)), one segment;
-//   glu: two segments of equal shape, gate and up; the first's out = round(silu(gate) * up).
+//   outer: out = round(outer + that);
+//   glu: two segments of equal shape, gate and up; the first's out = round(function(gate) * up).
 // Strides are in elements.  Rounding is to bf16 where round_bf16 is set, else none.  No out may overlap x.
 struct Linear {
   const float* x;  // [rows][k]
@@ -90,10 +93,13 @@ struct Linear {
   int k;
   const Segment* segments;
   int segment_count;
-  const float* norm_gain = nullptr;  // [k], or null
-  float norm_eps = 0;
+  Norm norm = {};
+  Function function = Function::none;  // without factor and residual
+  float factor = 1;
   const float* residual = nullptr;  // [rows][n], or null; may be the out
   int64_t residual_stride = 0;
+  const float* outer = nullptr;  // [rows][n], or null; may be the out; with a residual alone
+  int64_t outer_stride = 0;
   bool glu = false;
   bool round_bf16 = false;
 };

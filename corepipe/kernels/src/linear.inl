@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear_table.h"
+#include "rows.inl"
 #include "simd.h"
 
 namespace corepipe {
@@ -41,39 +42,6 @@ CP_INLINE void store_low_bytes(int8_t* x, i32x16 a) {
   store(lanes, a);
   for (int i = 0; i < kLanes; ++i) x[i] = (int8_t)lanes[i];
 #endif
-}
-
-// Like load_n and store_n, quicker for a whole vector where the ISA has no masks.
-CP_INLINE f32x16 load_first(const float* x, int count) { return count == kLanes ? load(x) : load_n(x, count); }
-
-CP_INLINE void store_first(float* x, f32x16 a, int count) {
-  if (count == kLanes) {
-    store(x, a);
-  } else {
-    store_n(x, a, count);
-  }
-}
-
-static void rms_norm_row(const float* x, const float* gain, float eps, int n, bool round, float* out) {
-  f32x16 squares[2] = {zero(), zero()};
-  int i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    const f32x16 a = load(x + i), b = load(x + i + kLanes);
-    squares[0] = fma(a, a, squares[0]);
-    squares[1] = fma(b, b, squares[1]);
-  }
-  for (; i < n; i += kLanes) {
-    const f32x16 a = load_n(x + i, n - i < kLanes ? n - i : kLanes);
-    squares[0] = fma(a, a, squares[0]);
-  }
-  const float mean = reduce_add(squares[0] + squares[1]) / (float)n;
-  const f32x16 factor = broadcast(1.0f / __builtin_sqrtf(mean + eps));
-  for (i = 0; i < n; i += kLanes) {
-    const int count = n - i < kLanes ? n - i : kLanes;
-    f32x16 y = load_first(x + i, count) * factor * load_first(gain + i, count);
-    if (round) y = round_bf16(y);
-    store_first(out + i, y, count);
-  }
 }
 
 // The g-th group of x [k]; the last one padded with zeros in `padded`.
@@ -156,46 +124,65 @@ struct Columns {
   CP_INLINE f32x16 apply(const Columns& c, f32x16 y, bool round) { return round_if(round, y * c.scale + c.bias); }
 };
 
-template <bool kRound, bool kGlu, bool kResidual>
+// What follows the sum of a panel, in this order; each step rounds.
+template <Function kFunction, bool kGlu = false, bool kScaled = false, bool kResidual = false, bool kOuter = false>
+struct Ending {
+  static constexpr Function function = kFunction;
+  static constexpr bool glu = kGlu, scaled = kScaled, residual = kResidual, outer = kOuter;
+};
+
+template <bool kRound, class How>
 CP_INLINE void finish_columns(const Finish& f, int at, int count) {
   const Columns main = Columns::of(f.scale, f.bias, at, count);
-  const Columns gated = kGlu ? Columns::of(f.up_scale, f.up_bias, at, count) : main;
+  const Columns gated = How::glu ? Columns::of(f.up_scale, f.up_bias, at, count) : main;
   for (int r = 0; r < f.rows; ++r) {
     f32x16 y = Columns::apply(main, load(f.sums + r * kPanel + at), kRound);
-    if (kGlu) {
+    if (How::glu) {
       const f32x16 up = Columns::apply(gated, load(f.up_sums + r * kPanel + at), kRound);
-      y = round_if(kRound, silu(y) * up);
+      y = round_if(kRound, apply<How::function>(y) * up);
+    } else if (How::function != Function::none) {
+      y = round_if(kRound, apply<How::function>(y));
     }
-    if (kResidual) {
-      y = round_if(kRound, load_first(f.residual + r * f.residual_stride + at, count) + y);
-    }
-    store_first(f.out + r * f.out_stride + at, y, count);
+    if (How::scaled) y = round_if(kRound, y * broadcast(f.factor));
+    if (How::residual) y = round_if(kRound, load_part(f.residual + r * f.residual_stride + at, count) + y);
+    if (How::outer) y = round_if(kRound, load_part(f.outer + r * f.outer_stride + at, count) + y);
+    store_part(f.out + r * f.out_stride + at, y, count, false);
   }
 }
 
-template <bool kRound, bool kGlu, bool kResidual>
-static void finish_as(const Finish& f) {
+template <class How>
+static void finish_as(const Finish& f, How) {
   int at = 0;
-  for (; at + kLanes <= f.n; at += kLanes) finish_columns<kRound, kGlu, kResidual>(f, at, kLanes);
-  if (at < f.n) finish_columns<kRound, kGlu, kResidual>(f, at, f.n - at);
+  if (f.round_bf16) {
+    for (; at + kLanes <= f.n; at += kLanes) finish_columns<true, How>(f, at, kLanes);
+    if (at < f.n) finish_columns<true, How>(f, at, f.n - at);
+  } else {
+    for (; at + kLanes <= f.n; at += kLanes) finish_columns<false, How>(f, at, kLanes);
+    if (at < f.n) finish_columns<false, How>(f, at, f.n - at);
+  }
 }
 
-template <bool kRound>
-static void finish_rounded(const Finish& f) {
-  if (f.up_sums != nullptr) {
-    finish_as<kRound, true, false>(f);
+template <bool kScaled>
+static void finish_sum(const Finish& f) {
+  constexpr Function kNone = Function::none;
+  if (f.outer != nullptr) {
+    finish_as(f, Ending<kNone, false, kScaled, true, true>{});
   } else if (f.residual != nullptr) {
-    finish_as<kRound, false, true>(f);
+    finish_as(f, Ending<kNone, false, kScaled, true>{});
   } else {
-    finish_as<kRound, false, false>(f);
+    finish_as(f, Ending<kNone, false, kScaled>{});
   }
 }
 
 static void finish(const Finish& f) {
-  if (f.round_bf16) {
-    finish_rounded<true>(f);
+  if (f.up_sums != nullptr) {
+    with_function(f.function, [&](auto known) { finish_as(f, Ending<known.value, true>{}); });
+  } else if (f.function != Function::none) {
+    with_function(f.function, [&](auto known) { finish_as(f, Ending<known.value>{}); });
+  } else if (f.factor != 1.0f) {
+    finish_sum<true>(f);
   } else {
-    finish_rounded<false>(f);
+    finish_sum<false>(f);
   }
 }
 

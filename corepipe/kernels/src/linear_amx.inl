@@ -265,7 +265,6 @@ constexpr LinearTable kTiledLinear = {
     {128, 128, 64, 64},  // measured on a Xeon with AMX, as the next
     0,
     finish,
-    rms_norm_row,
 };
 
 }  // namespace COREPIPE_SIMD

@@ -385,7 +385,6 @@ constexpr LinearTable kLinear = {
     {56, 56, 14, 7},  // measured on Zen 4, as the next
     4,
     finish,
-    rms_norm_row,
 };
 
 }  // namespace COREPIPE_SIMD

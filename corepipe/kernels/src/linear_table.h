@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "row_table.h"
+
 namespace corepipe {
 
 constexpr int kPanel = 32;  // columns (of n) in a panel
@@ -71,12 +73,17 @@ struct Finish {
   const float* sums;
   const float* scale;  // [n], or null
   const float* bias;   // [n], or null
-  // glu: out = silu(gate) * up, where the sums above are the gate's.  Null without glu.
+  // Of the result, or under glu of the gate.
+  Function function;
+  // glu: out = function(gate) * up, where the sums above are the gate's.  Null without glu.
   const float* up_sums;
   const float* up_scale;
   const float* up_bias;
-  const float* residual;  // [rows][n], or null
+  float factor;           // times which the result goes; 1 with a function
+  const float* residual;  // [rows][n], or null: what it is added to
   int64_t residual_stride;
+  const float* outer;  // [rows][n], or null: what that sum is added to
+  int64_t outer_stride;
   float* out;
   int64_t out_stride;
 };
@@ -87,9 +94,6 @@ struct LinearTable {
   int unaided_rows;  // up to so many rows the hardware fetches weights soon enough by itself
 
   void (*finish)(const Finish&);
-
-  // out [n] = round(x / sqrt(mean(x^2) + eps) * gain); x and out may be the same.
-  void (*rms_norm_row)(const float* x, const float* gain, float eps, int n, bool round_bf16, float* out);
 };
 
 }  // namespace corepipe

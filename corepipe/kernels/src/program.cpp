@@ -20,9 +20,14 @@ void require(bool holds, const std::string& what) {
 
 Rotation rotation_at(const RopeTable& table) { return {table.cos, table.sin, table.half}; }
 
-HeadNorm head_norm(const NormSpec& norm, int head_dim) {
-  require(norm.gain.data == nullptr || norm.gain.size == head_dim, "a head's norm needs a gain for each element");
-  return {norm.gain.data, norm.eps};
+Norm norm_of(const NormSpec& spec) { return {spec.kind, spec.gain.data, spec.bias.data, spec.eps}; }
+
+// The norm of `width` elements.
+Norm norm_over(const NormSpec& spec, int width) {
+  const auto fits = [width](const Vector& v) { return v.data == nullptr || v.size == width; };
+  require(fits(spec.gain) && fits(spec.bias), "a norm's gain and bias must be as wide as what it is over");
+  require(spec.kind != NormKind::rms || spec.gain.data != nullptr, "an RMS norm needs a gain");
+  return norm_of(spec);
 }
 
 }  // namespace
@@ -72,59 +77,104 @@ Step& Program::append(std::function<void(const Run&)> run) {
   return steps_.back();
 }
 
-void Program::embed(int out_index, const void* table, int tokens, int width, bool is_bf16) {
-  const Value out = write(out_index, Rows::tokens, width);
-  token_limit = std::min(token_limit, tokens);
+// An Op of which each row depends on the same row of its operands alone: body(run, row).
+template <class Body>
+void Program::append_rows(Rows rows, int width, Body body) {
+  static_assert(std::is_nothrow_invocable_v<Body&, const Run&, int>, "a region can't throw: declare its body noexcept");
+  Step& step = append([=](const Run& run) {
+    run.for_rows(run.rows(rows), width, [&](int r) noexcept { body(run, r); });
+  });
+  if (rows != Rows::tokens) return;
+  step.reserve_rows = [](const Run&, int) {};
+  step.run_rows = [=](const Run& run, const RowRange& range) {
+    for (int r = range.first; r < range.first + range.rows; ++r) body(run, r);
+  };
+}
+
+void Program::embed(int out_index, const StoredTable& table) {
+  const Value out = write(out_index, Rows::tokens, table.width);
+  token_limit = std::min(token_limit, table.rows);
   const bool round = round_bf16;
   append([=](const Run& run) {
-    const RowTable& rows = run.kernels.attention.rows;
-    run.for_rows(run.batch.rows(), width, [&](int r) noexcept {
-      const size_t at = static_cast<size_t>(run.batch.tokens[r]) * width;
-      if (is_bf16) {
-        rows.widen(static_cast<const uint16_t*>(table) + at, out.row(r), width);
+    const RowTable& rows = run.kernels.rows;
+    run.for_rows(run.batch.rows(), table.width, [&](int r) noexcept {
+      const void* stored = table.row(run.batch.tokens[r]);
+      if (table.is_bf16) {
+        rows.widen(static_cast<const uint16_t*>(stored), out.row(r), table.width);
       } else if (round) {
-        rows.round(static_cast<const float*>(table) + at, out.row(r), width);
+        rows.round(static_cast<const float*>(stored), out.row(r), table.width);
       } else {
-        std::memcpy(out.row(r), static_cast<const float*>(table) + at, width * sizeof(float));
+        std::memcpy(out.row(r), stored, table.width * sizeof(float));
       }
     });
   });
 }
 
-void Program::rms_norm(int x_index, int out_index, NormSpec norm) {
+void Program::add_embedding(int x_index, int out_index, const StoredTable& table, int offset) {
   const Value x = at(x_index);
-  require(norm.gain.size >= 1 && x.width % norm.gain.size == 0, "the gain must divide the value's width");
+  require(x.rows == Rows::tokens, "only rows of tokens have positions");
+  require(x.width == table.width, "the table must be as wide as x");
+  require(offset >= 0 && offset < table.rows, "the offset lies beyond the table");
+  position_limit = std::min(position_limit, table.rows - offset);
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
-  append([=](const Run& run) {
-    run.for_rows(run.rows(x.rows), x.width, [&](int r) noexcept {
-      for (int i = 0; i < x.width; i += norm.gain.size) {
-        run.kernels.linear.rms_norm_row(x.row(r) + i, norm.gain.data, norm.eps, norm.gain.size, round, out.row(r) + i);
-      }
-    });
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    const void* stored = table.row(static_cast<size_t>(run.batch.positions[r]) + offset);
+    run.kernels.rows.add_stored(x.row(r), stored, table.is_bf16, out.row(r), x.width, round);
   });
 }
 
-void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormSpec norm,
-                     const std::pair<int, int>* residual, bool glu) {
+void Program::norm(int x_index, int out_index, const NormSpec& spec) {
   const Value x = at(x_index);
+  const bool grouped = spec.kind == NormKind::rms;  // an RMS norm is over each group as wide as its gain
+  require(!grouped || (spec.gain.size >= 1 && x.width % spec.gain.size == 0), "the gain must divide the value's width");
+  const int width = grouped ? spec.gain.size : x.width;
+  const Norm norm = norm_over(spec, width);
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    for (int i = 0; i < x.width; i += width) run.kernels.rows.norm(norm, x.row(r) + i, width, round, out.row(r) + i);
+  });
+}
+
+// What `linear` is given, checked: how the segments and what is added fit x.
+Value Program::addend(int index, const Value& x, int width) {
+  if (index < 0) return {};
+  const Value value = at(index);
+  require(value.rows == x.rows, "x and the residual differ in rows");
+  require(value.width == width, "the residual must be as wide as the result");
+  return value;
+}
+
+std::vector<Segment> Program::segments_of(const Value& x, const std::vector<LinearSegment>& specs, bool glu) {
   require(!specs.empty(), "a linear needs a segment");
-  require(norm.gain.data == nullptr || norm.gain.size == x.width, "the norm's gain must be as wide as x");
-  require(residual == nullptr || (specs.size() == 1 && !glu), "a residual goes with one segment and no glu");
   require(!glu || (specs.size() == 2 && specs[0].matrix->n == specs[1].matrix->n), "glu takes two equal segments");
-  const Value base = residual != nullptr ? at(residual->first) : Value{};
-  require(residual == nullptr || base.rows == x.rows, "x and the residual differ in rows");
   std::vector<Segment> segments;
   for (const LinearSegment& spec : specs) {
     require(spec.matrix->k == x.width, "x is " + std::to_string(x.width) + " wide, the matrix takes " +
                                            std::to_string(spec.matrix->k));
     require(spec.bias.data == nullptr || spec.bias.size == spec.matrix->n, "the bias must have n elements");
     const bool unused = glu && !segments.empty();  // of glu's two outputs the first alone is written
-    const Value out = unused ? Value{} : write(residual != nullptr ? residual->second : spec.out, x.rows, spec.matrix->n);
+    const Value out = unused ? Value{} : write(spec.out, x.rows, spec.matrix->n);
     require(out.data != x.data, "a linear can't work in place");
     segments.push_back({spec.matrix, spec.bias.data, out.data, static_cast<int64_t>(out.stride)});
   }
-  require(residual == nullptr || base.width == specs[0].matrix->n, "the residual must be as wide as the result");
+  return segments;
+}
+
+void Program::linear(int x_index, const std::vector<LinearSegment>& specs, const LinearSurroundings& around) {
+  const Value x = at(x_index);
+  const Norm norm = norm_over(around.norm, x.width);
+  require(around.residual < 0 || (specs.size() == 1 && !around.glu), "a residual goes with one segment and no glu");
+  require(around.outer < 0 || around.residual >= 0, "an outer residual goes with a residual");
+  require(around.function == Function::none || (around.residual < 0 && around.factor == 1.0f),
+          "a function goes without a factor and a residual");
+  require(!specs.empty(), "a linear needs a segment");
+  const Value base = addend(around.residual, x, specs[0].matrix->n), outer = addend(around.outer, x, specs[0].matrix->n);
+  const std::vector<Segment> segments = segments_of(x, specs, around.glu);
+  const Function function = around.function;
+  const float factor = around.factor;
+  const bool glu = around.glu;
   const bool round = round_bf16;
   const auto linear_of = [=](const Run& run) {
     Linear op{};
@@ -134,10 +184,13 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, NormS
     op.k = x.width;
     op.segments = segments.data();
     op.segment_count = static_cast<int>(segments.size());
-    op.norm_gain = norm.gain.data;
-    op.norm_eps = norm.eps;
+    op.norm = norm;
+    op.function = function;
+    op.factor = factor;
     op.residual = base.data;
     op.residual_stride = static_cast<int64_t>(base.stride);
+    op.outer = outer.data;
+    op.outer_stride = static_cast<int64_t>(outer.stride);
     op.glu = glu;
     op.round_bf16 = round;
     return op;
@@ -166,19 +219,16 @@ void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
   limit_positions(table, head_dim);
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
-  append([=](const Run& run) {
-    run.for_rows(run.batch.rows(), x.width, [&](int r) noexcept {
-      const size_t at = static_cast<size_t>(run.batch.positions[r]) * table.half;
-      for (int i = 0; i < x.width; i += head_dim) {
-        run.kernels.attention.rows.rope(x.row(r) + i, out.row(r) + i, head_dim, table.cos + at, table.sin + at,
-                                        table.half, round);
-      }
-    });
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    const size_t at = static_cast<size_t>(run.batch.positions[r]) * table.half;
+    for (int i = 0; i < x.width; i += head_dim) {
+      run.kernels.rows.rope(x.row(r) + i, out.row(r) + i, head_dim, table.cos + at, table.sin + at, table.half, round);
+    }
   });
 }
 
 void Program::attention(int q_index, int k_index, int v_index, int out_index, const KVCache& cache, int layer,
-                        int heads, float scale, int window, RopeTable rope, NormSpec q_norm, NormSpec k_norm) {
+                        int heads, const AttentionOptions& options) {
   const Value q = at(q_index), k = at(k_index), v = at(v_index);
   const int d = cache.head_dim;
   require(heads >= 1 && heads % cache.kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
@@ -186,10 +236,12 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(k.width == int64_t{cache.kv_heads} * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
   require(q.rows == Rows::tokens && k.rows == Rows::tokens && v.rows == Rows::tokens, "attention takes rows of tokens");
-  require(window >= 1, "window must be at least 1");
-  require(scale > 0 && std::isfinite(scale), "scale must be positive");
+  require(options.window >= 1, "window must be at least 1");
+  require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
+  require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
+  require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
   require(block_size == 0 || block_size == cache.block_size, "the caches of a program differ in block_size");
-  limit_positions(rope, d);
+  limit_positions(options.rope, d);
   block_size = cache.block_size;
   block_limit = std::min(block_limit, cache.blocks);
   const Value out = write(out_index, Rows::tokens, q.width);
@@ -201,16 +253,17 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.kv_heads = cache.kv_heads;
   call.group = heads / cache.kv_heads;
   call.head_dim = d;
-  call.scale = scale;
-  call.window = window;
-  call.rotation = rotation_at(rope);
-  call.q_norm = head_norm(q_norm, d);
-  call.k_norm = head_norm(k_norm, d);
+  call.scale = options.scale;
+  call.window = options.window;
+  call.softcap = options.softcap;
+  call.slopes = options.slopes.data;
+  call.rotation = rotation_at(options.rope);
+  call.q_norm = norm_over(options.q_norm, d);
+  call.k_norm = norm_over(options.k_norm, d);
   call.round_bf16 = round_bf16;
   call.cache = cache.layer(layer);
   append([call](const Run& run) {
     AttentionCall now = call;
-    now.rms_norm_row = run.kernels.linear.rms_norm_row;
     now.positions = run.batch.positions.data();
     now.tables = run.batch.tables.data();
     now.table_width = run.batch.table_width;
@@ -218,15 +271,31 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   });
 }
 
-void Program::glu(int gate_index, int up_index, int out_index) {
+void Program::activate(Function function, int x_index, int out_index) {
+  const Value x = at(x_index);
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    run.kernels.rows.activate(function, x.row(r), out.row(r), x.width, round);
+  });
+}
+
+void Program::glu(Function function, int gate_index, int up_index, int out_index) {
   const Value gate = at(gate_index), up = at(up_index);
   require(gate.width == up.width && gate.rows == up.rows, "gate and up differ in shape");
   const Value out = write(out_index, gate.rows, gate.width);
   const bool round = round_bf16;
-  append([=](const Run& run) {
-    run.for_rows(run.rows(gate.rows), gate.width, [&](int r) noexcept {
-      run.kernels.attention.rows.glu(gate.row(r), up.row(r), out.row(r), gate.width, round);
-    });
+  append_rows(gate.rows, gate.width, [=](const Run& run, int r) noexcept {
+    run.kernels.rows.glu(function, gate.row(r), up.row(r), out.row(r), gate.width, round);
+  });
+}
+
+void Program::scale(int x_index, float factor, int out_index) {
+  const Value x = at(x_index);
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    run.kernels.rows.scale(x.row(r), factor, out.row(r), x.width, round);
   });
 }
 
@@ -235,10 +304,8 @@ void Program::add(int a_index, int b_index, int out_index) {
   require(a.width == b.width && a.rows == b.rows, "the operands differ in shape");
   const Value out = write(out_index, a.rows, a.width);
   const bool round = round_bf16;
-  append([=](const Run& run) {
-    run.for_rows(run.rows(a.rows), a.width, [&](int r) noexcept {
-      run.kernels.attention.rows.add(a.row(r), b.row(r), out.row(r), a.width, round);
-    });
+  append_rows(a.rows, a.width, [=](const Run& run, int r) noexcept {
+    run.kernels.rows.add(a.row(r), b.row(r), out.row(r), a.width, round);
   });
 }
 

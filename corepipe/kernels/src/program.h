@@ -59,7 +59,8 @@ struct Vector {
 };
 
 struct NormSpec {
-  Vector gain;
+  NormKind kind = NormKind::none;
+  Vector gain, bias;
   float eps = 0;
 };
 
@@ -74,6 +75,37 @@ struct LinearSegment {
   const Matrix* matrix;
   Vector bias;
   int out;
+};
+
+// What is fused around a Linear, as `Linear` has it; values by index, -1 for none.  A gated result goes to the first
+// segment's out.
+struct LinearSurroundings {
+  NormSpec norm;
+  Function function = Function::none;
+  bool glu = false;
+  float factor = 1;
+  int residual = -1, outer = -1;
+};
+
+// What is fused around attention, and what becomes of its scores.
+struct AttentionOptions {
+  float scale = 1;
+  int window = kNoWindow;
+  float softcap = 0;
+  Vector slopes;
+  RopeTable rope;
+  NormSpec q_norm, k_norm;
+};
+
+// A table of which each token takes a row: fp32, or bf16.
+struct StoredTable {
+  const void* data;
+  int rows, width;
+  bool is_bf16;
+
+  const void* row(size_t r) const {
+    return static_cast<const char*>(data) + r * width * (is_bf16 ? sizeof(uint16_t) : sizeof(float));
+  }
 };
 
 // Some rows of a batch, for one thread of the pool.
@@ -101,14 +133,16 @@ class Program {
  public:
   Program(std::vector<int> widths, int max_rows, bool round_bf16);
 
-  void embed(int out, const void* table, int tokens, int width, bool is_bf16);
-  void rms_norm(int x, int out, NormSpec norm);
-  void linear(int x, const std::vector<LinearSegment>& segments, NormSpec norm, const std::pair<int, int>* residual,
-              bool glu);
+  void embed(int out, const StoredTable& table);
+  void add_embedding(int x, int out, const StoredTable& table, int offset);
+  void norm(int x, int out, const NormSpec& norm);
+  void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
   void rope(int x, int out, int head_dim, RopeTable table);
-  void attention(int q, int k, int v, int out, const KVCache& cache, int layer, int heads, float scale, int window,
-                 RopeTable rope, NormSpec q_norm, NormSpec k_norm);
-  void glu(int gate, int up, int out);
+  void attention(int q, int k, int v, int out, const KVCache& cache, int layer, int heads,
+                 const AttentionOptions& options);
+  void activate(Function function, int x, int out);
+  void glu(Function function, int gate, int up, int out);
+  void scale(int x, float factor, int out);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
   void all_reduce(int x, int out, std::vector<int> group);
@@ -133,6 +167,10 @@ class Program {
   Value& at(int index);
   Value& write(int index, Rows rows, int64_t width);
   Step& append(std::function<void(const Run&)> run);
+  template <class Body>
+  void append_rows(Rows rows, int width, Body body);
+  Value addend(int index, const Value& x, int width);
+  std::vector<Segment> segments_of(const Value& x, const std::vector<LinearSegment>& specs, bool glu);
   void limit_positions(const RopeTable& table, int head_dim);
 
   std::vector<Value> values_;

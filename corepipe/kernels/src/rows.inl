@@ -1,7 +1,8 @@
 // Ops on single rows.
 #pragma once
 
-#include "attention_table.h"
+#include "functions.inl"
+#include "row_table.h"
 #include "simd.h"
 
 namespace corepipe {
@@ -45,9 +46,26 @@ static void add_row(const float* a, const float* b, float* out, int n, bool roun
   });
 }
 
-static void glu_row(const float* gate, const float* up, float* out, int n, bool round) {
+static void glu_row(Function function, const float* gate, const float* up, float* out, int n, bool round) {
+  with_function(function, [&](auto known) {
+    for_lanes(n, [&](int i, int count) {
+      const f32x16 y = apply<known.value>(load_part(gate + i, count)) * load_part(up + i, count);
+      store_part(out + i, y, count, round);
+    });
+  });
+}
+
+static void activate_row(Function function, const float* x, float* out, int n, bool round) {
+  with_function(function, [&](auto known) {
+    for_lanes(n, [&](int i, int count) {
+      store_part(out + i, apply<known.value>(load_part(x + i, count)), count, round);
+    });
+  });
+}
+
+static void scale_row(const float* x, float factor, float* out, int n, bool round) {
   for_lanes(n, [&](int i, int count) {
-    store_part(out + i, silu(load_part(gate + i, count)) * load_part(up + i, count), count, round);
+    store_part(out + i, load_part(x + i, count) * broadcast(factor), count, round);
   });
 }
 
@@ -55,13 +73,87 @@ static void round_row(const float* x, float* out, int n) {
   for_lanes(n, [&](int i, int count) { store_part(out + i, load_part(x + i, count), count, true); });
 }
 
+CP_INLINE f32x16 load_bf16_part(const uint16_t* x, int n) {
+  if (n == kLanes) return load_bf16(x);
+  uint16_t padded[kLanes] = {};
+  memcpy(padded, x, (size_t)n * sizeof *x);
+  return load_bf16(padded);
+}
+
 static void widen_row(const uint16_t* bf16, float* out, int n) {
+  for_lanes(n, [&](int i, int count) { store_part(out + i, load_bf16_part(bf16 + i, count), count, false); });
+}
+
+static void add_stored_row(const float* x, const void* stored, bool is_bf16, float* out, int n, bool round) {
   for_lanes(n, [&](int i, int count) {
-    uint16_t padded[kLanes] = {};
-    memcpy(padded, bf16 + i, (size_t)count * sizeof *bf16);
-    store_part(out + i, load_bf16(padded), count, false);
+    f32x16 a;
+    if (is_bf16) {
+      a = load_bf16_part((const uint16_t*)stored + i, count);
+    } else {
+      a = load_part((const float*)stored + i, count);
+      if (round) a = round_bf16(a);
+    }
+    store_part(out + i, load_part(x + i, count) + a, count, round);
   });
 }
+
+// ---- norms
+
+static void rms_norm_row(const float* x, const float* gain, float eps, int n, bool round, float* out) {
+  f32x16 squares[2] = {zero(), zero()};
+  int i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const f32x16 a = load(x + i), b = load(x + i + kLanes);
+    squares[0] = fma(a, a, squares[0]);
+    squares[1] = fma(b, b, squares[1]);
+  }
+  for (; i < n; i += kLanes) {
+    const f32x16 a = load_n(x + i, n - i < kLanes ? n - i : kLanes);
+    squares[0] = fma(a, a, squares[0]);
+  }
+  const float mean = reduce_add(squares[0] + squares[1]) / (float)n;
+  const f32x16 factor = broadcast(1.0f / __builtin_sqrtf(mean + eps));
+  for (i = 0; i < n; i += kLanes) {
+    const int count = n - i < kLanes ? n - i : kLanes;
+    const f32x16 y = load_part(x + i, count) * factor * load_part(gain + i, count);
+    store_part(out + i, y, count, round);
+  }
+}
+
+// body(at, x - mean) for each 16 elements; 0 beyond n.
+template <class Body>
+CP_INLINE void for_centred(const float* x, int n, float mean, Body&& body) {
+  for_lanes(n, [&](int i, int count) {
+    const f32x16 centred = load_part(x + i, count) - broadcast(mean);
+    body(i, count, count == kLanes ? centred : select(lane_index() < broadcast_i32(count), centred, zero()));
+  });
+}
+
+static void layer_norm_row(const float* x, const float* gain, const float* bias, float eps, int n, bool round,
+                           float* out) {
+  f32x16 sum = zero(), squares = zero();
+  for_lanes(n, [&](int i, int count) { sum = sum + load_part(x + i, count); });
+  const float mean = reduce_add(sum) / (float)n;
+  for_centred(x, n, mean, [&](int, int, f32x16 centred) { squares = fma(centred, centred, squares); });
+  const f32x16 factor = broadcast(1.0f / __builtin_sqrtf(reduce_add(squares) / (float)n + eps));
+  for_centred(x, n, mean, [&](int i, int count, f32x16 centred) {
+    f32x16 y = centred * factor;
+    if (gain != nullptr) y = y * load_part(gain + i, count);
+    if (bias != nullptr) y = y + load_part(bias + i, count);
+    store_part(out + i, y, count, round);
+  });
+}
+
+static void norm_row(const Norm& norm, const float* x, int n, bool round, float* out) {
+  if (norm.kind == NormKind::layer) {
+    layer_norm_row(x, norm.gain, norm.bias, norm.eps, n, round, out);
+  } else {
+    rms_norm_row(x, norm.gain, norm.eps, n, round, out);
+  }
+}
+
+constexpr RowTable kRows = {norm_row,     rope_row,  add_row,   add_stored_row, activate_row,
+                            glu_row,      scale_row, round_row, widen_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

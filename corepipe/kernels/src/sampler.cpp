@@ -315,7 +315,7 @@ Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<con
   drawn.logprobs.assign(n, kNaN);
   drawn.top_ids.assign(static_cast<size_t>(n) * drawn.top_width, -1);
   drawn.top_logprobs.assign(static_cast<size_t>(n) * drawn.top_width, kNaN);
-  for (auto& thread : threads_) thread->prepare(kernels.attention.sampler, vocab);
+  for (auto& thread : threads_) thread->prepare(kernels.sampler, vocab);
   pool.parallel(n, [&](int row, int thread) noexcept { threads_[thread]->run(rows[row], sampling, row, drawn); });
   return drawn;
 }

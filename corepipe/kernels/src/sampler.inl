@@ -1,8 +1,8 @@
 // The sampler's passes over a row of logits.
 #pragma once
 
-#include "attention_table.h"
 #include "rows.inl"
+#include "sampler_table.h"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {

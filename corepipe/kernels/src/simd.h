@@ -390,30 +390,5 @@ CP_INLINE f32x16 exp(f32x16 x) {
   return times_power_of_2(y, n);
 }
 
-// x / (1 + e^-x), within 5 ulp where x > -4 and 9 where x > -10; further down the error of -x / ln 2 grows with |x|.
-CP_INLINE f32x16 silu(f32x16 x) {
-#if defined(__AVX512F__)
-  // The floor of t, which scalef takes by itself, leaves a remainder in [0, 1].
-  const f32x16 t = max(broadcast(-126.0f), x * broadcast(-1.44269504088896341f));
-  const __m512 whole = _mm512_roundscale_ps((__m512)t.v[0], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  const f32x16 r = {{t.v[0] - (NativeF)whole}};
-  f32x16 y = broadcast(1.877576695e-3f);  // minimax of the relative error (1e-7) over [0, 1]
-  y = fma(y, r, broadcast(8.989339694e-3f));
-  y = fma(y, r, broadcast(5.582631752e-2f));
-  y = fma(y, r, broadcast(2.401536107e-1f));
-  y = fma(y, r, broadcast(6.931530833e-1f));
-  y = fma(y, r, broadcast(1.0f));
-  const __m512 divisor = 1.0f + _mm512_scalef_ps((__m512)y.v[0], (__m512)t.v[0]);
-  // A reciprocal of 14 bits and a step of Newton's take a third of a division.
-  const __m512 guess = _mm512_rcp14_ps(divisor);
-  const __m512 error = _mm512_fnmadd_ps(divisor, guess, _mm512_set1_ps(1.0f));
-  const __m512 inverse = _mm512_fmadd_ps(guess, error, guess);
-  const __mmask16 some = _mm512_cmp_ps_mask((__m512)t.v[0], _mm512_set1_ps(126.0f), _CMP_NGT_UQ);
-  return {{(NativeF)_mm512_maskz_mul_ps(some, (__m512)x.v[0], inverse)}};
-#else
-  return x / (broadcast(1.0f) + exp(zero() - x));
-#endif
-}
-
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.neuron.graph import Graph
 
 BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bf16."""
@@ -41,24 +40,6 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A fresh fp32 C-contiguous copy; raises UserError for missing tensors and broken files."""
-
-
-def check(graph: Graph, checkpoint: Checkpoint) -> None:
-    """Compares every weight of the Graph with the checkpoint's header, before anything is read.
-
-    Raises UserError for the first tensor that is missing or has another shape.
-    """
-    present = set(checkpoint.names())
-    for spec in graph.weights():
-        name = graph.tied.get(spec.name, spec.name)
-        if name not in present:
-            raise missing(checkpoint.path, name)
-        shape = checkpoint.shape(name)
-        if shape != spec.shape:
-            raise UserError(
-                f"{checkpoint.file(name)}: tensor {name} has shape {list(shape)}, "
-                f"but the model's configuration asks for {list(spec.shape)}"
-            )
 
 
 def missing(path: Path, name: str) -> UserError:

@@ -1,15 +1,13 @@
-"""GGUF files: a strict header reader, and tensors dequantised to fp32 under Hugging Face names.
+"""GGUF files: a strict header reader, and tensors dequantised to fp32.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The blocks of quantised tensors
-are unpacked by the gguf library; its header reader trusts the file and takes seconds, ours does neither.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The gguf library has a header reader,
+too, which trusts the file and takes seconds; ours does neither.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import pairwise
@@ -19,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
+from corepipe.models.checkpoints.checkpoint import finite
 from corepipe.models.checkpoints.files import regular_size, unreadable
+from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, dequantise, type_name
 
 VERSIONS = (2, 3)
 MAX_HEADER = 1 << 26
@@ -47,30 +46,6 @@ SCALARS = {
     12: "<d",
 }
 STRING, ARRAY = 8, 9
-
-
-@dataclass(frozen=True, slots=True)
-class BlockType:
-    """A tensor encoding: `elements` at a time in `bytes`."""
-
-    name: str
-    elements: int
-    bytes: int
-
-
-BLOCK_TYPES = {
-    0: BlockType("F32", 1, 4),
-    1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    30: BlockType("BF16", 1, 2),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +220,8 @@ class GgufFile:
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor by its GGUF name, dequantised, in its row-major shape."""
         tensor = self.tensors[name]
-        return finite(self._values(tensor), self.path, name).reshape(tensor.shape)
-
-    def _values(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-        name, at, nbytes = tensor.name, tensor.offset, tensor.nbytes
-        if tensor.type.name == "F32":
-            return read_array(self.path, "<f4", nbytes // 4, at, name).astype(np.float32, copy=False)
-        if tensor.type.name == "F16":
-            return read_array(self.path, "<f2", nbytes // 2, at, name).astype(np.float32)
-        if tensor.type.name == "BF16":
-            return widen_bf16(read_array(self.path, "<u2", nbytes // 2, at, name))
-        return self._dequantise(tensor)
-
-    def _dequantise(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-        # Imported here: it costs 0.15 s that a start from packed weights need not pay.
-        from gguf import GGMLQuantizationType  # noqa: PLC0415
-        from gguf.quants import dequantize  # noqa: PLC0415
-
-        raw = read_array(self.path, "u1", tensor.nbytes, tensor.offset, tensor.name)
-        blocks = raw.reshape(-1, tensor.shape[-1] // tensor.type.elements * tensor.type.bytes)
-        values = dequantize(blocks, GGMLQuantizationType(tensor.type_id))
-        return np.ascontiguousarray(values, np.float32)
+        values = dequantise(self.path, tensor.type, math.prod(tensor.shape), tensor.offset, name)
+        return finite(values, self.path, name).reshape(tensor.shape)
 
 
 def _aligned(at: int, alignment: int) -> int:
@@ -280,77 +236,7 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     type_id = cursor.integer("<I", 1 << 31, f"the type of {told}")
     if type_id not in BLOCK_TYPES:
         known = ", ".join(t.name for t in BLOCK_TYPES.values())
-        raise cursor.error(f"tensor {told} has the unsupported encoding {type_id} (known: {known})")
+        raise cursor.error(f"tensor {told} is {type_name(type_id)}, which is not read (read are {known})")
     if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
         raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
     return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
-
-
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, None for those that are no weights of the forward pass."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in LAYER_NAMES:
-        return None
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-
-
-class GgufCheckpoint:
-    """The weights of a GGUF file.
-
-    `permuted_heads` gives, for architecture llama, how many heads the rows of "q_proj" and "k_proj"
-    hold: llama.cpp's converter interleaves the two halves of each head there, which is undone.
-    """
-
-    def __init__(self, file: GgufFile, permuted_heads: dict[str, int]) -> None:
-        self.path = file.path
-        self.fingerprint = fingerprint([(file.path, file.header)])
-        self._file = file
-        self._names = {hf: name for name in file.tensors if (hf := hf_name(name)) is not None}
-        self._permuted_heads = permuted_heads
-
-    def names(self) -> Iterable[str]:
-        return self._names.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._name(name)].shape
-
-    def file(self, name: str) -> Path:  # noqa: ARG002 -- the protocol's: one file holds all
-        return self.path
-
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        values = self._file.read(self._name(name))
-        heads = self._permuted_heads.get(name.split(".")[-2])
-        return values if heads is None else _separate_halves(values, heads)
-
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            raise missing(self.path, name)
-        return self._names[name]
-
-
-def _separate_halves(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows (x0, y0, x1, y1, ...) of each head back to (x0, x1, ..., y0, y1, ...)."""
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes, regular_size, unreadable
-from corepipe.models.hub import PACKAGED
+from corepipe.models.packaged import PACKAGED
 
 SUMS = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 22
@@ -45,7 +45,7 @@ def _known(file: Path, sums: Mapping[str, str]) -> str:
     if file.is_symlink() and re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", file.resolve().name):
         return file.resolve().name
     for packaged in PACKAGED.values():
-        if Path(packaged.member).name == file.name:
+        if packaged.file == file.name:
             return packaged.sha256
     raise UserError(
         f"--verify: {shown(file, 200)} has no known hash; where the files are known to be good, "

@@ -6,7 +6,7 @@ from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Format, Graph
+from corepipe.neuron.graph import Format, Graph, hidden
 
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 NAMES = classic.Names(
@@ -32,7 +32,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> 
     b = GraphBuilder(config, every_row=True)
     x = encoder.embeddings(b, config)
     mapping = "albert.encoder.embedding_hidden_mapping_in"
-    x = b.linear(x, mapping, Axis.HIDDEN, config.hidden_size, bias=True)
+    x = b.linear(x, mapping, hidden(config.hidden_size), bias=True)
     for _ in b.layers():
         x = classic.norm_last(b, x, NAMES, classic.bidirectional)
     return encoder.finish(b, x, config, name, fmt, max_positions)

@@ -6,6 +6,7 @@ from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, heads_by_group
 from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "transformer.word_embeddings.weight"
@@ -21,9 +22,17 @@ TRAINED_POSITIONS = 2048
 
 def configure(fields: Fields) -> ModelConfig:
     """Some configs call the hidden size `n_embed`."""
+    fields.refuse("apply_residual_connection_post_layernorm")
     if fields.has("n_embed"):
         fields = fields.renamed({"hidden_size": "n_embed"})
     return classic.configure(fields.defaulting("seq_length", TRAINED_POSITIONS), KEYS, "gelu_pytorch_tanh")
+
+
+def weights(config: ModelConfig) -> WeightMap:
+    """Each head's query, key and value are neighbours in one matrix."""
+    return WeightMap(
+        "transformer.", parts=heads_by_group("query_key_value", fused("query_key_value"), config.heads)
+    )
 
 
 def _names(layer: int) -> classic.Names:

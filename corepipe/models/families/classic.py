@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, Norm, common, without_rope
+from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, Norm, common
 from corepipe.models.families.blocks import Projected, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Value
+from corepipe.neuron.numerics import alibi_slopes
 
 Attend = Callable[[GraphBuilder, Projected], Value]
 """Appends attention over projected queries, keys and values."""
@@ -41,17 +42,29 @@ class Names:
     down: str
 
 
-def configure(fields: Fields, keys: Mapping[str, str], function: str, tied: bool = True) -> ModelConfig:
-    """With biases everywhere; `function` and `tied` where the config does not say.
+def configure(
+    fields: Fields,
+    keys: Mapping[str, str],
+    function: str,
+    tied: bool = True,
+    rotary_share: float | None = None,
+) -> ModelConfig:
+    """With biases everywhere; `function`, `tied` and `rotary_share` where the config does not say.
 
     The feed-forward is four times as wide as the model unless the config says otherwise.
     """
-    fields = without_rope(fields.renamed(keys))
+    fields = fields.renamed(keys)
     hidden = fields.integer("hidden_size", MAX_HIDDEN)
     fields = fields.defaulting("intermediate_size", 4 * hidden).defaulting("tie_word_embeddings", tied)
     fields = fields.defaulting("rms_norm_eps", 1e-5)
-    config = common(fields, (function, *FUNCTIONS))
+    config = common(fields, (function, *FUNCTIONS), rotary_share)
     return replace(config, qkv_bias=True, out_bias=True, mlp_bias=True, norm=Norm.LAYER)
+
+
+def scaled_attention(fields: Fields) -> None:
+    """Raises UserError for scores that are not divided by the root of the head's size."""
+    if not fields.flag("scale_attn_weights", default=True):
+        raise fields.error("scale_attn_weights", "must be true: other scores are not supported")
 
 
 def plain(b: GraphBuilder, qkv: Projected) -> Value:
@@ -70,7 +83,8 @@ def rotary(b: GraphBuilder, qkv: Projected) -> Value:
 
 
 def alibi(b: GraphBuilder, qkv: Projected) -> Value:
-    return b.attention(*qkv, alibi=True)
+    """Attention that falls with distance (Press et al. 2022)."""
+    return b.attention(*qkv, alibi=alibi_slopes(b.config.heads.heads))
 
 
 def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, ModelConfig, Norm, common, without_rope
+from corepipe.models.config import Fields, ModelConfig, Norm, common
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
+from corepipe.models.weight_map import WeightMap, rotated_pairs
 from corepipe.neuron.graph import Format, Graph
+
+ROPE_THETA = 500000.0
+"""Where a config does not say it, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +24,17 @@ class CohereConfig(ModelConfig):
 
 def configure(fields: Fields) -> CohereConfig:
     """Raises UserError for the norms over queries and keys of the plus model."""
-    if fields.flag("use_qk_norm"):
-        raise fields.error("use_qk_norm", "is not supported")
-    renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"})
-    renamed = renamed.defaulting("tie_word_embeddings", value=True)
-    config = replace(common(without_rope(renamed)), norm=Norm.LAYER_NO_BIAS)
+    fields.refuse("use_qk_norm")
+    renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"}).defaulting("rms_norm_eps", 1e-5)
+    renamed = renamed.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", ROPE_THETA)
+    bias = fields.flag("attention_bias")
+    config = replace(common(renamed), norm=Norm.LAYER_NO_BIAS, qkv_bias=bias, out_bias=bias)
     scale = fields.number("logit_scale", 1e-6, 1e6, 0.0625)
     return CohereConfig(**config.values(), logit_scale=scale)
+
+
+def weights(config: CohereConfig) -> WeightMap:
+    return WeightMap(parts=rotated_pairs(config.heads))
 
 
 def build(config: CohereConfig, fmt: Format, max_positions: int, name: str) -> Graph:

@@ -13,8 +13,18 @@ from corepipe.models.config import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields,
 from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
-from corepipe.neuron.graph import Axis, Format, Graph, HeadLayout, Value, WeightRole, WeightSpec
-from corepipe.neuron.ops import LatentAttention, Rope
+from corepipe.neuron.graph import (
+    Axis,
+    Format,
+    Graph,
+    HeadLayout,
+    Value,
+    WeightRole,
+    WeightSpec,
+    fixed,
+    hidden,
+)
+from corepipe.neuron.ops import LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) ->
         block = f"model.layers.{layer}"
         attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config)
         attended, x = b.only_wanted(attended, x)
-        x = b.add(x, b.linear(attended, f"{block}.self_attn.o_proj", Axis.HIDDEN, config.hidden_size))
+        x = b.add(x, b.linear(attended, f"{block}.self_attn.o_proj", hidden(config.hidden_size)))
         normed = b.norm(x, f"{block}.post_attention_layernorm")
         x = b.add(x, moe.block(b, normed, f"{block}.mlp", config, "shared_experts"))
     b.head(b.norm(x, "model.norm"))
@@ -68,37 +78,34 @@ def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
     prefix, heads = f"model.layers.{b.layer}.self_attn", config.heads
     rotary = config.rotary_dim or 0
     q = b.rope(_queries(b, x, config, prefix))
-    latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", Axis.LATENT, config.latent_rank)
+    latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", fixed("latent", config.latent_rank))
     latent = b.norm(latent, f"{prefix}.kv_a_layernorm")
-    key = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", Axis.LATENT, rotary)
-    key = b.append(Rope(b.layer, b.like(key), key, rotary, b.rope_spec))
-    value_width = heads.heads * config.value_dim
-    up = partial(_up, prefix, config.latent_rank)
+    key = b.rope(b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", fixed("latent", rotary)), rotary)
+    keys = heads.queries("k_latent_heads", heads.head_dim - rotary)
+    values = heads.queries("v_latent_heads", config.value_dim)
+    up = partial(_up, prefix, latent.axis)
     return b.append(
         LatentAttention(
             b.layer,
-            b.value(Axis.V_LATENT_HEADS, value_width, x.rows),
+            b.value(values, x.rows),
             q,
             latent,
             key,
-            up("k", Axis.K_LATENT_HEADS, heads.heads * (heads.head_dim - rotary)),
-            up("v", Axis.V_LATENT_HEADS, value_width),
+            up("k", keys),
+            up("v", values),
             heads,
             heads.head_dim**-0.5,
         )
     )
 
 
-def _up(prefix: str, rank: int, part: str, axis: Axis, width: int) -> WeightSpec:
-    return WeightSpec(
-        f"{prefix}.kv_b_proj.{part}.weight", (width, rank), (axis, Axis.LATENT), WeightRole.MATRIX
-    )
+def _up(prefix: str, latent: Axis, part: str, axis: Axis) -> WeightSpec:
+    return WeightSpec(f"{prefix}.kv_b_proj.{part}.weight", (axis, latent), WeightRole.MATRIX)
 
 
 def _queries(b: GraphBuilder, x: Value, config: DeepseekConfig, prefix: str) -> Value:
     """Through a latent of their own, or straight."""
-    width = config.heads.heads * config.heads.head_dim
     if config.query_rank is None:
-        return b.linear(x, f"{prefix}.q_proj", Axis.Q_HEADS, width)
-    latent = b.linear(x, f"{prefix}.q_a_proj", Axis.LATENT, config.query_rank)
-    return b.linear(b.norm(latent, f"{prefix}.q_a_layernorm"), f"{prefix}.q_b_proj", Axis.Q_HEADS, width)
+        return b.linear(x, f"{prefix}.q_proj", config.heads.queries())
+    latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank))
+    return b.linear(b.norm(latent, f"{prefix}.q_a_layernorm"), f"{prefix}.q_b_proj", config.heads.queries())

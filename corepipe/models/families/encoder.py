@@ -9,7 +9,7 @@ from functools import partial
 from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Format, Graph, Value
+from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, hidden
 from corepipe.neuron.ops import Function, RowIndex
 
 HEADS = ("base", "masked-lm")
@@ -100,7 +100,7 @@ def build(
     b = GraphBuilder(config, every_row=True)
     x = embeddings(b, config)
     if config.embedding_size != config.hidden_size:
-        x = b.linear(x, f"{config.prefix}.embeddings_project", Axis.HIDDEN, config.hidden_size, bias=True)
+        x = b.linear(x, f"{config.prefix}.embeddings_project", hidden(config.hidden_size), bias=True)
     for layer in b.layers():
         x = classic.norm_last(b, x, (names or partial(bert_names, config.prefix))(layer), attend)
     return finish(b, x, config, name, fmt, max_positions)
@@ -109,14 +109,19 @@ def build(
 def finish(
     b: GraphBuilder, x: Value, config: EncoderConfig, name: str, fmt: Format, max_positions: int
 ) -> Graph:
-    """The head that the config asks for, if any."""
+    """The head that the config asks for, if any.
+
+    The base model returns every token's hidden state, and beside it a vector a sequence if it has a pooler.
+    """
+    outputs = [] if config.masked_lm else [Output(x, OutputKind.HIDDEN)]
     decoder, table = "cls.predictions.decoder", f"{config.prefix}.embeddings.word_embeddings.weight"
     if config.masked_lm:
-        x = b.linear(x, "cls.predictions.transform.dense", Axis.HIDDEN, config.embedding_size, bias=True)
+        x = b.linear(x, "cls.predictions.transform.dense", hidden(config.embedding_size), bias=True)
         x = b.norm(b.activation(x), "cls.predictions.transform.LayerNorm")
         b.head(x, decoder, bias=True)
     elif config.pooler:
         first = b.select_rows(x)
-        pooled = b.linear(first, f"{config.prefix}.pooler.dense", Axis.HIDDEN, config.hidden_size, bias=True)
-        b.activation(pooled, Function.TANH)
-    return b.finish(name, fmt, max_positions, tied=(f"{decoder}.weight", table), causal=False)
+        pooled = b.linear(first, f"{config.prefix}.pooler.dense", hidden(config.hidden_size), bias=True)
+        outputs.append(Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR))
+    tied = (f"{decoder}.weight", table)
+    return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)

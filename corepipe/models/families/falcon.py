@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import ml_dtypes
+import numpy as np
+
 from corepipe.models.config import MAX_HEADS, Fields, ModelConfig
 from corepipe.models.families import classic
-from corepipe.models.families.blocks import fused
+from corepipe.models.families.blocks import Projected, fused
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.weight_map import WeightMap, heads_by_group
+from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.numerics import alibi_slopes
 
 EMBEDDING = "transformer.word_embeddings.weight"
 TRAINED_POSITIONS = 2048
@@ -38,8 +43,15 @@ def configure(fields: Fields) -> FalconConfig:
     return FalconConfig(
         **config.values(),
         parallel=grouped or fields.flag("parallel_attn", default=True),
-        norms=fields.integer("num_ln_in_parallel_attn", 2, default=2 if grouped else 1),
+        norms=fields.integer("num_ln_in_parallel_attn", 2, default=2) if grouped else 1,
         alibi=fields.flag("alibi"),
+    )
+
+
+def weights(config: FalconConfig) -> WeightMap:
+    """The queries of each key/value head, its key and its value are neighbours in one matrix."""
+    return WeightMap(
+        "transformer.", parts=heads_by_group("query_key_value", fused("query_key_value"), config.heads)
     )
 
 
@@ -68,9 +80,16 @@ def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> G
     """The forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     block = classic.parallel if config.parallel else classic.sequential
-    attend = classic.alibi if config.alibi else classic.rotary
+    attend = _alibi if config.alibi else classic.rotary
     x = b.embed(EMBEDDING)
     for layer in b.layers():
         x = block(b, x, _names(config, layer), attend)
     b.head(b.norm(x, "transformer.ln_f"))
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+
+
+def _alibi(b: GraphBuilder, qkv: Projected) -> Value:
+    """What falls with distance is divided by the root of the head's size with the scores; slopes are bf16."""
+    heads = b.config.heads
+    slopes = np.array(alibi_slopes(heads.heads), ml_dtypes.bfloat16).astype(np.float32)
+    return b.attention(*qkv, alibi=tuple((slopes * np.float32(heads.head_dim**-0.5)).tolist()))

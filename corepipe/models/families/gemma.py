@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import FUNCTIONS, Fields, ModelConfig, common, without_rope
+from dataclasses import replace
+
+from corepipe.models.config import FUNCTIONS, Fields, ModelConfig, common
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
+from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Graph
 
 
 def gemma_common(fields: Fields) -> ModelConfig:
     """What all Gemmas have: GELU, whatever the first ones' `hidden_act` says, and a tied head."""
     function = fields.text("hidden_activation", "gelu_pytorch_tanh")
+    fields.refuse("use_bidirectional_attention")
+    bias = fields.flag("attention_bias")
     fields = fields.replace("hidden_act", function).defaulting("tie_word_embeddings", value=True)
-    return common(without_rope(fields.defaulting("head_dim", 256)), FUNCTIONS)
+    config = common(fields.defaulting("head_dim", 256), FUNCTIONS)
+    return replace(config, qkv_bias=bias, out_bias=bias)
 
 
 configure = gemma_common
+
+
+def weights(_config: ModelConfig) -> WeightMap:
+    """Gains are kept less one; the text decoder of a model that sees images has a prefix of its own."""
+    return WeightMap(prefixes=("model.language_model.", "language_model.model.", ""), less_one=("norm",))
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:

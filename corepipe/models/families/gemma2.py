@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_HIDDEN, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families.blocks import gated_mlp, output, project
-from corepipe.models.families.gemma import gemma_common
+from corepipe.models.families.gemma import gemma_common, weights
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.windows import alternating
 from corepipe.neuron.graph import Format, Graph, Value
 from corepipe.neuron.ops import Function
+
+__all__ = ["build", "configure", "weights"]
 
 MOST = 1e6
 """Bound of the caps."""
@@ -25,18 +28,22 @@ class Gemma2Config(ModelConfig):
 
 
 def configure(fields: Fields) -> Gemma2Config:
-    """The even layers have the window unless `layer_types` says which do."""
+    """Every other layer has the window."""
     config = gemma_common(fields)
-    window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)
-    windows = tuple(None if layer % 2 else window for layer in range(config.num_layers))
-    if fields.has("layer_types"):
-        windows = sliding_windows(fields, window, 0, config.num_layers)
+    windows = alternating(fields, config.num_layers, window=4096, pattern=2)
     return Gemma2Config(
         **replace(config, windows=windows).values(),
         query_scale=fields.integer("query_pre_attn_scalar", MAX_HIDDEN, default=256),
-        score_cap=fields.number("attn_logit_softcapping", 1e-3, MOST, 50.0),
-        logit_cap=fields.number("final_logit_softcapping", 1e-3, MOST, 30.0),
+        score_cap=cap(fields, "attn_logit_softcapping", 50.0),
+        logit_cap=cap(fields, "final_logit_softcapping", 30.0),
     )
+
+
+def cap(fields: Fields, key: str, default: float | None) -> float | None:
+    """null means none; an absent key the default."""
+    if not fields.has(key):
+        return None if key in fields.values else default
+    return fields.number(key, 1e-3, MOST)
 
 
 def build(config: Gemma2Config, fmt: Format, max_positions: int, name: str) -> Graph:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, Fields, sliding_windows
-from corepipe.models.families.gemma import gemma_common
-from corepipe.models.families.gemma2 import Gemma2Config, build
+from corepipe.models.config import MAX_HIDDEN, Fields, without_rope
+from corepipe.models.families.gemma import gemma_common, weights
+from corepipe.models.families.gemma2 import Gemma2Config, build, cap
+from corepipe.models.families.windows import alternating, layer_ropes
 
-__all__ = ["build", "configure"]
+__all__ = ["build", "configure", "weights"]
 
 TEXT_DEFAULTS: dict[str, object] = {
     "vocab_size": 262208,
@@ -24,17 +25,19 @@ TEXT_DEFAULTS: dict[str, object] = {
 
 
 def configure(fields: Fields) -> Gemma2Config:
-    """Every sixth layer sees the whole context unless `layer_types` says which do."""
+    """Every sixth layer sees the whole context, and has rotary positions of another base."""
     text = fields.section("text_config")
     if text is not None:
         fields = text.replace("model_type", fields.text("model_type"))
         for key, value in TEXT_DEFAULTS.items():
             fields = fields.defaulting(key, value)
-    config = gemma_common(fields)
-    window = fields.integer("sliding_window", MAX_POSITIONS, default=1024)
-    pattern = fields.integer("sliding_window_pattern", MAX_LAYERS, default=6)
-    windows = tuple(window if (layer + 1) % pattern else None for layer in range(config.num_layers))
-    if fields.has("layer_types"):
-        windows = sliding_windows(fields, window, 0, config.num_layers)
-    scale = fields.integer("query_pre_attn_scalar", MAX_HIDDEN, default=256)
-    return Gemma2Config(**replace(config, windows=windows, head_norms=True).values(), query_scale=scale)
+    config = gemma_common(without_rope(fields))
+    windows = alternating(fields, config.num_layers, window=4096, pattern=6)
+    ropes = layer_ropes(fields.defaulting("rope_theta", 1e6), config, windows, "rope_local_base_freq")
+    config = replace(config, windows=windows, head_norms=True, layer_ropes=ropes)
+    return Gemma2Config(
+        **config.values(),
+        query_scale=fields.integer("query_pre_attn_scalar", MAX_HIDDEN, default=256),
+        score_cap=cap(fields, "attn_logit_softcapping", None),
+        logit_cap=cap(fields, "final_logit_softcapping", None),
+    )

@@ -6,13 +6,22 @@ from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, heads_in_turn
 from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "transformer.wte.weight"
 
 
 def configure(fields: Fields) -> ModelConfig:
+    fields.refuse("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    classic.scaled_attention(fields)
     return classic.configure(fields, classic.GPT2_KEYS, "gelu_new")
+
+
+def weights(config: ModelConfig) -> WeightMap:
+    """Matrices are [in, out]."""
+    parts = heads_in_turn("c_attn", fused("c_attn"), config.heads)
+    return WeightMap("transformer.", parts=parts, transposed=("c_attn", "c_proj", "c_fc"))
 
 
 def names(layer: int) -> classic.Names:

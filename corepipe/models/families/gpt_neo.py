@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig
 from corepipe.models.families import classic
+from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Graph, Value
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {
@@ -19,11 +21,35 @@ KEYS = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """Layers take turns: the whole context, then the latest `window_size` positions."""
+    """`attention_types` says which layers see the latest `window_size` positions; by default every other."""
     config = classic.configure(fields, KEYS, "gelu_new")
     window = fields.integer("window_size", MAX_POSITIONS, default=256)
-    windows = tuple(window if layer % 2 else None for layer in range(config.num_layers))
+    kinds = _kinds(fields) if fields.has("attention_types") else ["global", "local"] * config.num_layers
+    if len(kinds) < config.num_layers:
+        raise fields.error("attention_types", f"names {len(kinds)} layers of {config.num_layers}")
+    windows = tuple(window if kind == "local" else None for kind in kinds[: config.num_layers])
     return replace(config, qkv_bias=False, windows=windows)
+
+
+def weights(_config: ModelConfig) -> WeightMap:
+    return WeightMap("transformer.")
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """The kind of each layer, from [[[kinds in turn], how often], ...]."""
+    listed: list[str] = []
+    for entry in fields.items("attention_types"):
+        match entry:
+            case [[*kinds], int(times)] if 0 < times <= MAX_LAYERS and {*kinds} <= {"global", "local"}:
+                listed += kinds * times
+            case _:
+                raise fields.error("attention_types", "must be a list of [[global or local, ...], how often]")
+    return listed
+
+
+def _attend(b: GraphBuilder, qkv: Projected) -> Value:
+    """Scores are not divided by the root of the head's size."""
+    return b.attention(*qkv, scale=1.0)
 
 
 def _names(layer: int) -> classic.Names:
@@ -43,6 +69,6 @@ def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Gr
     b = GraphBuilder(config)
     x = b.add_embedding(b.embed(EMBEDDING), "transformer.wpe.weight", config.max_positions)
     for layer in b.layers():
-        x = classic.sequential(b, x, _names(layer), classic.plain)
+        x = classic.sequential(b, x, _names(layer), _attend)
     b.head(b.norm(x, "transformer.ln_f"))
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

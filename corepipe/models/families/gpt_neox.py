@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, ModelConfig, rotary_dim
+from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, heads_by_group
 from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "gpt_neox.embed_in.weight"
+KEYS = {
+    "rms_norm_eps": "layer_norm_eps",
+    "partial_rotary_factor": "rotary_pct",
+    "rope_theta": "rotary_emb_base",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +28,16 @@ class GptNeoxConfig(ModelConfig):
 
 def configure(fields: Fields) -> GptNeoxConfig:
     """`rotary_pct` of each head is rotated; `use_parallel_residual` puts the blocks side by side."""
-    config = classic.configure(fields, {"rms_norm_eps": "layer_norm_eps"}, "gelu", tied=False)
-    config = replace(config, rotary_dim=rotary_dim(fields, 0.25, "rotary_pct"))
+    config = classic.configure(fields, KEYS, "gelu", tied=False, rotary_share=0.25)
+    bias = fields.flag("attention_bias", default=True)
+    config = replace(config, qkv_bias=bias, out_bias=bias)
     return GptNeoxConfig(**config.values(), parallel=fields.flag("use_parallel_residual", default=True))
+
+
+def weights(config: GptNeoxConfig) -> WeightMap:
+    """Each head's query, key and value are neighbours in one matrix."""
+    parts = heads_by_group("query_key_value", fused("query_key_value"), config.heads)
+    return WeightMap("gpt_neox.", parts=parts)
 
 
 def _names(layer: int) -> classic.Names:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from corepipe.models.config import MAX_POSITIONS, Fields, common, sliding_windows, without_rope
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import output, project
-from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.moe import MoeConfig
-from corepipe.neuron.graph import Axis, Format, Graph, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import Format, Graph, Value
 
 
 def configure(fields: Fields) -> MoeConfig:
@@ -46,6 +46,5 @@ def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Grap
 def _attention(b: GraphBuilder, x: Value) -> Value:
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = project(b, x, prefix)
-    shape, axes = (1, b.config.heads.heads), (Axis.TOKENS, Axis.HEAD)
-    sinks = WeightSpec(f"{prefix}.sinks", shape, axes, WeightRole.VECTOR)
-    return b.attention(b.rope(q), b.rope(k), v, table=sinks)
+    sinks = by_head(f"{prefix}.sinks", 1, b.config.heads.queries("head", unit=1))
+    return b.attention(b.rope(q), b.rope(k), v, sinks=sinks)

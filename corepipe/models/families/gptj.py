@@ -7,6 +7,7 @@ from dataclasses import replace
 from corepipe.models.config import MAX_HEAD_DIM, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, rotated_pairs
 from corepipe.neuron.graph import Format, Graph
 
 
@@ -15,6 +16,10 @@ def configure(fields: Fields) -> ModelConfig:
     config = classic.configure(fields, classic.GPT2_KEYS, "gelu_new", tied=False)
     rotary = fields.integer("rotary_dim", MAX_HEAD_DIM, default=64)
     return replace(config, qkv_bias=False, out_bias=False, rotary_dim=rotary)
+
+
+def weights(config: ModelConfig) -> WeightMap:
+    return WeightMap("transformer.", parts=rotated_pairs(config.heads, config.rotary_dim))
 
 
 def _names(layer: int) -> classic.Names:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, ModelConfig, common, without_rope
+from corepipe.models.config import Fields, ModelConfig, common
 from corepipe.models.families.blocks import gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph, Value
@@ -24,8 +24,10 @@ class GraniteConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> GraniteConfig:
+    bias = fields.flag("attention_bias")
+    config = replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
     return GraniteConfig(
-        **common(without_rope(fields)).values(),
+        **config.values(),
         embedding_factor=fields.number("embedding_multiplier", 0.0, MOST, 1.0),
         attention_factor=fields.number("attention_multiplier", 0.0, MOST, 1.0),
         residual_factor=fields.number("residual_multiplier", 0.0, MOST, 1.0),

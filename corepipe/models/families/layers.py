@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypedDict, Unpack
 
 from corepipe.models.config import ModelConfig, Norm
-from corepipe.neuron.graph import Axis, Format, Graph, Op, Rows, Value, WeightRole, WeightSpec
+from corepipe.models.rope import RopeConfig
+from corepipe.neuron.graph import (
+    TOKENS,
+    WANTED,
+    Axis,
+    Format,
+    Graph,
+    Input,
+    Op,
+    Output,
+    OutputKind,
+    RopeSpec,
+    RowSet,
+    Value,
+    WeightRole,
+    WeightSpec,
+    fixed,
+    hidden,
+    vocabulary,
+)
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -27,6 +47,15 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
+class Scores(TypedDict, total=False):
+    """What else changes an attention's scores; `Attention` says what it means."""
+
+    alibi: tuple[float, ...]
+    softcap: float | None
+    distance_bias: WeightSpec
+    sinks: WeightSpec
+
+
 class GraphBuilder:
     """Collects the Ops of one forward pass.
 
@@ -38,9 +67,9 @@ class GraphBuilder:
     def __init__(self, config: ModelConfig, every_row: bool = False) -> None:
         self.config = config
         self._every_row = every_row
-        self.rope_spec = config.rope.spec(config.rotary_dim or config.heads.head_dim)
+        self._rope_specs: dict[RopeConfig, RopeSpec] = {}
         self.layer = -1
-        self.rows = Rows.TOKENS
+        self.rows = TOKENS
         self._ops: list[Op] = []
 
     def finish(
@@ -50,19 +79,25 @@ class GraphBuilder:
         max_positions: int,
         tied: tuple[str, str] = (HEAD, EMBEDDING),
         causal: bool = True,
+        outputs: Sequence[Output] = (),
     ) -> Graph:
-        """The Graph of all Ops so far; the last one makes the logits.  `tied`: a head and its embedding."""
+        """The Graph of all Ops so far; the last one makes the logits, unless `outputs` says otherwise.
+
+        `tied`: a head and its embedding.
+        """
         config = self.config
         return Graph(
             name=name,
             format=fmt,
             ops=tuple(self._ops),
-            heads=config.heads,
+            inputs=tuple(dict.fromkeys(Input(op.reads, op.out.rows) for op in self._ops if op.reads)),
+            outputs=tuple(outputs) or (Output(self._ops[-1].out, OutputKind.LOGITS),),
             num_layers=config.num_layers,
             vocab_size=config.vocab_size,
             max_positions=max_positions,
             tied=dict((tied,)) if config.tied else {},
             causal=causal,
+            rows=tuple(sorted({TOKENS, WANTED, *(op.out.rows for op in self._ops)})),
         )
 
     def layers(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
@@ -78,51 +113,57 @@ class GraphBuilder:
         self._ops.append(op)
         return op.out
 
-    def value(self, axis: Axis, width: int, rows: Rows | None = None) -> Value:
+    def value(self, axis: Axis, rows: RowSet | None = None) -> Value:
         """What the op that is appended next makes."""
-        return Value(len(self._ops), axis, width, self.rows if rows is None else rows)
+        return Value(len(self._ops), axis, self.rows if rows is None else rows)
 
     def like(self, x: Value) -> Value:
         """As `value`, with the shape of x."""
-        return Value(len(self._ops), x.axis, x.width, x.rows)
+        return Value(len(self._ops), x.axis, x.rows)
 
     def embed(self, name: str = EMBEDDING, width: int | None = None) -> Value:
         """The embedding rows of the tokens."""
-        shape = (self.config.vocab_size, width or self.config.hidden_size)
-        table = WeightSpec(name, shape, (Axis.TOKENS, Axis.HIDDEN), WeightRole.EMBEDDING)
-        return self.append(Embed(self.layer, self.value(Axis.HIDDEN, shape[1]), table))
+        axis = hidden(width or self.config.hidden_size)
+        table = WeightSpec(name, (fixed("tokens", self.config.vocab_size), axis), WeightRole.EMBEDDING)
+        return self.append(Embed(self.layer, self.value(axis), table))
 
     def add_embedding(
         self, x: Value, name: str, count: int, by: RowIndex = RowIndex.POSITION, offset: int = 0
     ) -> Value:
         """x plus the row's own vector of a table with `count` of them."""
-        spec = WeightSpec(name, (count, x.width), (Axis.TOKENS, x.axis), WeightRole.EMBEDDING)
+        spec = WeightSpec(name, (fixed("tokens", count), x.axis), WeightRole.EMBEDDING)
         return self.append(AddEmbedding(self.layer, self.like(x), x, spec, by, offset))
 
     def norm(self, x: Value, name: str) -> Value:
         """The config's kind of norm over all of x."""
         kind, eps = self.config.norm, self.config.eps
-        gain = vector(f"{name}.weight", x.width, x.axis)
+        gain = vector(f"{name}.weight", x.axis)
         if kind is Norm.RMS:
             return self.append(RMSNorm(self.layer, self.like(x), x, gain, eps))
-        shift = vector(f"{name}.bias", x.width, x.axis) if kind is Norm.LAYER else None
+        shift = vector(f"{name}.bias", x.axis) if kind is Norm.LAYER else None
         scale = None if kind is Norm.LAYER_PLAIN else gain
         return self.append(LayerNorm(self.layer, self.like(x), x, scale, shift, eps))
 
     def head_norm(self, x: Value, name: str) -> Value:
         """Root-mean-square norm over each head of x."""
-        gain = vector(f"{name}.weight", self.config.heads.head_dim, Axis.HEAD)
+        gain = vector(f"{name}.weight", fixed("head", self.config.heads.head_dim))
         return self.append(RMSNorm(self.layer, self.like(x), x, gain, self.config.eps))
 
-    def linear(self, x: Value, name: str, axis: Axis, width: int, bias: bool = False) -> Value:
-        """x times a matrix [width, x.width], plus a bias."""
-        weight = WeightSpec(f"{name}.weight", (width, x.width), (axis, x.axis), WeightRole.MATRIX)
-        shift = vector(f"{name}.bias", width, axis) if bias else None
-        return self.append(Linear(self.layer, self.value(axis, width, x.rows), x, weight, shift))
+    def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
+        """x times a matrix [axis, x.axis], plus a bias."""
+        weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)
+        shift = vector(f"{name}.bias", axis) if bias else None
+        return self.append(Linear(self.layer, self.value(axis, x.rows), x, weight, shift))
 
-    def rope(self, x: Value) -> Value:
-        """x with each head rotated by its position."""
-        return self.append(Rope(self.layer, self.like(x), x, self.config.heads.head_dim, self.rope_spec))
+    def rope(self, x: Value, head_dim: int | None = None) -> Value:
+        """x with each head rotated by its position; x itself in a layer that knows none."""
+        config, size = self.config, head_dim or self.config.heads.head_dim
+        rope = config.rope_of(self.layer)
+        if rope is None:
+            return x
+        if rope not in self._rope_specs:
+            self._rope_specs[rope] = rope.spec(config.rotary_dim or config.heads.head_dim)
+        return self.append(Rope(self.layer, self.like(x), x, size, self._rope_specs[rope]))
 
     def attention(
         self,
@@ -131,18 +172,14 @@ class GraphBuilder:
         v: Value,
         scale: float | None = None,
         causal: bool = True,
-        alibi: bool = False,
-        softcap: float | None = None,
-        table: WeightSpec | None = None,
+        **scores: Unpack[Scores],
     ) -> Value:
         """Attention over the layer's window; causal, scaled by 1 / sqrt(head size), unless told otherwise."""
         window = self.config.windows[self.layer]
         heads = self.config.heads
         by = heads.head_dim**-0.5 if scale is None else scale
-        out = self.value(Axis.Q_HEADS, q.width, q.rows)
-        return self.append(
-            Attention(self.layer, out, q, k, v, heads, by, window, causal, alibi, softcap, table)
-        )
+        out = self.value(q.axis, q.rows)
+        return self.append(Attention(self.layer, out, q, k, v, heads, by, window, causal, **scores))
 
     def gated(self, gate: Value, up: Value, function: Function | None = None) -> Value:
         """The config's function of gate, times up."""
@@ -161,7 +198,7 @@ class GraphBuilder:
         return self.append(Add(self.layer, self.like(a), a, b))
 
     def select_rows(self, x: Value) -> Value:
-        return self.append(SelectRows(self.layer, self.value(x.axis, x.width, Rows.LOGITS), x))
+        return self.append(SelectRows(self.layer, self.value(x.axis, WANTED), x))
 
     def only_wanted(self, *values: Value) -> Sequence[Value]:
         """In the last layer the rows whose logits are wanted: from there on no other row matters."""
@@ -171,9 +208,14 @@ class GraphBuilder:
 
     def head(self, x: Value, name: str = HEAD.removesuffix(".weight"), bias: bool = False) -> Value:
         """The logits of x's rows."""
-        return self.linear(x, name, Axis.VOCAB, self.config.vocab_size, bias)
+        return self.linear(x, name, vocabulary(self.config.vocab_size), bias)
 
 
-def vector(name: str, width: int, axis: Axis) -> WeightSpec:
+def vector(name: str, axis: Axis) -> WeightSpec:
     """A norm's gain, or a bias."""
-    return WeightSpec(name, (width,), (axis,), WeightRole.VECTOR)
+    return WeightSpec(name, (axis,), WeightRole.VECTOR)
+
+
+def by_head(name: str, rows: int, heads: Axis) -> WeightSpec:
+    """A table with a number for each of `heads` in each row."""
+    return WeightSpec(name, (fixed("tokens", rows), heads), WeightRole.VECTOR)

@@ -9,7 +9,7 @@ from typing import Any
 from corepipe.models.config import MAX_FFN, Fields, ModelConfig
 from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec, columns, fixed
 from corepipe.neuron.ops import Experts, Function
 
 MAX_EXPERTS = 1 << 12
@@ -45,32 +45,29 @@ def expert_width(fields: Fields, key: str) -> int:
 
 def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str = "gate") -> Value:
     """The routed experts under `prefix`; their matrices are stacked here, whatever the checkpoint does."""
-    routing = b.linear(x, f"{prefix}.{gate}", Axis.EXPERTS, config.experts, config.router_bias)
-    name, count, ffn, hidden = f"{prefix}.experts", config.experts, config.expert_ffn, x.width
-    into = (count, ffn, hidden), (Axis.EXPERTS, Axis.EXPERT_FFN, Axis.HIDDEN)
-    back = (count, hidden, ffn), (Axis.EXPERTS, Axis.HIDDEN, Axis.EXPERT_FFN)
+    count, middle = fixed("experts", config.experts), columns("expert_ffn", config.expert_ffn)
+    routing = b.linear(x, f"{prefix}.{gate}", count, config.router_bias)
+    name, into, back = f"{prefix}.experts", (count, middle, x.axis), (count, x.axis, middle)
     return b.append(
         Experts(
             b.layer,
             b.like(x),
             x,
             routing,
-            WeightSpec(f"{name}.gate_proj.weight", *into, WeightRole.MATRIX),
-            WeightSpec(f"{name}.up_proj.weight", *into, WeightRole.MATRIX),
-            WeightSpec(f"{name}.down_proj.weight", *back, WeightRole.MATRIX),
+            WeightSpec(f"{name}.gate_proj.weight", into, WeightRole.MATRIX),
+            WeightSpec(f"{name}.up_proj.weight", into, WeightRole.MATRIX),
+            WeightSpec(f"{name}.down_proj.weight", back, WeightRole.MATRIX),
             config.top_k,
-            ffn,
+            config.expert_ffn,
             config.function,
-            _biases(name, config, hidden) if config.expert_bias else (),
+            _biases(name, (count, middle), (count, x.axis)) if config.expert_bias else (),
         )
     )
 
 
-def _biases(name: str, config: MoeConfig, hidden: int) -> tuple[WeightSpec, ...]:
-    middle = (config.experts, config.expert_ffn), (Axis.EXPERTS, Axis.EXPERT_FFN)
-    out = (config.experts, hidden), (Axis.EXPERTS, Axis.HIDDEN)
+def _biases(name: str, middle: tuple[Axis, ...], out: tuple[Axis, ...]) -> tuple[WeightSpec, ...]:
     parts = (("gate_proj", middle), ("up_proj", middle), ("down_proj", out))
-    return tuple(WeightSpec(f"{name}.{part}.bias", *shape, WeightRole.VECTOR) for part, shape in parts)
+    return tuple(WeightSpec(f"{name}.{part}.bias", axes, WeightRole.VECTOR) for part, axes in parts)
 
 
 def shared(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig) -> Value:
@@ -79,14 +76,15 @@ def shared(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig) -> Value:
     The factor meets the narrow middle instead of the result, which is the same, so that under tensor
     parallelism one all-reduce serves the whole block.
     """
+    axis = columns("shared_ffn", config.shared_ffn)
     if not config.shared_gate:
-        return gated_mlp(b, x, prefix, axis=Axis.SHARED_FFN, width=config.shared_ffn)
-    own = b.linear(x, f"{prefix}_gate", Axis.EXPERTS, 1)
+        return gated_mlp(b, x, prefix, axis=axis)
+    own = b.linear(x, f"{prefix}_gate", fixed("experts", 1))
     factor = b.activation(own, Function.SIGMOID)
-    gate = b.linear(x, f"{prefix}.gate_proj", Axis.SHARED_FFN, config.shared_ffn)
-    up = b.linear(x, f"{prefix}.up_proj", Axis.SHARED_FFN, config.shared_ffn)
+    gate = b.linear(x, f"{prefix}.gate_proj", axis)
+    up = b.linear(x, f"{prefix}.up_proj", axis)
     middle = b.scale(b.gated(gate, up), by=factor)
-    return b.linear(middle, f"{prefix}.down_proj", Axis.HIDDEN, x.width)
+    return b.linear(middle, f"{prefix}.down_proj", x.axis)
 
 
 def block(

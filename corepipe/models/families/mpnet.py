@@ -9,9 +9,9 @@ from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.roberta import OFFSET
-from corepipe.neuron.graph import Axis, Format, Graph, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import Format, Graph, Value, WeightSpec, fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ def configure(fields: Fields) -> MpnetConfig:
 
 def build(config: MpnetConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: token ids to a vector a sequence."""
-    shape, axes = (config.buckets, config.heads.heads), (Axis.TOKENS, Axis.HEAD)
-    table = WeightSpec("mpnet.encoder.relative_attention_bias.weight", shape, axes, WeightRole.VECTOR)
+    heads = fixed("head", config.heads.heads)
+    table = by_head("mpnet.encoder.relative_attention_bias.weight", config.buckets, heads)
     return encoder.build(config, fmt, max_positions, name, attend=partial(_attend, table))
 
 
 def _attend(table: WeightSpec, b: GraphBuilder, qkv: Projected) -> Value:
-    return b.attention(*qkv, causal=False, table=table)
+    return b.attention(*qkv, causal=False, distance_bias=table)

@@ -8,6 +8,7 @@ from corepipe.models.config import MAX_FFN, MAX_HIDDEN, Fields, ModelConfig, Nor
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap, heads_in_turn
 from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "transformer.wte.weight"
@@ -16,18 +17,27 @@ KEYS = {
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
+    "rms_norm_eps": "layer_norm_epsilon",
 }
 
 
 def configure(fields: Fields) -> ModelConfig:
     """Key/value heads are in `attn_config`; the feed-forward is `expansion_ratio` times the model's width."""
-    attention = fields.section("attn_config")
-    if attention is not None and attention.has("kv_n_heads"):
+    attention = fields.section("attn_config") or Fields(fields.path, {})
+    attention.refuse("clip_qkv", "qk_ln", "prefix_lm", "softmax_scale")
+    if not attention.flag("alibi", default=True) or attention.number("alibi_bias_max", 0, 1e6, 8) != 8:
+        raise attention.error("alibi", "must be on, and alibi_bias_max 8: other positions are not supported")
+    fields.refuse("logit_scale")
+    if attention.has("kv_n_heads"):
         fields = fields.replace("num_key_value_heads", attention.integer("kv_n_heads", MAX_HIDDEN))
     ratio = fields.integer("expansion_ratio", MAX_FFN, default=4)
     width = min(MAX_FFN, ratio * fields.integer("d_model", MAX_HIDDEN))
     config = classic.configure(fields.replace("intermediate_size", width), KEYS, "gelu")
     return replace(config, qkv_bias=False, out_bias=False, mlp_bias=False, norm=Norm.LAYER_NO_BIAS)
+
+
+def weights(config: ModelConfig) -> WeightMap:
+    return WeightMap("transformer.", parts=heads_in_turn("Wqkv", fused("Wqkv"), config.heads))
 
 
 def _names(layer: int) -> classic.Names:

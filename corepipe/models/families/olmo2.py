@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, ModelConfig, common, without_rope
+from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.families import llama
 from corepipe.models.families.blocks import gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph, Value
 
 
 def configure(fields: Fields) -> ModelConfig:
-    return common(without_rope(fields))
+    return llama.configure(fields.defaulting("rms_norm_eps", 1e-5))
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:

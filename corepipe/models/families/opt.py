@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Format, Graph
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Graph, hidden
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 OFFSET = 2
@@ -18,14 +19,19 @@ KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
 
 @dataclass(frozen=True, slots=True)
 class OptConfig(ModelConfig):
-    """`embedding_size` is not the hidden size in the 350m model; `norm_first`: norms precede the blocks."""
+    """`embedding_size` is not the hidden size in the 350m model; `norm_first`: norms precede the blocks,
+    and what leaves the last has a `final_norm`.
+    """
 
     embedding_size: int = 0
     norm_first: bool = True
+    final_norm: bool = True
 
 
 def configure(fields: Fields) -> OptConfig:
     """`enable_bias: false` leaves the linears without biases."""
+    if not fields.flag("layer_norm_elementwise_affine", default=True):
+        raise fields.error("layer_norm_elementwise_affine", "must be true: plain norms are not supported")
     bias = fields.flag("enable_bias", default=True)
     config = classic.configure(fields, KEYS, "relu")
     config = replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
@@ -33,7 +39,12 @@ def configure(fields: Fields) -> OptConfig:
         **config.values(),
         embedding_size=fields.integer("word_embed_proj_dim", MAX_HIDDEN, default=config.hidden_size),
         norm_first=fields.flag("do_layer_norm_before", default=True),
+        final_norm=not fields.flag("_remove_final_layer_norm"),
     )
+
+
+def weights(_config: OptConfig) -> WeightMap:
+    return WeightMap("model.decoder.", ("decoder.", ""))
 
 
 def _names(layer: int) -> classic.Names:
@@ -55,14 +66,14 @@ def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Grap
     projected = config.embedding_size != config.hidden_size
     x = b.embed(EMBEDDING, config.embedding_size)
     if projected:
-        x = b.linear(x, "model.decoder.project_in", Axis.HIDDEN, config.hidden_size)
+        x = b.linear(x, "model.decoder.project_in", hidden(config.hidden_size))
     table = "model.decoder.embed_positions.weight"
     x = b.add_embedding(x, table, config.max_positions + OFFSET, offset=OFFSET)
     for layer in b.layers():
         x = block(b, x, _names(layer), classic.plain)
-    if config.norm_first:
+    if config.norm_first and config.final_norm:
         x = b.norm(x, "model.decoder.final_layer_norm")
     if projected:
-        x = b.linear(x, "model.decoder.project_out", Axis.HIDDEN, config.embedding_size)
+        x = b.linear(x, "model.decoder.project_out", hidden(config.embedding_size))
     b.head(x)
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

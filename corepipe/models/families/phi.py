@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from corepipe.models.config import Fields, ModelConfig, rotary_dim
+from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph
@@ -12,8 +10,9 @@ from corepipe.neuron.graph import Format, Graph
 
 def configure(fields: Fields) -> ModelConfig:
     """`partial_rotary_factor` of each head is rotated."""
-    config = classic.configure(fields, {"rms_norm_eps": "layer_norm_eps"}, "gelu_new", tied=False)
-    return replace(config, rotary_dim=rotary_dim(fields, 0.5))
+    fields.refuse("qk_layernorm")
+    keys = {"rms_norm_eps": "layer_norm_eps"}
+    return classic.configure(fields, keys, "gelu_new", tied=False, rotary_share=0.5)
 
 
 def _names(layer: int) -> classic.Names:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, ModelConfig, common, without_rope
-from corepipe.models.families.blocks import gated_mlp, output, project
-from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.llama import attention
-from corepipe.neuron.graph import Format, Graph, Value
+from dataclasses import replace
 
-EVERY = 4
-"""Every so many layers, one without rotary embedding (transformers' `no_rope_layer_interval`)."""
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.families import llama
+from corepipe.models.families.llama import build
+
+__all__ = ["build", "configure"]
 
 
 def configure(fields: Fields) -> ModelConfig:
-    return common(without_rope(fields.defaulting("tie_word_embeddings", value=True)))
-
-
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        attended = _attention(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
-        attended, x = b.only_wanted(attended, x)
-        x = b.add(x, output(b, attended, f"model.layers.{layer}.self_attn.o_proj"))
-        normed = b.norm(x, f"model.layers.{layer}.post_attention_layernorm")
-        x = b.add(x, gated_mlp(b, normed, f"model.layers.{layer}.mlp"))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
-
-
-def _attention(b: GraphBuilder, x: Value) -> Value:
-    if (b.layer + 1) % EVERY:
-        return attention(b, x)
-    return b.attention(*project(b, x, f"model.layers.{b.layer}.self_attn"))
+    """`no_rope_layers` has a 0 for each layer without positions; or each `no_rope_layer_interval`-th."""
+    fields = fields.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", 2e6)
+    config = llama.configure(fields)
+    every = fields.integer("no_rope_layer_interval", MAX_LAYERS, default=4)
+    rotated = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
+    if fields.has("no_rope_layers"):
+        rotated = [value == 1 for value in fields.items("no_rope_layers")]
+    if len(rotated) != config.num_layers:
+        raise fields.error("no_rope_layers", f"must have one entry for each of {config.num_layers} layers")
+    windows = config.windows
+    if fields.flag("use_sliding_window") and fields.has("sliding_window"):
+        window = fields.integer("sliding_window", MAX_POSITIONS)
+        windows = tuple(None if known else window for known in rotated)
+        if fields.has("layer_types"):
+            windows = sliding_windows(fields, window, 0, config.num_layers)
+    ropes = tuple(config.rope if known else None for known in rotated)
+    return replace(config, windows=windows, layer_ropes=ropes)

@@ -17,8 +17,8 @@ from corepipe.models.config import (
     without_rope,
 )
 from corepipe.models.families.blocks import gated_mlp, mlp, output, project
-from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Format, Graph, Rows, Value, WeightRole, WeightSpec
+from corepipe.models.families.layers import GraphBuilder, by_head
+from corepipe.neuron.graph import SOURCE, TOKENS, Format, Graph, Value, WeightSpec, fixed
 from corepipe.neuron.ops import CrossAttention
 
 EMBEDDING = "shared.weight"
@@ -68,9 +68,9 @@ def configure(fields: Fields) -> T5Config:
 def build(config: T5Config, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: source ids and target ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
-    b.rows = Rows.SOURCE
+    b.rows = SOURCE
     source = _encode(b, config)
-    b.rows = Rows.TOKENS
+    b.rows = TOKENS
     b.layer = config.encoder_layers
     x = b.embed(EMBEDDING)
     for layer in b.layers(config.encoder_layers):
@@ -96,23 +96,21 @@ def _encode(b: GraphBuilder, config: T5Config) -> Value:
 
 def _table(config: T5Config, part: str) -> WeightSpec:
     name = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    shape, axes = (config.buckets, config.heads.heads), (Axis.TOKENS, Axis.HEAD)
-    return WeightSpec(name, shape, axes, WeightRole.VECTOR)
+    return by_head(name, config.buckets, fixed("head", config.heads.heads))
 
 
 def _attend(b: GraphBuilder, x: Value, prefix: str, table: WeightSpec, causal: bool) -> Value:
     qkv = project(b, b.norm(x, f"{prefix}.layer_norm"), f"{prefix}.SelfAttention", ("q", "k", "v"))
-    attended = b.attention(*qkv, scale=1.0, causal=causal, table=table)
+    attended = b.attention(*qkv, scale=1.0, causal=causal, distance_bias=table)
     return b.add(x, output(b, attended, f"{prefix}.SelfAttention.o"))
 
 
 def _cross(b: GraphBuilder, x: Value, source: Value, prefix: str) -> Value:
     """Queries of the target, keys and values of the source."""
     heads = b.config.heads
-    width = heads.heads * heads.head_dim
-    q = b.linear(x, f"{prefix}.q", Axis.Q_HEADS, width)
-    k, v = (b.linear(source, f"{prefix}.{part}", Axis.KV_HEADS, width) for part in "kv")
-    return b.append(CrossAttention(b.layer, b.value(Axis.Q_HEADS, width, x.rows), q, k, v, heads, 1.0))
+    q = b.linear(x, f"{prefix}.q", heads.queries())
+    k, v = (b.linear(source, f"{prefix}.{part}", heads.keys()) for part in "kv")
+    return b.append(CrossAttention(b.layer, b.value(q.axis, x.rows), q, k, v, heads, 1.0))
 
 
 def _feed_forward(b: GraphBuilder, x: Value, prefix: str, config: T5Config) -> Value:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder, vector
-from corepipe.neuron.graph import Axis, Format, Graph, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import (
+    Format,
+    Graph,
+    Output,
+    OutputKind,
+    Value,
+    WeightRole,
+    WeightSpec,
+    fixed,
+    hidden,
+)
 from corepipe.neuron.ops import Function, PatchEmbed
 
 MAX_CHANNELS = 64
@@ -50,19 +60,17 @@ def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Grap
     for layer in b.layers():
         x = classic.sequential(b, x, _names(config.prefix, layer), classic.bidirectional)
     x = b.select_rows(b.norm(x, f"{config.prefix}.layernorm"))
-    pooled = b.linear(x, f"{config.prefix}.pooler.dense", Axis.HIDDEN, config.hidden_size, bias=True)
-    b.activation(pooled, Function.TANH)
-    return b.finish(name, fmt, max_positions, causal=False)
+    pooled = b.linear(x, f"{config.prefix}.pooler.dense", x.axis, bias=True)
+    vector_of_image = Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
+    return b.finish(name, fmt, max_positions, causal=False, outputs=[vector_of_image])
 
 
 def _embed(b: GraphBuilder, config: VitConfig, prefix: str) -> Value:
-    width, project = config.hidden_size, f"{prefix}.patch_embeddings.projection"
-    shape, axes = (width, config.pixels), (Axis.HIDDEN, Axis.PIXELS)
-    weight = WeightSpec(f"{project}.weight", shape, axes, WeightRole.MATRIX)
-    bias = vector(f"{project}.bias", width, Axis.HIDDEN)
-    kept = (config.first, width), (Axis.TOKENS, Axis.HIDDEN)
-    first = WeightSpec(f"{prefix}.first_tokens", *kept, WeightRole.VECTOR)
-    return b.append(PatchEmbed(b.layer, b.value(Axis.HIDDEN, width), weight, bias, first))
+    width, project = hidden(config.hidden_size), f"{prefix}.patch_embeddings.projection"
+    weight = WeightSpec(f"{project}.weight", (width, fixed("pixels", config.pixels)), WeightRole.MATRIX)
+    first = WeightSpec(f"{prefix}.first_tokens", (fixed("tokens", config.first), width), WeightRole.VECTOR)
+    bias = vector(f"{project}.bias", width)
+    return b.append(PatchEmbed(b.layer, b.value(width), weight, bias, first))
 
 
 def _names(prefix: str, layer: int) -> classic.Names:

@@ -11,7 +11,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
 
-CONTROL, USER_DEFINED = 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+UNJOINED = (UNKNOWN, CONTROL, BYTE)
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -133,27 +134,38 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Backend:
 
 
 def _merges_from_scores(file: GgufFile, tokens: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, best score first: what sentencepiece does as it goes."""
+    """Every way to join two tokens to a third, best score first: what sentencepiece does as it goes.
+
+    It joins nothing to what stands for a control token or a byte, however it is spelled.
+    """
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise UserError(f"{file.path}: tokenizer.ggml.scores must have one entry a token")
-    found = [
-        (-scores[i], at, len(token) - at, vocab[token[:at]], vocab[token[at:]], token[:at], token[at:])
-        for i, token in enumerate(tokens)
-        for at in range(1, len(token))
-        if token[:at] in vocab and token[at:] in vocab
-    ]
-    return [(left, right) for *_, left, right in sorted(found)]
+    kinds = _kinds(file, tokens)
+    found = []
+    for token, score, kind in zip(tokens, scores, kinds, strict=True):
+        if kind not in UNJOINED:
+            for at in range(1, len(token)):
+                left = vocab.get(token[:at])
+                right = None if left is None else vocab.get(token[at:])
+                if right is not None:
+                    found.append((-score, at, left, right, token))
+    found.sort()
+    return [(token[:at], token[at:]) for _, at, _, _, token in found]
+
+
+def _kinds(file: GgufFile, tokens: list[str]) -> list[object]:
+    """What each token is; all are ordinary where the file does not say it."""
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
+    return kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else [NORMAL] * len(tokens)
 
 
 def _add_special(file: GgufFile, backend: Backend, tokens: list[str], byte_level: bool) -> None:
     """Control tokens match whole and are skipped when decoding; user-defined ones only match whole."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, list):
-        return
+    kinds = _kinds(file, tokens)
     alphabet = set(byte_alphabet().values())
     # A byte-level token outside the byte alphabet is mislabelled: adding it would lengthen the vocabulary.
-    listed = [(t, k) for t, k in zip(tokens, kinds, strict=False) if not byte_level or alphabet.issuperset(t)]
+    listed = [(t, k) for t, k in zip(tokens, kinds, strict=True) if not byte_level or alphabet.issuperset(t)]
     backend.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t, k in listed if k == CONTROL]
     )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from corepipe.planning.bench.client import Asking, Client
 from corepipe.planning.bench.prompts import Speller
 from corepipe.planning.bench.recorder import Recorder
-from corepipe.planning.bench.report import Conditions, Load, Report
+from corepipe.planning.bench.report import Conditions, HostEffort, Report
 from corepipe.planning.bench.runner import Run
 from corepipe.planning.bench.setup import Setup
-from corepipe.planning.bench.target import Found, Http, Pace, pace
+from corepipe.planning.bench.target import Http, Identified, Pace, pace
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Session, Workload
 
@@ -36,13 +36,13 @@ class Settings:
     tokenizer: tuple[str, Tokenizer] | None = None
 
 
-class LoadTest:
+class HostEffortTest:
     """Plays workloads, one at a time.  `watch` is told of every run that begins."""
 
     def __init__(
         self,
         http: Http,
-        found: Found,
+        found: Identified,
         setup: Setup,
         settings: Settings,
         watch: Callable[[Run, Recorder, Workload, str], None],
@@ -87,7 +87,7 @@ class LoadTest:
         cpu = process_time() - cpu
         after = await self._pace()
         steps, late = max(0, after.steps - before.steps), max(0, after.late_steps - before.late_steps)
-        load = Load(cpu, steps, late, after.time_scale_needed)
+        load = HostEffort(cpu, steps, late, after.time_scale_needed)
         return Report(self._conditions(workload), recorder, span, load, self.stopped)
 
     def _speller(self) -> Speller:

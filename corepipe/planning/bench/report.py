@@ -52,7 +52,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class HostEffort:
     """What the generator and the server's engine say of the run: CPU time, steps and late ones.
 
     time_scale_needed: at which the server's host would keep the device's pace; None where it does, or is not
@@ -72,7 +72,7 @@ class Report:
     conditions: Conditions
     recorder: Recorder = field(repr=False)
     span: Span
-    load: Load
+    load: HostEffort
     interrupted: bool = False
 
     @property
@@ -211,7 +211,7 @@ class Report:
 def _keys() -> tuple[str, ...]:
     """Those of a result that hold a number, or null where there is none."""
     nobody = Conditions("", "", "completions", "", None, {}, "")
-    document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), Load()).document()
+    document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), HostEffort()).document()
     return tuple(key for key, value in document.items() if value is None or isinstance(value, int | float))
 
 

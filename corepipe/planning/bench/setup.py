@@ -12,7 +12,7 @@ from corepipe.planning.bench.client import Asking, Client, Talk
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.prompts import Count, Scale, Speller, Vocabulary, vocabulary
 from corepipe.planning.bench.stream import decoded
-from corepipe.planning.bench.target import Found, Http
+from corepipe.planning.bench.target import Http, Identified
 from corepipe.planning.workload import Segment, Session, Turn
 
 if TYPE_CHECKING:  # heavy, and most load tests do without
@@ -36,7 +36,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PromptShape:
     """What decides how a server wraps a workload's prompts: conversations, and prefixes that they share."""
 
     turns: bool = False
@@ -54,11 +54,11 @@ class Shape:
 
 async def set_up(
     http: Http,
-    found: Found,
+    found: Identified,
     asking: Asking,
     salt: str,
     tokenizer: tuple[str, Tokenizer] | None,
-    shape: Shape,
+    shape: PromptShape,
 ) -> Setup:
     """Chooses the prompts and sends two short requests, which also warm the server up.
 
@@ -91,7 +91,7 @@ def _told(words: Vocabulary, scale: Scale) -> str:
 
 
 async def _counting(
-    http: Http, found: Found, tokenizer: tuple[str, Tokenizer] | None
+    http: Http, found: Identified, tokenizer: tuple[str, Tokenizer] | None
 ) -> tuple[Count | None, str]:
     if tokenizer is not None:
         name, local = tokenizer

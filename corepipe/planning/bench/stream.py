@@ -16,7 +16,7 @@ class Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class TokenCounts(msgspec.Struct):
     """Tokens as the server counts them."""
 
     prompt_tokens: int = 0
@@ -57,7 +57,7 @@ class Chunk(msgspec.Struct):
     """An event of either API; fields that nobody here needs are skipped unread."""
 
     choices: list[Choice] = []
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     error: Any = None
     corepipe: Device | None = None
 
@@ -89,7 +89,7 @@ class Answer:
         self.enough = False
         self.stamps = array("d")
         self.last = 0.0
-        self.usage: Usage | None = None
+        self.usage: TokenCounts | None = None
         self.device: Device | None = None
         self.finished = False
         self.failure = ""

@@ -104,7 +104,7 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Identified:
     """What a server says of itself: the model to ask for, and a corepipe's placement (None: it is none)."""
 
     model: str
@@ -115,7 +115,7 @@ class Found:
         return self.placement is not None
 
 
-async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
+async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
     """Looks at a server; a server that is not up gets `wait` seconds to come.
 
     model: what to ask for; None: the first that it serves.  Raises UserError for no server, no key, no such
@@ -131,7 +131,7 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Found:
     card = next((card for card in cards if card.get("id") == chosen), {})
     ours = card.get("owned_by") == OURS
     placement = await _document(http, "/v1/placement") if ours else None
-    return Found(chosen, placement)
+    return Identified(chosen, placement)
 
 
 async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mapping[str, Any]]:

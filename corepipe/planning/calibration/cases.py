@@ -11,9 +11,19 @@ from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import compile_for_timing, weight_bytes_by_format
 from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import Axis, DType, Format, Graph
+from corepipe.neuron.graph import (
+    TOKENS,
+    AxisKind,
+    DType,
+    Format,
+    Graph,
+    InputKind,
+    Output,
+    OutputKind,
+    StateKind,
+)
 from corepipe.neuron.hardware import GIB, Instance
-from corepipe.neuron.ops import Attention, LatentAttention, Linear, PatchEmbed
+from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
@@ -156,8 +166,11 @@ def _graph(model: str, fmt: Format) -> Graph:
 
 
 def _headless(graph: Graph) -> Graph:
-    """The graph up to its last hidden state."""
-    return replace(graph, ops=tuple(op for op in graph.ops if op.out.axis is not Axis.VOCAB))
+    """The graph up to its last hidden state, of which there is one a token."""
+    ops = tuple(op for op in graph.ops if op.out.axis.kind is not AxisKind.VOCABULARY)
+    states = (op.out for op in reversed(ops) if op.out.axis.kind is AxisKind.HIDDEN)
+    last = next(value for value in states if value.rows == TOKENS)
+    return replace(graph, ops=ops, outputs=(Output(last, OutputKind.HIDDEN),))
 
 
 def _finer(graph: Graph) -> Graph:
@@ -204,7 +217,7 @@ def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
     weights = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
     if weights <= instance.bank_bytes:
         return Degrees()
-    kept = (op.kv_width for op in graph.ops if isinstance(op, Attention | LatentAttention))
+    kept = (state.per_token for state in graph.states() if state.kind is StateKind.TOKENS)
     held = weights + tokens * sum(kept) * graph.format.compute.bytes
     for tensor in instance.tensor_degrees:
         if held * min(tensor, instance.cores_per_bank) <= tensor * instance.bank_bytes:
@@ -222,7 +235,7 @@ class _Lengths:
 
 
 def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
-    if any(isinstance(op, PatchEmbed) for op in graph.ops):
+    if any(given.kind is InputKind.PATCHES for given in graph.inputs):
         return _Lengths(graph.max_positions, 0, graph.max_positions)
     given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
     if isinstance(given, tuple):

@@ -55,7 +55,7 @@ MOST_OUTPUTS = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Traffic:
     """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`.
 
     tokens: the model's own for each that the benchmark counts.
@@ -80,7 +80,7 @@ class Served:
     seconds: float
 
 
-def load(row: Raw, vocabulary: int) -> Load:
+def load(row: Raw, vocabulary: int) -> Traffic:
     """`arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where they say
     too little.
 
@@ -96,22 +96,24 @@ def load(row: Raw, vocabulary: int) -> Load:
     if users > MOST_USERS:
         raise Unpredictable(f"users must be up to {MOST_USERS}, not {users}")
     if text(row, "task").lower() == LLMPERF and users and rate is None:
-        return Load(users, None, once=True, tokens=LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0)
+        return Traffic(
+            users, None, once=True, tokens=LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0
+        )
     if arrival in ALONE:
-        return Load(1, None)
+        return Traffic(1, None)
     if arrival in OPEN or (not arrival and rate is not None):
         if rate is None:
             raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
-        return Load(None, rate, kind="constant" if arrival in CONSTANT or users else "poisson")
+        return Traffic(None, rate, kind="constant" if arrival in CONSTANT or users else "poisson")
     if arrival in CLOSED or arrival in BURSTS:
         if not users:
             raise Unpredictable("a row under load needs its users, or its rate")
-        return Load(users, None, once=arrival in BURSTS)
+        return Traffic(users, None, once=arrival in BURSTS)
     known = ", ".join(sorted((ALONE | OPEN | CLOSED | BURSTS) - {""}))
     raise Unpredictable(f"arrival {arrival!r:.40} is none of {known}")
 
 
-def serve(case: Case, cost: CostModel, offered: Load) -> Served:
+def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
     """Plays the load on all replicas of the case.  Raises Unpredictable for one that is too long."""
     if case.outputs > MOST_OUTPUTS:
         raise Unpredictable(f"under load output_len must be up to {MOST_OUTPUTS}, not {case.outputs}")
@@ -145,7 +147,7 @@ def serve(case: Case, cost: CostModel, offered: Load) -> Served:
     )
 
 
-def _workload(case: Case, offered: Load) -> Workload:
+def _workload(case: Case, offered: Traffic) -> Workload:
     inputs, outputs = (max(1, round(offered.tokens * tokens)) for tokens in (case.inputs, case.outputs))
     return Synthetic(
         input_len=_around(inputs, INPUT_SPREAD, case.longest - outputs),

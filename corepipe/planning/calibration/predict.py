@@ -15,7 +15,7 @@ from corepipe.neuron.cost import CostModel
 from corepipe.neuron.step import StepShape
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
-from corepipe.planning.calibration.load import Load, Served, load, serve
+from corepipe.planning.calibration.load import Served, Traffic, load, serve
 from corepipe.planning.calibration.load import figure as load_figure
 from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
 
@@ -46,7 +46,7 @@ class Asked:
     metric: str
     unit: str
     quantile: float | None
-    load: Load | None
+    load: Traffic | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Predictor:
             _prefill(cost, case), steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs)
         )
 
-    def _serve(self, case: Case, offered: Load) -> Served:
+    def _serve(self, case: Case, offered: Traffic) -> Served:
         if case.encodes or not case.outputs:
             raise Unpredictable("only models that generate are predicted under load")
         return serve(case, self._cases.cost(case, self._constants), offered)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import QUEUE
-from corepipe.planning.planner.space import BLOCK_SIZE, Deployment
+from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
 
 COLUMNS = 78
 """Of a command that is printed for people; what is longer goes on in another line."""
@@ -15,7 +15,9 @@ COLUMNS = 78
 INDENT = "  "
 
 
-def serve_command(model: str, deployment: Deployment, stack: str, *, weights: bool) -> list[str] | None:
+def serve_command(
+    model: str, deployment: PlannedDeployment, stack: str, *, weights: bool
+) -> list[str] | None:
     """`corepipe serve` for one instance; None where it cannot: it takes logical cores as they come.
 
     stack: what the profile was called.  weights: whether the model can be loaded; else the default model
@@ -28,7 +30,7 @@ def serve_command(model: str, deployment: Deployment, stack: str, *, weights: bo
     return ["corepipe", "serve", *named, *_words(flags)]
 
 
-def simulate_command(model: str, deployment: Deployment, stack: str, demand: Demand) -> list[str]:
+def simulate_command(model: str, deployment: PlannedDeployment, stack: str, demand: Demand) -> list[str]:
     """`corepipe simulate` for one instance, with the requests that it was planned with."""
     rate = demand.objectives.rate / deployment.instances
     lnc = deployment.candidate.shape.lnc
@@ -69,7 +71,7 @@ def _pairs(words: list[str]) -> list[str]:
     return parts
 
 
-def _flags(deployment: Deployment, stack: str) -> dict[str, object]:
+def _flags(deployment: PlannedDeployment, stack: str) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     place = shape.placement
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corepipe.planning.planner.bounds import Failure, Reason
-from corepipe.planning.planner.found import Rejected
-from corepipe.planning.planner.space import Candidate, Deployment, Shape
+from corepipe.planning.planner.search_result import Rejected
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 NEAR = 0.6
 """What fails, and that is certain no sooner than after such a share of its requests, may do with fewer
@@ -45,7 +45,7 @@ class Contender:
         """Instances with which one of its variants may do."""
         return min(max(self.few[variant], self.likely[variant]) for variant in self.variants)
 
-    def failed(self, deployment: Deployment, failure: Failure, seen: float) -> None:
+    def failed(self, deployment: PlannedDeployment, failure: Failure, seen: float) -> None:
         candidate = deployment.candidate
         self.by_chance = seen >= NEAR and failure.reason is not Reason.THROUGHPUT
         self.few[candidate] = max(self.few[candidate], deployment.instances + 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 
-from corepipe.planning.planner.space import BLOCK_SIZE, Deployment
+from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
 
 LEAST_DRAIN, MOST_DRAIN = 5, 86_400
 """Seconds: the default of `--shutdown-timeout`, and the most that it takes."""
@@ -52,13 +52,13 @@ class Served:
     answer_seconds: float
 
 
-def helm_values(served: Served, deployment: Deployment, notes: Sequence[str]) -> str:
+def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
     """The values file as YAML; `notes` become comments at its head."""
     values = {"replicas": deployment.instances, **_values(served, deployment)}
     return "\n".join([*(f"# {note}" for note in notes), *_lines(values), ""])
 
 
-def _values(served: Served, deployment: Deployment) -> dict[str, object]:
+def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     place = shape.placement
     return {

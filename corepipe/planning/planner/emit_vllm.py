@@ -16,7 +16,7 @@ from math import log2
 
 from corepipe.errors import UserError
 from corepipe.neuron.hardware import Instance
-from corepipe.planning.planner.space import Deployment, Shape
+from corepipe.planning.planner.space import PlannedDeployment, Shape
 
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.16.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
 """The line of AWS's containers that has NxD Inference and runs on inf2, trn1 and trn2."""
@@ -64,7 +64,7 @@ def buckets(longest: int) -> list[int]:
     return [*(1 << power for power in powers), longest]
 
 
-def neuron_config(deployment: Deployment) -> dict[str, object]:
+def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
     """Keys of NxD Inference's NeuronConfig.  Raises UserError for what it cannot run."""
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     check_runs(shape)
@@ -93,7 +93,7 @@ def neuron_config(deployment: Deployment) -> dict[str, object]:
     return config
 
 
-def vllm_flags(model: str, deployment: Deployment) -> list[str]:
+def vllm_flags(model: str, deployment: PlannedDeployment) -> list[str]:
     """The arguments of `vllm serve`.
 
     Without prefix caching a sequence's keys and values lie in one block of max_model_len tokens, which the
@@ -120,8 +120,8 @@ def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
     return ("aws.amazon.com/neuroncore", cores) if rest else ("aws.amazon.com/neuron", devices)
 
 
-def vllm_manifests(model: str, deployment: Deployment, notes: Sequence[str]) -> str:
-    """A Deployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
+def vllm_manifests(model: str, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
+    """A PlannedDeployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
 
     A data-parallel replica is a vLLM server of its own: an instance holds as many pods as there is room for.
     """
@@ -139,12 +139,12 @@ def vllm_manifests(model: str, deployment: Deployment, notes: Sequence[str]) -> 
     )
 
 
-def _deployment(name: str, deployment: Deployment, flags: Sequence[str]) -> Iterator[str]:
+def _deployment(name: str, deployment: PlannedDeployment, flags: Sequence[str]) -> Iterator[str]:
     shape = deployment.candidate.shape
     resource, count = neuron_resource(shape.device, shape.placement.tensor)
     yield f"""\
 apiVersion: apps/v1
-kind: Deployment
+kind: PlannedDeployment
 metadata:
   name: {name}
 spec:

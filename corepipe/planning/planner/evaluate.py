@@ -25,10 +25,10 @@ from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.found import Outcome
 from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
-from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, Deployment, Shape
+from corepipe.planning.planner.search_result import Outcome
+from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, PlannedDeployment, Shape
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Floats, Record
 from corepipe.planning.simulation.report import Latencies, Report
@@ -155,7 +155,7 @@ class Workbench:
     def price(self, shape: Shape) -> float:
         return self._prices[shape.instance]
 
-    def measure(self, deployment: Deployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> Outcome:
         return self._measure(self._twin_of(deployment.candidate), deployment.instances)
 
     def _make_measurement(self, candidate: Candidate, instances: int) -> Outcome:
@@ -202,7 +202,7 @@ class Workbench:
         asked = self._demand.objectives
         return _missed(Reason.TTFT, ttft, asked.ttft), _missed(Reason.TPOT, tpot, asked.tpot)
 
-    def simulate(self, deployment: Deployment) -> Report:
+    def simulate(self, deployment: PlannedDeployment) -> Report:
         """The whole simulation of one of the deployment's instances."""
         rate = self._demand.objectives.rate / deployment.instances
         candidate = deployment.candidate

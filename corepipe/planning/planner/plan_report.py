@@ -9,10 +9,10 @@ from itertools import groupby
 
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
-from corepipe.planning.planner.found import Dearer, Option, Rejected
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
-from corepipe.planning.planner.space import BLOCK_SIZE, Deployment, Shape
+from corepipe.planning.planner.search_result import Dearer, Option, Rejected
+from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment, Shape
 
 SCHEMA = "corepipe.plan/1"
 MILLISECONDS = 1e3
@@ -28,7 +28,7 @@ class Commands:
 
 def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
     """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
-    inquiry, found = plan.inquiry, plan.found
+    inquiry, found = plan.inquiry, plan.search
     demand = inquiry.demand
     roomy = None if plan.best else roomier(plan)
     return {
@@ -128,7 +128,7 @@ def percentile_note(plan: Plan) -> str:
     return "as the median" if percentile == MEDIAN else f"p{percentile:g} {NOT_VALIDATED}"
 
 
-def deployment(chosen: Deployment) -> dict[str, object]:
+def deployment(chosen: PlannedDeployment) -> dict[str, object]:
     """The settings, named as the flags of `corepipe serve`."""
     limits = chosen.candidate.limits
     return {
@@ -174,11 +174,11 @@ def reasons(plan: Plan) -> Iterator[tuple[str, str, int, str]]:
     what would do for a higher price than others."""
     order = {i.name: n for n, i in enumerate(plan.inquiry.space.instances)}
     failures = [
-        (r.shape, r.failure.reason.value, r.failure.excess, r.failure.text) for r in plan.found.rejected
+        (r.shape, r.failure.reason.value, r.failure.excess, r.failure.text) for r in plan.search.rejected
     ]
     failures += [
         (d.shape, Reason.PRICE.value, d.price, f"{d.failure.text}; more would cost {d.price:.4g} $/h")
-        for d in plan.found.dearer
+        for d in plan.search.dearer
         if d.failure is not None
     ]
 

@@ -12,9 +12,9 @@ from corepipe.planning.planner.bounds import Failure, Reason
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench
-from corepipe.planning.planner.found import Found, Option, Progress, Rejected
 from corepipe.planning.planner.prices import Price, PriceList, Purchase
 from corepipe.planning.planner.search import Watch, search
+from corepipe.planning.planner.search_result import Option, Progress, Rejected, SearchResult
 from corepipe.planning.planner.space import Shape, Space
 
 SPREAD = 4.0
@@ -54,7 +54,7 @@ class Plan:
     inquiry: Inquiry
     max_model_len: int
     options: tuple[Option, ...]
-    found: Found
+    search: SearchResult
     prices: dict[str, Price]
     unpriced: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class Plan:
     def heads_and_layers(self) -> tuple[int, int]:
         """Of the model: what bounds the degrees of a placement."""
         graph = _decoder(self.inquiry.architecture)
-        return graph.heads.heads, graph.num_layers
+        return graph.attention_heads, graph.num_layers
 
     @property
     def best(self) -> Option | None:
@@ -91,7 +91,7 @@ class Plan:
     @property
     def nearest(self) -> Rejected | None:
         """Of what can be deployed but meets the objectives at no price, what comes nearest."""
-        return min(self.found.rejected, key=lambda r: r.failure.excess, default=None)
+        return min(self.search.rejected, key=lambda r: r.failure.excess, default=None)
 
 
 def plan(inquiry: Inquiry, watch: Watch) -> Plan:
@@ -111,7 +111,7 @@ def plan(inquiry: Inquiry, watch: Watch) -> Plan:
 
 def _search(
     inquiry: Inquiry, shapes: list[Shape], prices: dict[str, Price], longest: int, watch: Watch
-) -> Found:
+) -> SearchResult:
     beat = _Beat(watch)
     rates = {name: price.per_hour for name, price in prices.items()}
     workbench = Workbench(inquiry.architecture, inquiry.demand.tightened, rates, longest, beat.again)
@@ -175,7 +175,7 @@ def _prices(inquiry: Inquiry) -> dict[str, Price]:
 def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[list[Shape], list[Rejected]]:
     """Shapes to search, and those that are not validated well enough."""
     shapes, refused = [], []
-    for shape in inquiry.space.shapes(graph.heads.heads, graph.num_layers):
+    for shape in inquiry.space.shapes(graph.attention_heads, graph.num_layers):
         if shape.instance in prices and inquiry.accepts(shape):
             failure = _doubt(inquiry, shape)
             if failure is None:

@@ -10,9 +10,9 @@ from math import ceil, floor, inf, log10
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.planning.planner.bounds import Failure, Objectives, Reason
 from corepipe.planning.planner.evaluate import Workbench
-from corepipe.planning.planner.found import Option, Outcome
 from corepipe.planning.planner.planner import Plan
-from corepipe.planning.planner.space import Candidate, Deployment, Shape
+from corepipe.planning.planner.search_result import Option, Outcome
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 EASES = (1, 2, 3, 4, 6, 8)
 """How many times what its rate takes at least the nearest deployment is tried with."""
@@ -59,12 +59,12 @@ def _bench(plan: Plan, objectives: Objectives) -> Workbench:
     return Workbench(inquiry.architecture, demand, prices, plan.max_model_len)
 
 
-def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[Deployment]:
+def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[PlannedDeployment]:
     """Of the shape, with ever more instances for the rate: each with the limits that suit it best."""
     limits = plan.inquiry.space.limits(plan.max_model_len, bench.longest_prompt)
     able = [c for c in (Candidate(shape, limit) for limit in limits) if bench.failure(c) is None]
     for ease in EASES:
-        easy = [Deployment(candidate, ease * bench.fewest(candidate)) for candidate in able]
+        easy = [PlannedDeployment(candidate, ease * bench.fewest(candidate)) for candidate in able]
         yield min(easy, key=lambda d: (bench.estimate(d.candidate, d.instances), d.instances))
 
 
@@ -97,7 +97,7 @@ def roomier(plan: Plan) -> Shape | None:
     """Where memory alone is in the way: what holds the model on the cheapest instance that does; instances
     without a price come last.  None where something else is in the way, or no instance holds it.
     """
-    if {r.failure.reason for r in plan.found.rejected} - {Reason.MEMORY, Reason.UNSUPPORTED}:
+    if {r.failure.reason for r in plan.search.rejected} - {Reason.MEMORY, Reason.UNSUPPORTED}:
         return None
     market, inquiry = plan.inquiry.market, plan.inquiry
     prices = [market.prices.get(i.name, market.purchase, market.region) for i in INSTANCES]

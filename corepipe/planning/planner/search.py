@@ -18,8 +18,16 @@ from typing import Protocol
 
 from corepipe.planning.planner.bounds import Failure
 from corepipe.planning.planner.contender import Contender
-from corepipe.planning.planner.found import Dearer, Found, Option, Outcome, Progress, Rejected, Stopped
-from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.search_result import (
+    Dearer,
+    Option,
+    Outcome,
+    Progress,
+    Rejected,
+    SearchResult,
+    Stopped,
+)
+from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 
 GROWTH = 1.5
 """Where a guess was too low, the next one is so many times as many instances, or one more."""
@@ -56,7 +64,7 @@ class Evaluator(Protocol):
     def price(self, shape: Shape) -> float:
         """Dollars an hour of one instance."""
 
-    def measure(self, deployment: Deployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> Outcome:
         """Simulates it."""
 
     def alone(self, candidate: Candidate) -> Outcome:
@@ -78,7 +86,7 @@ def search(
     spread: float = 1.0,
     tied: Callable[[Shape], float] = lambda _: 0.0,
     most: int = MOST_INSTANCES,
-) -> Found:
+) -> SearchResult:
     """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may differ
     and still be tied, for which an option is wanted even if it is no faster.  The same arguments give the
     same result, unless `watch` raises Stopped or the user interrupts: then it is what was found so far."""
@@ -102,14 +110,14 @@ class _Search:
         self._spread = spread
         self._tied = tied
         self._most = most
-        self._found = Found(configurations=len(shapes) * len(limits))
+        self._found = SearchResult(configurations=len(shapes) * len(limits))
         self._options: dict[Shape, Option] = {}
         self._shapes = [Contender(i, shape, evaluator.price(shape)) for i, shape in enumerate(shapes)]
         self._unseen = sorted(self._shapes, key=lambda opened: opened.price)
         self._open: list[Contender] = []  # bounded, and not settled
         self._what = CHEAPEST
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         found = self._found
         try:
             self._find_cheapest()
@@ -267,7 +275,7 @@ class _Search:
     def _tried(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
         """The simulated deployment, if it meets the objectives."""
         self._tell()
-        deployment = Deployment(candidate, instances)
+        deployment = PlannedDeployment(candidate, instances)
         self._found.simulations += 1
         outcome = self._evaluator.measure(deployment)
         if outcome.failure is None:

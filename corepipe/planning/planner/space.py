@@ -81,7 +81,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class PlannedDeployment:
     """`instances` instances of one configuration, which share the requests evenly."""
 
     candidate: Candidate

@@ -242,7 +242,7 @@ def _collectives(run: Run, phase: Phase) -> str:
     ]
     seconds, floor = (sum(time.end - time.start for time in column) for column in zip(*pairs, strict=True))
     rows, element = run.cost.padded(step.shape), run.setup.format.compute.bytes
-    largest = max(rows.count(time.op.out.rows) * time.op.out.width * element for time, _ in pairs)
+    largest = max(rows.rows_of(time.op.out.rows.number) * time.op.out.width * element for time, _ in pairs)
     bound = "latency" if floor > seconds / 2 else "bandwidth"
     each = 1e6 * seconds / len(pairs)
     return f"{len(pairs)} of up to {_size(largest)}, {each:.0f} us each, bound by {bound}"

@@ -24,7 +24,7 @@ TILE, MOVING = 128, 512
 
 def matmul_instructions(op: Op, shape: StepShape) -> int:
     """Of one Op of a core in a step; 0 for what TensorE has no part in."""
-    rows, count = shape.count(op.out.rows), 0
+    rows, count = shape.rows_of(op.out.rows.number), 0
     match op:
         case Linear():
             count = _tiles(op.out.width, op.x.width, rows)
@@ -40,7 +40,7 @@ def matmul_instructions(op: Op, shape: StepShape) -> int:
             count = _attention(op.heads, op.heads.head_dim, rows, shape, None)
         case LatentAttention():
             shared = HeadLayout(op.heads.heads, 1, op.heads.head_dim)
-            count = _attention(shared, op.kv_width, rows, shape, None)
+            count = _attention(shared, op.state.per_token, rows, shape, None)
     return count
 
 

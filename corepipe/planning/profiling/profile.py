@@ -130,7 +130,7 @@ class Run:
         """Operations that the uncut model needs for a step: no padding, no copies, no expert not chosen."""
         alone = self._uncut.op_times(0, StepShape.decode(1, 1))
         return sum(
-            shape.count(time.op.out.rows) * one.flops if isinstance(time.op, Experts) else time.flops
+            shape.rows_of(time.op.out.rows.number) * one.flops if isinstance(time.op, Experts) else time.flops
             for time, one in zip(self._uncut.op_times(0, shape), alone, strict=True)
         )
 

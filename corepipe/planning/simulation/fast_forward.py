@@ -1,6 +1,6 @@
-"""Runs through the steps of lanes in which nothing happens but one more token for everyone.
+"""Runs through the steps of replicas in which nothing happens but one more token for everyone.
 
-What comes out is what `Lanes.complete` and `Lanes.submit` would have done, step for step and to the last
+What comes out is what `Loop.complete` and `Loop.submit` would have done, step for step and to the last
 bit, without touching every request at every step.
 """
 
@@ -17,9 +17,8 @@ import numpy as np
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timing
 from corepipe.planning.simulation.record import Record
-from corepipe.scheduler.rotation import Group, Rotation
-from corepipe.serving.engine.engine import Flight
-from corepipe.serving.engine.lanes import Lane
+from corepipe.planning.simulation.rotation import Group, Rotation, advance, find
+from corepipe.serving.engine.replica import InFlight, Replica
 from corepipe.serving.engine.runner import Step
 
 WORTHWHILE = 2
@@ -29,33 +28,31 @@ MANY = 6
 """From so many steps of a lone batch on they are computed together, as arrays, which take time to make."""
 
 
-def fast_forward(lanes: Sequence[Lane], until: float, record: Record) -> bool:
-    """Runs each lane on its own to `until` at most, as far as it only repeats itself; whether any did."""
-    moved = False
-    for lane in lanes:
-        cruise = Cruise.of(lane, record)
-        if cruise is not None:
-            cruise.move_alone(until)
-            moved |= cruise.end()
-    return moved
+def fast_forward(replicas: Sequence[Replica], until: float, record: Record) -> None:
+    """Runs each replica on its own to `until` at most, as far as it only repeats itself."""
+    for replica in replicas:
+        ahead = FastForward.of(replica, record)
+        if ahead is not None:
+            ahead.move_alone(until)
+            ahead.end()
 
 
-def fast_forward_together(lanes: Sequence[Lane], until: float, record: Record) -> bool:
-    """As `fast_forward`, but no lane gets to the moment at which another one does something new."""
-    cruises, news = [], inf
-    for lane in lanes:
-        cruise = Cruise.of(lane, record)
-        if cruise is None:
-            news = min(news, lane.next_event())
+def fast_forward_together(replicas: Sequence[Replica], until: float, record: Record) -> None:
+    """As `fast_forward`, but no replica gets to the moment at which another one does something new."""
+    moving, news = [], inf
+    for replica in replicas:
+        ahead = FastForward.of(replica, record)
+        if ahead is None:
+            news = min(news, replica.next_event())
         else:
-            cruises.append(cruise)
-    while cruises:
-        first = min(cruises, key=attrgetter("turn"))
+            moving.append(ahead)
+    while moving:
+        first = min(moving, key=attrgetter("turn"))
         if not first.can_move(until) or first.turn[0] >= news:
             break
         first.move()
-    moved = [cruise.end() for cruise in cruises]
-    return any(moved)
+    for ahead in moving:
+        ahead.end()
 
 
 @dataclass(slots=True)
@@ -75,47 +72,48 @@ class _Group:
     landed_at: float = -1.0
 
 
-class Cruise:
-    """One lane on its way through a rotation of its batches.
+class FastForward:
+    """One replica on its way through a rotation of its batches.
 
     next_move: when the next move is complete (a batch has landed and is submitted again); None: what comes
     next is no mere repetition.
     """
 
-    def __init__(self, lane: Lane, rotation: Rotation, record: Record) -> None:
-        self._lane = lane
-        self._device = lane.engine.device
+    def __init__(self, replica: Replica, rotation: Rotation, record: Record) -> None:
+        self._replica = replica
         self._rotation = rotation
         self._record = record
-        self._held = lane.engine.scheduler.blocks_held
-        growth = [rotation.growth(number, record.limits.block_size) for number in range(len(lane.flights))]
+        self._held = replica.scheduler.blocks_held
+        batches, size = replica.in_flight, record.limits.block_size
+        growth = [rotation.growth(number, size) for number in range(len(batches))]
         self._groups = deque(
-            _Group(requests, taken, flight.step, flight.step.shape, flight.timing, due)
-            for requests, taken, (due, flight) in zip(rotation.groups, growth, lane.flights, strict=True)
+            _Group(requests, taken, batch.step, batch.step.shape, batch.timing, batch.due)
+            for requests, taken, batch in zip(rotation.groups, growth, batches, strict=True)
         )
         self._moves = 0
         self._now = 0.0
-        self.next_move = self._plan(lane.accepts_at)
+        self._device_now = replica.device_now
+        self.next_move = self._plan(replica.accepts_at)
 
     @classmethod
-    def of(cls, lane: Lane, record: Record) -> Cruise | None:
+    def of(cls, replica: Replica, record: Record) -> FastForward | None:
         """None where there is nothing to run through."""
-        scheduler, sequences = lane.engine.scheduler, 0
-        for _, flight in lane.flights:
-            shape = flight.step.shape
+        scheduler, sequences = replica.scheduler, 0
+        for batch in replica.in_flight:
+            shape = batch.step.shape
             if shape.rows > shape.sequences:
                 return None  # what the scheduler would say, at less expense
             sequences += shape.sequences
         if not sequences or sequences != scheduler.running:
             return None
-        rotation = scheduler.rotation([flight.step.batch for _, flight in lane.flights])
+        rotation = find(scheduler, [batch.step.batch for batch in replica.in_flight])
         if rotation is None or rotation.most < WORTHWHILE:
             return None
-        return cls(lane, rotation, record)
+        return cls(replica, rotation, record)
 
     @property
     def turn(self) -> tuple[float, bool]:
-        """When the next move is complete, and True; or when the lane does something new, and False."""
+        """When the next move is complete, and True; or when the replica does something new, and False."""
         return (self._groups[0].due, False) if self.next_move is None else (self.next_move, True)
 
     def can_move(self, until: float) -> bool:
@@ -127,14 +125,14 @@ class Cruise:
         group = self._groups.popleft()
         self._now = max(self._now, group.due)
         self._land(group)
-        self._device.advance(group.timing.ready_at)
+        self._device_now = max(self._device_now, group.timing.ready_at)
         self._launch(group)
         self._groups.append(group)
         self._moves += 1
         self.next_move = self._plan(group.timing.accepts_at)
 
     def move_alone(self, until: float) -> None:
-        """Moves to `until` at most, whatever the other lanes do."""
+        """Moves to `until` at most, whatever the other replicas do."""
         while self.can_move(until):
             self.move()
             if self._lone and self.can_move(until) and self._expected(until) >= MANY:
@@ -157,36 +155,34 @@ class Cruise:
         group, size = self._groups[0], len(self._groups[0].requests)
         rounds = group.rounds + np.arange(self._expected(until))
         kv_tokens = group.shape.kv_tokens + size * (1 + rounds - group.rounds)
-        times = self._device.timeline.repeat(size, kv_tokens, group.due, until)
+        times = self._replica.timeline.repeat(size, kv_tokens, group.due, until)
         moves = len(times.ready_at)
         kv_tokens = kv_tokens[:moves]
         taken = np.array(group.growth)[(rounds[:moves] + 1) % len(group.growth)]
         held = self._held + np.cumsum(taken)
         self._record.gaps_between(np.concatenate([[group.landed_at], times.submitted_at]), size)
-        self._record.steps_of(self._lane, size, kv_tokens, times, held)
-        self._device.advance(times.last.submitted_at)
+        self._record.steps_of(self._replica, size, kv_tokens, times, held)
         self._now = group.landed_at = times.last.submitted_at
-        group.shape = StepShape(size, size, int(kv_tokens[-1]), int(kv_tokens[-1]), size)
+        self._device_now = max(self._device_now, self._now)
+        group.shape = StepShape.decoding(size, int(kv_tokens[-1]))
         group.timing, group.due = times.last, times.last.ready_at
         group.rounds += moves
         self._held = int(held[-1])
         self._moves += moves
         self.next_move = self._plan(group.timing.accepts_at)
 
-    def end(self) -> bool:
-        """Leaves the lane as if every move had been made for itself; whether any was."""
+    def end(self) -> None:
+        """Leaves the replica as if every move had been made for itself."""
         if self._moves == 0:
-            return False
-        batches = self._lane.engine.scheduler.advance(self._rotation, self._moves)
-        self._lane.flights.clear()
+            return
+        batches = advance(self._replica.scheduler, self._rotation, self._moves)
+        in_flight = []
         for group, batch in zip(self._groups, batches, strict=True):
             step = replace(group.step, batch=batch, shape=group.shape)
-            self._lane.flights.append((max(group.due, self._now), Flight(step, group.timing)))
+            in_flight.append(InFlight(step, group.timing, max(group.due, self._now)))
             if group.rounds:
                 self._record.repeated(group.requests, group.landed_at)
-        self._lane.accepts_at = self._groups[-1].timing.accepts_at
-        self._lane.stirred = True
-        return True
+        self._replica.resume(in_flight, self._groups[-1].timing.accepts_at, self._device_now)
 
     def _plan(self, accepts_at: float) -> float | None:
         if self._moves == self._rotation.most:
@@ -207,8 +203,8 @@ class Cruise:
     def _launch(self, group: _Group) -> None:
         size, shape = len(group.requests), group.shape
         kv_tokens = shape.kv_tokens + size
-        group.shape = StepShape(size, size, kv_tokens, kv_tokens, size)
-        group.timing = self._device.submit(group.shape)
+        group.shape = StepShape.decoding(size, kv_tokens)
+        group.timing = self._replica.timeline.submit(group.shape, self._device_now)
         group.due = group.timing.ready_at
         self._held += group.growth[group.rounds % len(group.growth)]
-        self._record.step(self._lane, group.shape, group.timing, self._held)
+        self._record.step(self._replica, group.shape, group.timing, self._held)

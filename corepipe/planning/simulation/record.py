@@ -15,8 +15,7 @@ from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import SchedulerConfig
-from corepipe.serving.engine.engine import Flight, Landing
-from corepipe.serving.engine.lanes import Lane
+from corepipe.serving.engine.replica import Completed, InFlight, Replica
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,37 +50,42 @@ class Record:
     patience: whom to tell of first and last tokens."""
 
     def __init__(
-        self, limits: SchedulerConfig, lanes: Sequence[Lane], patience: Patience | None = None
+        self, limits: SchedulerConfig, replicas: Sequence[Replica], patience: Patience | None = None
     ) -> None:
         self.limits = limits
-        self.lanes = lanes
+        self.replicas = replicas
         self.rejected = {"overloaded": 0, "invalid": 0}
         self.sent = 0
         self._patience = patience
-        self._unscheduled = [0] * len(lanes)
-        self._steps = [array("d") for _ in lanes]
+        self._unscheduled = [0] * len(replicas)
+        self._steps = [array("d") for _ in replicas]
         self._requests = array("d")
         self._gaps = array("d")
 
-    def admitted(self, lane: Lane) -> None:
+    @property
+    def lost(self) -> bool:
+        """Whether patience is at its end."""
+        return self._patience is not None and self._patience.lost
+
+    def admitted(self, replica: Replica) -> None:
         """A request waits in a replica's queue."""
         self.sent += 1
-        self._unscheduled[lane.number] += 1
+        self._unscheduled[replica.number] += 1
 
-    def launched(self, lane: Lane, flight: Flight, now: float) -> None:
+    def submitted(self, replica: Replica, batch: InFlight, now: float) -> None:
         """A batch was scheduled at `now`."""
-        self.step(lane, flight.step.shape, flight.timing, lane.engine.scheduler.blocks_held)
-        if self._unscheduled[lane.number]:
-            for chunk in flight.step.batch.chunks:
+        self.step(replica, batch.step.shape, batch.timing, replica.scheduler.blocks_held)
+        if self._unscheduled[replica.number]:
+            for chunk in batch.step.batch.chunks:
                 request = _simulated(chunk.request)
                 if request.scheduled_at < 0:
                     request.scheduled_at = now
-                    self._unscheduled[lane.number] -= 1
+                    self._unscheduled[replica.number] -= 1
 
-    def step(self, lane: Lane, shape: StepShape, timing: Timing, blocks_held: int) -> None:
+    def step(self, replica: Replica, shape: StepShape, timing: Timing, blocks_held: int) -> None:
         """A step is under way, and so many KV blocks are held."""
-        scheduler = lane.engine.scheduler
-        self._steps[lane.number].extend(
+        scheduler = replica.scheduler
+        self._steps[replica.number].extend(
             (
                 timing.starts_at, timing.ready_at, shape.rows, shape.sequences, shape.kv_tokens,
                 shape.attended, shape.logit_rows, blocks_held, scheduler.running, scheduler.waiting,
@@ -90,20 +94,20 @@ class Record:
 
     def steps_of(
         self,
-        lane: Lane,
+        replica: Replica,
         size: int,
         kv_tokens: npt.NDArray[np.int64],
         times: Repeated,
         held: npt.NDArray[np.int64],
     ) -> None:
         """Decode steps of `size` sequences, one after the other, and the KV blocks held with each."""
-        scheduler = lane.engine.scheduler
+        scheduler = replica.scheduler
         rows = np.empty((len(kv_tokens), len(STEP_COLUMNS)))
         rows[:, 0], rows[:, 1] = times.starts_at, times.ready_at
         rows[:, 2] = rows[:, 3] = rows[:, 6] = size
         rows[:, 4] = rows[:, 5] = kv_tokens
         rows[:, 7], rows[:, 8], rows[:, 9] = held, scheduler.running, scheduler.waiting
-        self._steps[lane.number].frombytes(rows.tobytes())
+        self._steps[replica.number].frombytes(rows.tobytes())
 
     def tokens(self, requests: Sequence[Request], now: float) -> None:
         """Each of these has got a token."""
@@ -131,10 +135,10 @@ class Record:
         for request in requests:
             _simulated(request).last_at = now
 
-    def landed(self, landing: Landing, now: float) -> list[SimulatedRequest]:
-        """A batch has landed at `now`; the requests that ended with it."""
-        self.tokens([event.request for event in landing.events if event.token is not None], now)
-        ended = [_simulated(event.request) for event in landing.events if event.finish_reason is not None]
+    def completed(self, batch: Completed, now: float) -> list[SimulatedRequest]:
+        """A batch is complete at `now`; the requests that ended with it."""
+        self.tokens([event.request for event in batch.events if event.token is not None], now)
+        ended = [_simulated(request) for request in batch.ended]
         for request in ended:
             self._end(request)
         return ended

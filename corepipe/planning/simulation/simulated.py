@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -53,8 +54,11 @@ class SimulatedRequest(Request):
         """What the workload has of it."""
         return self.session.turns[self.turn]
 
-    def append(self, token: int, count: int = 1) -> None:  # noqa: ARG002 -- what it is, nobody asks
-        self.num_tokens += count
+    def append(self, token: int) -> None:  # noqa: ARG002 -- what it is, nobody asks
+        self.num_tokens += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.num_tokens += len(tokens)
 
     def block_key(self, index: int, size: int) -> int:
         """The segment in which the block ends, and where: the segment stands for all that precedes it."""
@@ -68,7 +72,13 @@ class SimulatedRequest(Request):
 
 
 class NullRunner:
-    """Implements `engine.BatchRunner`: every batch is ready at once, every token is 0."""
+    """Implements `replica.BatchRunner`: every batch is ready at once, every token is 0."""
+
+    def add(self, request: Request) -> None:
+        """There is nothing to keep of it."""
+
+    def remove(self, request_id: str) -> None:
+        """Nothing was kept of it."""
 
     def submit(self, batch: Batch) -> Step:
         chunks = batch.chunks

@@ -11,7 +11,7 @@ import numpy as np
 from corepipe.neuron.cost import ENGINES, Bottleneck, CostModel
 from corepipe.neuron.step import StepShape
 from corepipe.planning.simulation.record import Floats, Record, Steps
-from corepipe.serving.engine.lanes import Lane
+from corepipe.serving.engine.replica import Replica
 
 MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""
@@ -49,10 +49,10 @@ class Usage:
     @classmethod
     def of(cls, record: Record, seconds: float) -> Usage:
         """Of a run that took `seconds`."""
-        timelines = [lane.engine.device.timeline for lane in record.lanes]
-        schedulers = [lane.engine.scheduler for lane in record.lanes]
+        timelines = [replica.timeline for replica in record.replicas]
+        schedulers = [replica.scheduler for replica in record.replicas]
         steps, requests = record.steps, record.requests
-        taken = _Taken.apart(record.lanes, steps)
+        taken = _Taken.apart(record.replicas, steps)
         busy = [second for timeline in timelines for second in timeline.busy_seconds]
         blocks = record.limits.num_blocks
         return cls(
@@ -65,7 +65,7 @@ class Usage:
             padding=taken.padding,
             engines=taken.engines,
             bound=taken.bound,
-            kv_blocks=blocks * len(record.lanes),
+            kv_blocks=blocks * len(record.replicas),
             kv_peak=max([float(s["blocks_held"].max(initial=0.0)) for s in steps]) / blocks,
             kv_mean=_mean([_time_mean(s, "blocks_held") for s in steps]) / blocks,
             batch_mean=_mean([_time_mean(s, "sequences") for s in steps]),
@@ -91,10 +91,10 @@ class _Taken:
     bound: dict[str, float]
 
     @classmethod
-    def apart(cls, lanes: Iterable[Lane], steps: list[Steps]) -> _Taken:
+    def apart(cls, replicas: Iterable[Replica], steps: list[Steps]) -> _Taken:
         rows = padded = total = 0.0
         engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, Bottleneck), 0.0)
-        for cost, shape in _moments(lanes, steps):
+        for cost, shape in _moments(replicas, steps):
             rows += shape.rows
             padded += cost.padded(shape).rows
             for core in range(0, cost.stages * cost.tensor, cost.tensor):
@@ -111,17 +111,17 @@ class _Taken:
         )
 
 
-def _moments(lanes: Iterable[Lane], steps: list[Steps]) -> Iterator[tuple[CostModel, StepShape]]:
+def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[CostModel, StepShape]]:
     """The steps that run at moments evenly spread over each replica's busy time."""
-    for lane, of_lane in zip(lanes, steps, strict=True):
-        if len(of_lane) == 0:
+    for replica, of_replica in zip(replicas, steps, strict=True):
+        if len(of_replica) == 0:
             continue
-        until = np.cumsum(of_lane["ready_at"] - of_lane["starts_at"])
+        until = np.cumsum(of_replica["ready_at"] - of_replica["starts_at"])
         count = max(1, MOMENTS // len(steps))
         at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "sequences", "kv_tokens", "attended", "logit_rows")
-        for row in np.stack([of_lane[name][at] for name in names], axis=1).astype(int).tolist():
-            yield lane.engine.device.timeline.cost, StepShape(*row)
+        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended")
+        for row in np.stack([of_replica[name][at] for name in names], axis=1).astype(int).tolist():
+            yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
 def _time_mean(steps: Steps, name: str) -> float:

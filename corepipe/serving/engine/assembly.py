@@ -17,12 +17,12 @@ from corepipe.models.registry import Architecture, Model
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, Rows
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.deployment import Deployment, Replica
+from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.messages import Ready
@@ -87,9 +87,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         pid=os.getpid(),
         threads=str(cpus),
     )
-    paced = config.clock != "host"
-    vocab = host.graph.vocab_size
-    return Deployment(replicas, _clock(config), paced, vocab, config.seed, ready, config.time_scale)
+    return Deployment(replicas, _clock(config), host.graph.vocab_size, config.seed, ready)
 
 
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:
@@ -116,7 +114,7 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPla
     """
     if config.timing_model is None:
         return HostPlan(device.graph, device.placement, device.programs)
-    if not device.graph.causal or any(op.out.rows is Rows.SOURCE for op in device.graph.ops):
+    if not device.graph.is_decoder:
         raise UserError(
             f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
         )
@@ -132,12 +130,12 @@ def _replicas(
     blocks: int,
     weights: PackedWeights,
     pool: _native.Pool,
-) -> tuple[Replica, ...]:
+) -> tuple[ReplicaParts, ...]:
     rows = config.max_num_batched_tokens
     cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
     scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)
     return tuple(
-        Replica(
+        ReplicaParts(
             executor=NativeExecutor(host.programs, weights, blocks, config.block_size, rows, pool),
             timeline=device.timeline(number),
             scheduler=scheduler,
@@ -147,7 +145,7 @@ def _replicas(
     )
 
 
-def _warm_up(replicas: Sequence[Replica]) -> None:
+def _warm_up(replicas: Sequence[ReplicaParts]) -> None:
     """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
     time of many others."""
     zero = np.zeros(1, np.int32)

@@ -19,8 +19,8 @@ from corepipe.serving.pulse import Counter
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """One data-parallel copy of the model: what computes it, what times it, and its scheduler's rules."""
+class ReplicaParts:
+    """What a replica is made of: what computes it, what times it, and its scheduler's rules."""
 
     executor: Executor
     timeline: Timeline
@@ -32,19 +32,14 @@ class Replica:
 class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
-    paced_by_device: the timeline decides when a result may leave (paced and virtual clocks); otherwise
-    results leave as soon as the executor has them, and device time runs beside.
     seed makes the draws of requests that bring no seed of their own repeatable.
-    time_scale: host seconds that pass for one second of a clock that waits.
     """
 
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaParts, ...]
     clock: Clock
-    paced_by_device: bool
     vocab_size: int
     seed: int
     ready: Ready
-    time_scale: float = 1.0
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -1,81 +1,163 @@
-"""The engine's loop: commands in, turns of the driver, events out."""
+"""Who owns time: always takes the earliest event over all replicas, under whichever clock.
+
+Under the host clock a batch is due as soon as it is submitted, and taking it means waiting for the
+executor: the order of submission decides.  Where the device sets the pace, a batch is due when the device
+would have it, and the first core says when it takes the next one.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from math import inf, nextafter
 from typing import Protocol
 
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Command, Output, Outputs, Shutdown, Stats
+from corepipe.neuron.clock import Clock
+from corepipe.scheduler.request import Request
+from corepipe.serving.engine.replica import Completed, InFlight, Replica
+from corepipe.serving.engine.router import choose_replica
 
-STATS_SECONDS = 0.05
-"""Least time between two Stats of a replica, except that going idle is always told."""
-
-
-class Inbox(Protocol):
-    """Where commands come from."""
-
-    def receive(self, timeout: float | None) -> list[Command]:
-        """What has come; waits up to `timeout` seconds for the first (None: until it comes).
-
-        Raises EOFError when the other side is gone.
-        """
+LEAD_SECONDS = 2e-4
+"""How long before an event a wait for what comes from outside ends, so that the clock can end it on time."""
 
 
-def serve(
-    driver: Driver,
-    inbox: Inbox,
-    send: Callable[[Outputs], None],
-    seconds: Callable[[], float] = time.monotonic,
-    epoch: int = 0,
-) -> None:
-    """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
+class Source(Protocol):
+    """Where requests come from."""
 
-    Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
-    `seconds` paces the Stats; `epoch` is the engine's number.
+    def next_arrival(self) -> float:
+        """When the next one comes, on the clock; infinity: that is not known before it comes."""
+
+    def receive(self) -> bool:
+        """Adds and aborts what has come, and may wait for it; False: nothing comes any more."""
+
+
+class Listener(Protocol):
+    """Who is told of what happens."""
+
+    def submitted(self, replica: Replica, batch: InFlight) -> None:
+        """A batch has been started."""
+
+    def completed(self, replica: Replica, batch: Completed, behind: float | None) -> None:
+        """A batch is complete, so many host seconds later than it was due (None: that cannot be said)."""
+
+
+class Loop:
+    """Runs the replicas of a deployment under one clock.
+
+    margin: how many more requests than the least loaded replica one may have, to be given another.
     """
 
-    def tell(outputs: list[Output], stats: list[Stats]) -> None:
-        """One message; one more for each further replica's stats."""
-        if outputs or stats:
-            send(Outputs(outputs, stats[0] if stats else None, epoch=epoch))
-        for more in stats[1:]:
-            send(Outputs([], more, epoch=epoch))
+    def __init__(self, replicas: Sequence[Replica], clock: Clock, listener: Listener, margin: int) -> None:
+        self.replicas = tuple(replicas)
+        self._clock = clock
+        self._listener = listener
+        self._margin = margin
+        self._moment: float | None = None
 
-    tell([], driver.stats())  # gauges are there before the first request
-    last_stats = now = seconds()
-    while True:
-        driver.complete()
-        try:
-            commands = inbox.receive(_patience(driver, last_stats + STATS_SECONDS - now))
-        except EOFError:
+    def turns(self, source: Source) -> Iterator[None]:
+        """Runs until the source is at its end.
+
+        A turn completes what is due, takes what comes and starts what can be started; then, while the batches
+        compute, it is the caller's turn.
+        """
+        while True:
+            self.complete(until=source.next_arrival())
+            if not source.receive():
+                return
+            self.submit()
+            yield
+
+    def next_event(self) -> float:
+        """When there is anything to do, on the clock; infinity: not before a request comes."""
+        return min([replica.next_event() for replica in self.replicas])
+
+    def patience(self) -> float | None:
+        """Host seconds to wait for what comes from outside; None: as long as it takes."""
+        event = self.next_event()
+        return None if event == inf else max(0.0, self._clock.host_seconds_until(event) - LEAD_SECONDS)
+
+    def complete(self, within: float = LEAD_SECONDS, until: float = inf) -> None:
+        """Takes the next event, if it is not more than `within` host seconds off, and not after `until`: a
+        batch that is due, or a wait until one can be submitted.
+
+        Where the device sets the pace, what is due at the same time is one event: nothing comes between.
+        """
+        event = self.next_event()
+        if event == inf or event > until or self._clock.host_seconds_until(event) > within:
             return
-        if not _handle(driver, commands):
-            tell(driver.outputs(), driver.stats())
+        replica = min(self.replicas, key=_due)
+        if replica.due > event:
+            self._clock.wait_until(event)
             return
-        driver.submit()
-        outputs = driver.outputs()
-        now = seconds()
-        stats_due = now - last_stats >= STATS_SECONDS or not driver.busy
-        if stats_due:
-            last_stats = now
-        tell(outputs, driver.stats() if stats_due else [])
+        self._take(replica)
+        while self._clock.paced and self._due() <= event:
+            self._take(min(self.replicas, key=_due))
+
+    def submit(self) -> None:
+        """Starts a batch wherever a replica accepts one."""
+        self._moment = None
+        now = self._clock.now()
+        while (replica := self._next_to_start(now)) is not None:
+            batch = replica.submit(now)
+            if batch is not None:
+                self._listener.submitted(replica, batch)
+
+    def moment(self) -> float:
+        """The time of what comes from outside now, until the next `submit`.
+
+        Where the device sets the pace, what could start before has been started, and what is due comes later,
+        however late the host is with it.
+        """
+        if self._moment is None:
+            if self._clock.paced:
+                self.submit()
+                self._moment = min(self._clock.now(), nextafter(self._due(), -inf))
+            else:
+                self._moment = self._clock.now()
+        return self._moment
+
+    def add(self, request: Request) -> Replica:
+        """The replica that has taken the request on, which comes at its `arrival`.  Raises QueueFull, and
+        ValueError for one that can never run."""
+        replica = self._route(request)
+        replica.add(request)
+        return replica
+
+    def abort(self, request_id: str) -> Request | None:
+        """Gives a request up; None where it is unknown or has ended."""
+        moment = self.moment()
+        aborted = (replica.abort(request_id, moment) for replica in self.replicas)
+        return next((request for request in aborted if request is not None), None)
+
+    def _route(self, request: Request) -> Replica:
+        if len(self.replicas) == 1:
+            return self.replicas[0]
+        views = [replica.view(request) for replica in self.replicas]
+        return self.replicas[choose_replica(views, self._margin)]
+
+    def _due(self) -> float:
+        """When the next batch is due, on the clock; infinity: none is in flight."""
+        return min([replica.due for replica in self.replicas])
+
+    def _take(self, replica: Replica) -> None:
+        """Completes its oldest batch: waits for the runner, and then until the device would have it."""
+        batch = replica.complete()
+        behind = self._clock.behind(batch.due)
+        self._clock.wait_until(batch.due)
+        self._listener.completed(replica, batch, behind)
+
+    def _next_to_start(self, now: float) -> Replica | None:
+        """A replica that takes a batch now.  Where the device sets the pace, they start in the order of its
+        time, and what is due before comes before, even where the host is late with both."""
+        waiting = [replica for replica in self.replicas if replica.accepts(now)]
+        if not waiting or not self._clock.paced:
+            return waiting[0] if waiting else None
+        first = min(waiting, key=_accepts_at)
+        return first if first.accepts_at < self._due() else None
 
 
-def _patience(driver: Driver, until_stats: float) -> float | None:
-    """How long to wait for commands: a step of minutes must not hold the Stats back."""
-    patience = driver.patience()
-    if patience is None or not driver.busy:
-        return patience
-    return min(patience, max(0.0, until_stats))
+def _accepts_at(replica: Replica) -> float:
+    return replica.accepts_at
 
 
-def _handle(driver: Driver, commands: list[Command]) -> bool:
-    """False after a Shutdown."""
-    for command in commands:
-        if isinstance(command, Shutdown):
-            driver.abort_all()
-            return False
-        driver.handle(command)
-    return True
+def _due(replica: Replica) -> float:
+    return replica.due

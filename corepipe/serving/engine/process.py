@@ -22,7 +22,7 @@ from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Assemble
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.loop import serve
+from corepipe.serving.engine.serve import serve
 from corepipe.serving.engine.wakeup import wake_promptly
 from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.freeze_heap import freeze_heap
@@ -47,7 +47,7 @@ class SocketInbox:
         self._frames = command_decoder()
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """See `loop.Inbox`.  Raises FrameError for what is not a command."""
+        """See `serve.Inbox`.  Raises FrameError for what is not a command."""
         commands: list[Command] = []
         while self._readable(timeout):
             data = self._connection.recv(READ_BYTES)

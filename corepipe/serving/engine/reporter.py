@@ -1,4 +1,4 @@
-"""What a request's owner is told: the Outputs of one replica, and its times on the device."""
+"""What requests' owners are told: Outputs, and the times on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
-from corepipe.serving.engine.engine import Landing
+from corepipe.serving.engine.replica import Completed
 from corepipe.serving.engine.runner import StepResult
 from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
 
@@ -67,15 +67,15 @@ class Reporter:
                     self._unscheduled.remove(chunk.request.id)
                     self._records[chunk.request.id].scheduled = device_now
 
-    def outputs(self, landing: Landing) -> list[Output]:
+    def outputs(self, batch: Completed) -> list[Output]:
         """The news of a batch that is complete."""
-        logprobs = self._logprobs(landing.result)
+        logprobs = self._logprobs(batch.result)
         news = [
-            self._output(event, logprobs.get(event.request.id, []), landing.device_now)
-            for event in landing.events
+            self._output(event, logprobs.get(event.request.id, []), batch.device_now)
+            for event in batch.events
             if event.token is not None or event.finish_reason is not None
         ]
-        return news + [self._overflow(request) for request in landing.overflowed]
+        return news + [self._overflow(request) for request in batch.overflowed]
 
     def end(self, request: Request, reason: FinishReason) -> Output:
         """The last news of a request that ends without a token."""

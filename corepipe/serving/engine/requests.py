@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from corepipe.scheduler.request import Request, Status
 from corepipe.serving.messages import Sampling, Submit
@@ -12,10 +13,21 @@ FLOAT32_TINY = 1.2e-38
 """What is smaller may be 0 to the sampler, which has no more than a float32."""
 
 
-def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: int) -> Request:
-    """The scheduler's Request.  `max_tokens` is cut to what fits into `max_model_len`.
+@dataclass(slots=True, eq=False)
+class SampledRequest(Request):
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone."""
+
+    sampling: Sampling = field(kw_only=True)
+    seed: int = field(kw_only=True)
+
+
+def to_request(
+    submit: Submit, arrival: float, seed: int, vocab_size: int, max_model_len: int
+) -> SampledRequest:
+    """The scheduler's request.  `max_tokens` is cut to what fits into `max_model_len`.
 
     One that comes again is a preempted one: it had its place, and its known tokens are computed anew.
+    seed: of the draws, where the request brings none.
 
     Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, and
     for sampling parameters that no sampler can follow.
@@ -25,7 +37,7 @@ def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: i
     _check_sampling(submit.sampling, vocab_size)
     if submit.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
-    request = Request(
+    request = SampledRequest(
         id=submit.id,
         prompt=submit.prompt,
         max_tokens=min(submit.max_tokens, max_model_len - len(submit.prompt)),
@@ -36,11 +48,12 @@ def to_request(submit: Submit, arrival: float, vocab_size: int, max_model_len: i
         owner=submit.owner,
         cache_salt=submit.cache_salt,
         prompt_logits=submit.sampling.prompt_logprobs is not None,
+        sampling=submit.sampling,
+        seed=seed if submit.sampling.seed is None else submit.sampling.seed,
     )
     if submit.replay:
         request.status = Status.PREEMPTED
-    for token in submit.generated:
-        request.append(token)
+    request.extend(submit.generated)
     return request
 
 

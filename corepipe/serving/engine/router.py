@@ -17,6 +17,11 @@ class ReplicaView:
     load: int
 
 
+def load_margin(max_num_seqs: int) -> int:
+    """How many more requests than the least loaded replica one may have, to be given another."""
+    return max(2, max_num_seqs // 4)
+
+
 def choose_replica(replicas: Sequence[ReplicaView], margin: int) -> int:
     """Index of the replica with the longest cached prefix; the least loaded among equals, then the first.
 

@@ -11,8 +11,9 @@ import numpy as np
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
-from corepipe.serving.messages import Sampling, Started, TokenLogprobs
+from corepipe.serving.messages import Started, TokenLogprobs
 
 INT32 = 4
 """Bytes."""
@@ -46,8 +47,7 @@ class RequestInputs:
     prompt for whose tokens they have been asked (the first has none).
     """
 
-    request: Request
-    seed: int
+    request: SampledRequest
     scalars: bytes
     lists: RowLists | None
     prompt_scalars: bytes | None
@@ -74,7 +74,7 @@ class Step:
 
 
 class Runner:
-    """Hands batches to one replica's executor.
+    """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` is told of requests before anything is computed for them: if that ends this process, it is
     known what did.
@@ -85,19 +85,19 @@ class Runner:
         self._on_start = on_start
         self._requests: dict[str, RequestInputs] = {}
 
-    def add(self, request: Request, params: Sampling, seed: int) -> None:
-        """Takes on a request, whose draws depend on `seed` and the position alone."""
-        top = params.prompt_logprobs
+    def add(self, request: Request) -> None:
+        """Takes on a request before its first batch."""
+        assert isinstance(request, SampledRequest)
+        params, top = request.sampling, request.sampling.prompt_logprobs
         self._requests[request.id] = RequestInputs(
             request,
-            seed,
-            pack_scalars(params, seed),
+            pack_scalars(params, request.seed),
             RowLists.of(request, params),
             None if top is None else pack_prompt_scalars(top),
         )
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request; batches in flight may still hold it."""
+        """Forgets a request that has ended; batches in flight may still hold it."""
         del self._requests[request_id]
 
     def submit(self, batch: Batch) -> Step:
@@ -124,7 +124,7 @@ class Runner:
     def _tell_started(self, states: Sequence[RequestInputs]) -> None:
         fresh = [state for state in states if not state.started]
         if fresh:
-            self._on_start([Started(state.request.id, state.seed) for state in fresh])
+            self._on_start([Started(state.request.id, state.request.seed) for state in fresh])
             for state in fresh:
                 state.started = True
 

@@ -37,7 +37,7 @@ class DrainRate:
 
 
 @dataclass(slots=True)
-class Load:
+class Waiting:
     """Requests that wait, and the tokens of their prompts."""
 
     requests: int = 0
@@ -56,7 +56,7 @@ class Bounds:
         """Those of so many replicas, each with a queue of its own."""
         return Bounds(self.requests * replicas, self.tokens * replicas, self.seconds)
 
-    def refusal(self, waiting: Load, tokens: int, own: Load | None = None) -> str | None:
+    def refusal(self, waiting: Waiting, tokens: int, own: Waiting | None = None) -> str | None:
         """Why a request of so many `tokens` may not join; None where it may.
 
         own: the part of `waiting` that is its owner's, where there are several.  Who has something there may
@@ -68,7 +68,7 @@ class Bounds:
         if waiting.requests and waiting.tokens + tokens > self.tokens:
             return f"{waiting.tokens} tokens are waiting; {tokens} more would pass --max-num-queued-tokens"
         if own is not None and own.requests:
-            free = Load(self.requests - waiting.requests, self.tokens - waiting.tokens)
+            free = Waiting(self.requests - waiting.requests, self.tokens - waiting.tokens)
             if own.requests >= free.requests or own.tokens + tokens > free.tokens:
                 return f"{own.requests} requests of this key are waiting; what is free is kept for other keys"
         return None

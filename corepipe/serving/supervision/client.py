@@ -12,7 +12,7 @@ from typing import Protocol
 
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.loop import serve
+from corepipe.serving.engine.serve import serve
 from corepipe.serving.messages import (
     Abort,
     Command,
@@ -189,7 +189,7 @@ class QueueInbox:
         self._queue.put(command)
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """See `loop.Inbox`."""
+        """See `serve.Inbox`."""
         commands: list[Command] = []
         with contextlib.suppress(queue.Empty):
             commands.append(self._queue.get(timeout != 0.0, timeout))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.messages import Output, Outputs, Started, Submit
-from corepipe.serving.supervision.admission import Load
+from corepipe.serving.supervision.admission import Waiting
 
 BREAKS_IN_A_ROW = 1
 """Engines in a row that a request may see break while they compute for it, before they have told a token
@@ -92,13 +92,13 @@ class Journal:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[str, _Entry] = {}
-        self.waiting = Load()
-        self._waiting_of: defaultdict[str, Load] = defaultdict(Load)
+        self.waiting = Waiting()
+        self._waiting_of: defaultdict[str, Waiting] = defaultdict(Waiting)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def waiting_of(self, owner: str) -> Load:
+    def waiting_of(self, owner: str) -> Waiting:
         """This owner's part of `waiting`: the requests of which no token is computed yet."""
         return self._waiting_of[owner]
 

@@ -14,7 +14,7 @@ Times = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class HostShares:
     """Shares are of all vCPUs, 0 to 1, over the last seconds; empty where there is nothing to compare yet."""
 
     engine: Times
@@ -53,7 +53,7 @@ class HostUsage:
         except psutil.Error:
             return 0
 
-    def read(self, now: float) -> Usage:
+    def read(self, now: float) -> HostShares:
         """The host's figures."""
         try:
             self._read_engine(now)
@@ -61,7 +61,7 @@ class HostUsage:
             self._engine.clear()
         self._system.add(now, _system_times())
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-        return Usage(
+        return HostShares(
             engine=self._shares(self._engine.change(now)),
             system=self._shares(self._system.change(now)),
             vcpus=self._vcpus,

@@ -12,9 +12,9 @@ from unittest import mock
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.bench import client, runner, setup, transport
 from corepipe.planning.bench.client import Asking
-from corepipe.planning.bench.play import LoadTest, Settings
+from corepipe.planning.bench.play import HostEffortTest, Settings
 from corepipe.planning.bench.report import Report
-from corepipe.planning.bench.setup import Shape, set_up
+from corepipe.planning.bench.setup import PromptShape, set_up
 from corepipe.planning.bench.sweep import Sweep, sweep
 from corepipe.planning.bench.target import Http, Target, find
 from corepipe.planning.lengths import Lengths
@@ -44,9 +44,9 @@ def synthetic(prompt: int = 20, output: int = 10, **more: Any) -> Synthetic:
 
 def run(
     behaviour: Behaviour,
-    body: Callable[[LoadTest], Awaitable[T]],
+    body: Callable[[HostEffortTest], Awaitable[T]],
     slo: Slo = NO_SLO,
-    shape: Shape | None = None,
+    shape: PromptShape | None = None,
     **asking: Any,
 ) -> T:
     """Everything that comes before a run, `body`, and everything that comes after it."""
@@ -56,9 +56,9 @@ def run(
         http = Http(Target.parse(URL), None)
         found = await find(http, None)
         asked = replace(Asking(found.model), **asking)
-        ready = await set_up(http, found, asked, "salt", None, shape or Shape())
+        ready = await set_up(http, found, asked, "salt", None, shape or PromptShape())
         settings = Settings(asked, slo, "salt", keep_stamps=True)
-        result = await body(LoadTest(http, found, ready, settings, lambda *_: None))
+        result = await body(HostEffortTest(http, found, ready, settings, lambda *_: None))
         http.pool.close()
         await asyncio.sleep(AFTER_SECONDS)
         made[0].close()
@@ -74,9 +74,9 @@ def run(
 
 def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any) -> Report:
     """Plays one workload."""
-    shape = Shape()
+    shape = PromptShape()
     if isinstance(workload, Synthetic):
-        shape = Shape(workload.turns > 1, workload.prefixes != PrefixTree())
+        shape = PromptShape(workload.turns > 1, workload.prefixes != PrefixTree())
         workload = workload.workload()
     return run(behaviour, lambda test: test.play(workload), slo, shape, keep_text=shape.turns, **asking)
 
@@ -84,7 +84,7 @@ def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO
 def play_sweep(behaviour: Behaviour, workload: Synthetic, seconds: float, **more: Any) -> Sweep:
     """A sweep to its end."""
 
-    async def whole(test: LoadTest) -> Sweep | None:
+    async def whole(test: HostEffortTest) -> Sweep | None:
         return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
 
     found = run(behaviour, whole)
@@ -95,7 +95,7 @@ def play_sweep(behaviour: Behaviour, workload: Synthetic, seconds: float, **more
 def stopped_after(behaviour: Behaviour, workload: Synthetic, seconds: float) -> Report:
     """A run that is ended early."""
 
-    async def cut(test: LoadTest) -> Report:
+    async def cut(test: HostEffortTest) -> Report:
         if seconds:
             asyncio.get_running_loop().call_later(seconds, test.stop)
         else:

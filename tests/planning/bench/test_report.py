@@ -16,7 +16,7 @@ from corepipe.planning.bench.compare import compared, differences, load_result
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.page import run_page
 from corepipe.planning.bench.recorder import METRICS, Distribution, Recorder
-from corepipe.planning.bench.report import KEYS, Conditions, Load, Report, detail
+from corepipe.planning.bench.report import KEYS, Conditions, HostEffort, Report, detail
 from corepipe.planning.bench.runner import Span
 from corepipe.planning.slo import Slo
 
@@ -42,7 +42,7 @@ def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> O
 def report(
     *outcomes: Outcome,
     slo: Slo | None = None,
-    load: Load | None = None,
+    load: HostEffort | None = None,
     server: dict[str, bool] | None = None,
 ) -> Report:
     recorder = Recorder(slo or Slo(), keep_stamps=True)
@@ -51,7 +51,7 @@ def report(
     conditions = Conditions(
         "http://x", "m", "chat", "words", None, {"rate": 4.0, "users": None}, "s", slo or Slo(), server
     )
-    return Report(conditions, recorder, Span(10.0, 11.0, 12.0), load or Load())
+    return Report(conditions, recorder, Span(10.0, 11.0, 12.0), load or HostEffort())
 
 
 THREE = [outcome(i, 10.0 + i / 2, 0.1 * (i + 1), 0.01, 5) for i in range(3)]
@@ -127,8 +127,8 @@ def test_notes() -> None:
     late = outcome(0, 10.0, 0.1, 0.01, 5)
     late.sent = late.intended + 0.5
     assert any("generator itself was late" in note for note in report(late).notes())
-    assert report(*THREE, load=Load(cpu_seconds=1.9)).late
-    slow = report(*THREE, load=Load(steps=100, late_steps=50, time_scale_needed=3.4))
+    assert report(*THREE, load=HostEffort(cpu_seconds=1.9)).late
+    slow = report(*THREE, load=HostEffort(steps=100, late_steps=50, time_scale_needed=3.4))
     expected = (
         "host slower than the device: percentiles are the host's, and emulated figures are not valid "
         "(50 of 100 steps late; --time-scale 3.4 would do)"
@@ -144,7 +144,7 @@ def test_figures_of_a_slow_host_are_marked(
     late: int, valid: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Past three steps of a hundred, in the document, in the table and on the page."""
-    load = Load(steps=100, late_steps=late, time_scale_needed=2.5)
+    load = HostEffort(steps=100, late_steps=late, time_scale_needed=2.5)
     found = report(*THREE, load=load, server={"emulated": True})
     document = found.document()
     assert document["host_was_late"] is not valid

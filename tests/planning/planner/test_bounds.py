@@ -18,7 +18,7 @@ from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench, twin_shape
-from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.planning.simulation.report import Latencies
 from tests.planning.planner.test_planner import CONFIG
 
@@ -60,7 +60,7 @@ def candidate(
 @pytest.mark.parametrize("rate", [1.0, 300.0])
 def test_no_simulation_is_faster_than_the_bounds(small: Architecture, shape: tuple, rate: float) -> None:  # type: ignore[type-arg]
     chosen = candidate(*shape)
-    report = bench(small, Objectives(None, None, 90.0, rate)).simulate(Deployment(chosen, 1))
+    report = bench(small, Objectives(None, None, 90.0, rate)).simulate(PlannedDeployment(chosen, 1))
     latencies = Latencies.of(report.requests)
     for reason, seconds in ((Reason.TTFT, latencies.ttft), (Reason.TPOT, latencies.tpot)):
         ttft, tpot = (NEVER, None) if reason is Reason.TTFT else (None, NEVER)
@@ -73,7 +73,7 @@ def test_no_simulation_is_faster_than_the_bounds(small: Architecture, shape: tup
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_request_alone_takes_what_the_bound_says(small: Architecture, shape: tuple) -> None:  # type: ignore[type-arg]
     chosen = candidate(*shape)
-    alone = bench(small, Objectives(None, None, 90.0, 1.0)).simulate(Deployment(chosen, 10_000))
+    alone = bench(small, Objectives(None, None, 90.0, 1.0)).simulate(PlannedDeployment(chosen, 10_000))
     tpot = np.percentile(Latencies.of(alone.requests).tpot, 90)
     bound = bench(small, Objectives(None, NEVER, 90.0, 1.0)).failure(chosen)
     assert bound is not None
@@ -85,7 +85,7 @@ def test_no_simulation_sustains_more_than_the_capacity(small: Architecture, shap
     chosen = candidate(*shape)
     flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=600)
     rate = 1e6 / flood.fewest(chosen)
-    report = flood.simulate(Deployment(chosen, 1))
+    report = flood.simulate(PlannedDeployment(chosen, 1))
     done = np.sort(report.requests["last_at"])
     middle = done[len(done) // 4 : -len(done) // 4]
     assert (len(middle) - 1) / np.ptp(middle) <= rate * 1.05
@@ -122,7 +122,7 @@ def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architectur
     chosen, demand = drawn(seed)
     instances = Random(seed).choice([1, 2, 5])
     free = Workbench(small, demand, {}, LONGEST)
-    outcome = free.outcome(free.simulate(Deployment(chosen, instances)))
+    outcome = free.outcome(free.simulate(PlannedDeployment(chosen, instances)))
     if outcome.failure is not None:
         assert outcome.failure.reason is Reason.THROUGHPUT
         return
@@ -130,19 +130,19 @@ def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architectur
     bench = Workbench(small, replace(demand, objectives=met), {}, LONGEST)
     assert bench.failure(chosen) is None
     assert bench.fewest(chosen) <= instances
-    assert bench.measure(Deployment(chosen, instances)) == outcome
+    assert bench.measure(PlannedDeployment(chosen, instances)) == outcome
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_simulation_that_is_given_up_would_have_failed(small: Architecture, seed: int) -> None:
     chosen, demand = drawn(seed)
     free = Workbench(small, demand, {}, LONGEST)
-    outcome = free.outcome(free.simulate(Deployment(chosen, 1)))
+    outcome = free.outcome(free.simulate(PlannedDeployment(chosen, 1)))
     for ttft, tpot in ((0.999, 2.0), (2.0, 0.999), (0.8, 0.8), (1.0, 1.0)):
         asked = replace(demand.objectives, ttft=outcome.ttft * ttft, tpot=(outcome.tpot or 1.0) * tpot)
         bench = Workbench(small, replace(demand, objectives=asked), {}, LONGEST)
-        whole = bench.outcome(bench.simulate(Deployment(chosen, 1)))
-        early = bench.measure(Deployment(chosen, 1))
+        whole = bench.outcome(bench.simulate(PlannedDeployment(chosen, 1)))
+        early = bench.measure(PlannedDeployment(chosen, 1))
         assert (early.failure is None) == (whole.failure is None)
         assert early.seen <= 1
         if early.failure is None:

@@ -11,8 +11,8 @@ import pytest
 import typer.main
 import yaml
 
-from corepipe.cli import app
-from corepipe.cli.serve import SETTINGS
+from corepipe.cli.app import app
+from corepipe.cli.settings import SETTINGS
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.graph import FORMATS
@@ -20,7 +20,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.planner.emit_vllm import buckets, neuron_resource, runs, vllm_manifests
-from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.serving.config import EngineConfig, ServerConfig
 
 NEURON_CONFIG = {
@@ -39,10 +39,10 @@ def deployment(
     name: str = "inf2.48xlarge",
     fmt: str = "bf16",
     placement: Placement | None = None,
-) -> Deployment:
+) -> PlannedDeployment:
     cut = placement or Placement(tensor=8, data=3)
     shape = Shape(name, FORMATS[fmt], cut, PROFILES["vllm-neuron"])
-    return Deployment(Candidate(shape, BatchLimits(4096, 16, 8192)), instances=2)
+    return PlannedDeployment(Candidate(shape, BatchLimits(4096, 16, 8192)), instances=2)
 
 
 def values(*, weights: bool) -> dict[str, Any]:
@@ -96,20 +96,20 @@ def test_every_line_of_the_values_names_its_flag() -> None:
 
 
 def manifests(
-    chosen: Deployment, model: str = "meta-llama/Llama-3.1-8B"
+    chosen: PlannedDeployment, model: str = "meta-llama/Llama-3.1-8B"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     objects = list(yaml.safe_load_all(vllm_manifests(model, chosen, ["emulated"])))
-    assert [o["kind"] for o in objects] == ["Deployment", "Service"]
+    assert [o["kind"] for o in objects] == ["PlannedDeployment", "Service"]
     return objects[0], objects[1]
 
 
-def container(chosen: Deployment) -> dict[str, Any]:
+def container(chosen: PlannedDeployment) -> dict[str, Any]:
     (only,) = manifests(chosen)[0]["spec"]["template"]["spec"]["containers"]
     assert isinstance(only, dict)
     return only
 
 
-def neuron_config(chosen: Deployment) -> dict[str, Any]:
+def neuron_config(chosen: PlannedDeployment) -> dict[str, Any]:
     args = container(chosen)["args"]
     additional = json.loads(args[args.index("--additional-config") + 1])
     assert set(additional) == {"override_neuron_config"}
@@ -191,7 +191,7 @@ def test_without_prefix_caching_there_is_a_block_for_each_sequence() -> None:
         (deployment(placement=Placement(1, 6, 1)), "tensor 6 is not accepted on inf2"),
     ],
 )
-def test_what_vllm_on_neuron_cannot_run_is_refused(chosen: Deployment, says: str) -> None:
+def test_what_vllm_on_neuron_cannot_run_is_refused(chosen: PlannedDeployment, says: str) -> None:
     assert not runs(chosen.candidate.shape)
     with pytest.raises(UserError, match=says):
         vllm_manifests("m", chosen, [])

@@ -24,7 +24,7 @@ from corepipe.planning.planner.plan_report import document, reasons
 from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan
 from corepipe.planning.planner.prices import REGION, Price, PriceList, Purchase, list_prices
 from corepipe.planning.planner.remedies import remedy, roomier
-from corepipe.planning.planner.space import Candidate, Deployment, Space
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, Space
 from corepipe.planning.simulation.simulate import simulate
 
 MARKET = Market(list_prices(), Purchase.ON_DEMAND, REGION)
@@ -80,7 +80,7 @@ def brute_force(asked: Inquiry) -> float:
                 price = instances * prices[shape.instance]
                 if price >= best or instances > 4:
                     break
-                deployment = Deployment(Candidate(shape, limits), instances)
+                deployment = PlannedDeployment(Candidate(shape, limits), instances)
                 if bench.outcome(bench.simulate(deployment)).failure is None:
                     best = price
     return best
@@ -166,7 +166,7 @@ def test_what_is_not_validated_well_enough_is_dropped(small: Architecture, plann
     found = plan(replace(strict, max_error=0.1), silent)
     assert found.best is not None
     assert found.best.deployment.candidate.shape.instance == "inf2.xlarge"
-    assert {r.failure.reason for r in found.found.rejected} == {Reason.VALIDATION}
+    assert {r.failure.reason for r in found.search.rejected} == {Reason.VALIDATION}
     assert plan(replace(strict, max_error=0.05), silent).best is None
 
 
@@ -202,7 +202,7 @@ def test_what_comes_nearest_and_the_objective_it_would_meet(
 ) -> None:
     found = plan(inquiry(small, demand(100.0, ttft, tpot), space("inf2.xlarge", "inf1.xlarge")), silent)
     assert found.best is None
-    assert {r.failure.reason for r in found.found.rejected} <= {Reason.TTFT, Reason.TPOT}
+    assert {r.failure.reason for r in found.search.rejected} <= {Reason.TTFT, Reason.TPOT}
     change = remedy(found, silent)
     assert change is not None
     outcome, asked = change.option.outcome, change.objectives

@@ -13,9 +13,9 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.bounds import Failure, Reason
-from corepipe.planning.planner.found import Found, Outcome, Progress, Stopped
 from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, search
-from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.search_result import Outcome, Progress, SearchResult, Stopped
+from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 
 PROFILE = next(iter(PROFILES.values()))
 RATE = 10.0
@@ -36,7 +36,7 @@ class Queues:
     times: dict[Candidate, float]
     capacities: dict[Candidate, float]
     optimism: float = 1.0
-    measured: list[Deployment] = field(default_factory=list)
+    measured: list[PlannedDeployment] = field(default_factory=list)
 
     @classmethod
     def drawn(cls, seed: int, count: int, optimism: float) -> Queues:
@@ -72,7 +72,7 @@ class Queues:
     def price(self, shape: Shape) -> float:
         return self.prices[shape]
 
-    def measure(self, deployment: Deployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> Outcome:
         self.measured.append(deployment)
         return self.outcome(self.latency(deployment.candidate, deployment.instances))
 
@@ -90,7 +90,7 @@ class Queues:
         return next(n for n in count(1) if self.latency(candidate, n) <= OBJECTIVE)
 
 
-def run(world: Queues, spread: float = 1.0, tied: float = 0.0, most: int = 10**7) -> Found:
+def run(world: Queues, spread: float = 1.0, tied: float = 0.0, most: int = 10**7) -> SearchResult:
     return search(list(world.prices), LIMITS, world, lambda *_: None, spread, lambda _: tied, most)
 
 

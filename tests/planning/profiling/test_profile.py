@@ -51,7 +51,8 @@ def test_model_flops_do_not_depend_on_the_placement():
     shape = whole.steps[0].shape
     assert whole.model_flops(shape) == cut.model_flops(shape)
     parameters = whole.setup.architecture.parameters
-    layers, width = whole.graph.num_layers, whole.graph.heads.heads * whole.graph.heads.head_dim
+    (heads,) = whole.programs[0].head_layouts
+    layers, width = whole.graph.num_layers, heads.heads * heads.head_dim
     embedding = whole.graph.vocab_size * 576
     expected = 2 * (parameters - embedding) * 400 + 2 * embedding * 4 + 4 * width * layers * shape.attended
     assert whole.model_flops(shape) == pytest.approx(expected, rel=0.04)

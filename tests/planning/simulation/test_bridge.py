@@ -156,10 +156,14 @@ def compare(case: Case, server: Served) -> tuple[Workload, list[Seen], bool]:
 
 
 def same_decisions(case: Case, answers: list[Seen]) -> None:
-    """Equal device times, request by request: every batch had the same requests and tokens in it."""
-    answers.sort(key=lambda seen: (seen.arrival, seen.ttft))
+    """Equal device times, request by request: every batch had the same requests and tokens in it.
+
+    Requests that came at the same moment and were computed together are told apart by their answers' lengths.
+    """
+    answers.sort(key=lambda seen: (seen.arrival, round(seen.ttft, 9), seen.turn.output_tokens))
     replay = simulate(SimulationConfig(case.engine()), as_seen(answers)).requests
-    order = np.lexsort((replay["first_at"], replay["arrival"]))
+    waited = (replay["first_at"] - replay["arrival"]).round(9)
+    order = np.lexsort((replay["output_tokens"], waited, replay["arrival"]))
     arrival, first, last, tokens = (
         replay[name][order] for name in ("arrival", "first_at", "last_at", "output_tokens")
     )

@@ -69,7 +69,7 @@ def test_the_same_bytes_with_and_without(seed: int) -> None:
 
 def test_situations_of_every_kind_are_met() -> None:
     records = [both(seed) for seed in range(20)]
-    schedulers = [lane.engine.scheduler for record in records for lane in record.lanes]
+    schedulers = [replica.scheduler for record in records for replica in record.replicas]
     assert sum(scheduler.preemptions for scheduler in schedulers) >= 5
     assert sum(scheduler.prefix_hits for scheduler in schedulers) > 500
     assert sum(record.rejected["overloaded"] for record in records) > 5
@@ -82,13 +82,13 @@ def test_most_steps_are_run_through(
     replicas: int, stages: int, users: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = []
-    end = fast_forward.Cruise.end
+    end = fast_forward.FastForward.end
 
-    def counted(cruise: fast_forward.Cruise) -> bool:
-        moves.append(cruise._moves)
-        return end(cruise)
+    def counted(run: fast_forward.FastForward) -> None:
+        moves.append(run._moves)
+        end(run)
 
-    monkeypatch.setattr(fast_forward.Cruise, "end", counted)
+    monkeypatch.setattr(fast_forward.FastForward, "end", counted)
     load = workload(30, None if users else 0.5, input_len=20, output_len=200, users=users)
     record = play(load, cost=[Cost(stages)] * replicas)
     assert sum(moves) > 0.7 * sum(len(steps) for steps in record.steps)

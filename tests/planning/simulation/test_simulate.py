@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as hypothesis_given
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
+from corepipe.neuron.clock import VirtualClock
+from corepipe.neuron.engines import Engines
+from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Latencies
-from corepipe.planning.simulation.simulate import RETRY_SECONDS, SimulationConfig, simulate
+from corepipe.planning.simulation.simulate import SimulationConfig, simulate
+from corepipe.planning.simulation.source import RETRY_SECONDS
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
+from corepipe.scheduler.policy import policy
+from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.device_plan import plan_device
-from tests.planning.simulations import Cost, bytes_of, check_at_rest, play, workload
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.messages import Output, Ready, Sampling, Submit
+from tests.null_executor import NullExecutor
+from tests.planning.simulations import Cost, bytes_of, check_at_rest, limits, play, workload
 
 
 def config(**fields: Any) -> SimulationConfig:
@@ -103,7 +122,7 @@ def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: 
     assert times.ttft.max() < 3 * users * 0.02
     assert times.tpot.max() < 1.05 * times.tpot.min()
     if users >= 2 * stages:
-        assert record.lanes[0].engine.device.timeline.fill > 0.85
+        assert record.replicas[0].timeline.fill > 0.85
 
 
 def test_users_think() -> None:
@@ -190,3 +209,78 @@ def test_the_profile_decides_the_policy_unless_one_is_given() -> None:
     reports = [simulate(config(policy=name), load) for name in (None, "segregated", "mixed")]
     texts = [report.to_json() for report in reports]
     assert texts[0] == texts[1] != texts[2]
+
+
+Asked = list[tuple[float, int, int]]
+
+
+@dataclass(frozen=True)
+class Worked(Cost):
+    """A cost that also says what engines do, which a server tells."""
+
+    def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
+        return [(seconds, Engines(tensor=seconds)) for seconds in self.stage_seconds(shape)]
+
+
+class Arrivals:
+    """A source of a driver that serves: submits come at their times."""
+
+    def __init__(self, driver: Driver, clock: VirtualClock, submits: Sequence[tuple[float, Submit]]) -> None:
+        self._driver, self._clock, self._submits = driver, clock, list(submits)
+
+    def next_arrival(self) -> float:
+        return self._submits[0][0] if self._submits else inf
+
+    def receive(self) -> bool:
+        coming, event = self.next_arrival(), self._driver.next_event()
+        if event <= coming:
+            return event < inf
+        self._clock.wait_until(coming)
+        self._driver.handle(self._submits.pop(0)[1])
+        return True
+
+
+def served(config: SchedulerConfig, batches: str, costs: Sequence[Worked], asked: Asked) -> list[list[float]]:
+    """Arrival (s), time to the first token and in all (ms) of each request that a driver answers."""
+    clock = VirtualClock()
+    parts = tuple(
+        ReplicaParts(NullExecutor(5000), Timeline(cost, PROFILES["ideal"]), config, policy(batches))  # type: ignore[arg-type]
+        for cost in costs
+    )
+    ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)
+    driver = Driver(Deployment(parts, clock, 5000, 0, ready))
+    submits = [
+        (at, Submit(str(number), [number % 5000] * prompt, tokens, Sampling(temperature=0.0)))
+        for number, (at, prompt, tokens) in enumerate(asked)
+    ]
+    outputs: list[Output] = []
+    for _ in driver.turns(Arrivals(driver, clock, submits)):
+        outputs += driver.outputs()
+    times = [output.device for output in outputs if output.device is not None]
+    return [
+        [t.arrived_at_s, t.time_to_first_token_ms, t.total_ms]
+        for t in sorted(times, key=lambda t: (t.arrived_at_s, t.total_ms))
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@hypothesis_given(st.integers(0, 2**32))
+def test_it_decides_as_the_driver_does_that_serves(seed: int) -> None:
+    """Request for request and to the last bit, with repetitions run through."""
+    rng = random.Random(seed)
+    at = np.cumsum([rng.expovariate(rng.choice([1.0, 20.0])) for _ in range(rng.randint(5, 40))]).tolist()
+    asked = [(when, rng.randint(1, 150), rng.randint(1, 60)) for when in at]
+    stages, batches = rng.choice([1, 1, 2, 3]), rng.choice(["mixed", "segregated"])
+    costs = [Worked(stages, 0.0123, 1e-4, 1.7e-6)] * rng.choice([1, 1, 2, 3])
+    changes = {
+        "stages": stages,
+        "num_blocks": rng.choice([20, 512]),
+        "max_num_seqs": rng.choice([2, 8]),
+        "max_model_len": 256,
+        "prefix_cache": False,
+    }
+    record = play(given(*asked), cost=costs, batches=batches, **changes).requests
+    ms = {name: (record[name] - record["arrival"]) * 1e3 for name in ("first_at", "last_at")}
+    found = zip(record["arrival"], ms["first_at"], ms["last_at"], strict=True)
+    simulated = sorted((list(map(float, row)) for row in found), key=lambda row: (row[0], row[2]))
+    assert simulated == served(limits(**changes), batches, costs, asked)

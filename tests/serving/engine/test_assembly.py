@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from corepipe.errors import UserError
+from corepipe.neuron.clock import PacedClock
 from corepipe.neuron.cost import StepShape
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.engine.assembly import assemble
@@ -42,7 +43,9 @@ def test_another_models_pace_and_limits(tmp_path: Path) -> None:
         assert (placement["pipeline"], placement["tensor"], placement["data"]) == (1, 32, 1)
         assert placement["host"] == {"model": "llama3", "pipeline": 1, "tensor": 1, "data": 1}
         assert len(placement["cores"]) == 32
-        assert (placement["clock"], placement["time_scale"], deployment.time_scale) == ("device", 7.0, 7.0)
+        assert (placement["clock"], placement["time_scale"]) == ("device", 7.0)
+        assert isinstance(deployment.clock, PacedClock)
+        assert deployment.clock.scale == 7.0
         seconds = deployment.replicas[0].timeline.submit(StepShape.decode(1, 100), 0.0).ready_at
         assert 0.005 < seconds < 0.1, "this is no time of a model with two layers"
 
@@ -98,7 +101,7 @@ def test_tokens_are_the_served_models(tmp_path: Path) -> None:
 
 def test_beside_the_hosts_own_pace_the_other_models_times_are_told(tmp_path: Path) -> None:
     with assembled(tmp_path, **LARGE) as deployment:
-        assert not deployment.paced_by_device
+        assert not deployment.clock.paced
         assert deployment.replicas[0].timeline.submit(StepShape.decode(1, 100), 0.0).ready_at > 0.005
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.neuron.clock import HostClock, VirtualClock
+from corepipe.neuron.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, Output, Sampling
@@ -44,10 +44,10 @@ def check_at_rest(driver: Driver) -> None:
     """No requests, no batches, no blocks held."""
     assert not driver.busy
     assert driver.patience() is None
-    for lane in driver._lanes:
-        lane.engine.scheduler.check()
-        assert not lane.engine.scheduler.has_unfinished()
-    assert [s.blocks_held for s in driver.stats()] == [0] * len(list(driver._lanes))
+    for replica in driver.replicas:
+        replica.scheduler.check()
+        assert not replica.scheduler.has_unfinished()
+    assert [s.blocks_held for s in driver.stats()] == [0] * len(driver.replicas)
 
 
 def check_one_end_each(outputs: list[Output], names: set[str]) -> None:
@@ -72,15 +72,15 @@ def test_requests_run_to_their_ends() -> None:
 def test_the_earliest_event_over_all_replicas_comes_first() -> None:
     slow, fast = FlatCost(fixed=0.05), FlatCost(fixed=0.03)
     parts = deployment()
-    lanes = [deployment(cost=cost).replicas[0] for cost in (slow, fast)]
-    driver = Driver(replace(parts, replicas=tuple(lanes)))
+    replicas = [deployment(cost=cost).replicas[0] for cost in (slow, fast)]
+    driver = Driver(replace(parts, replicas=tuple(replicas)))
     driver.handle(submit("slow", max_tokens=2))
     driver.handle(submit("fast", max_tokens=4))
     ends, order = [], []
     while driver.busy:
         for output in driver.turn():
             order.append(output.id)
-            ends.append(driver._clock.now())
+            ends.append(parts.clock.now())
     assert order == ["fast", "slow", "fast", "fast", "slow", "fast"]
     assert ends == pytest.approx([0.03, 0.05, 0.06, 0.09, 0.1, 0.12])
 
@@ -93,7 +93,7 @@ def test_a_pipeline_stays_full() -> None:
     in_flight = []
     while driver.busy:
         driver.turn()
-        in_flight.append(len(next(iter(driver._lanes)).flights))
+        in_flight.append(len(driver.replicas[0].in_flight))
     assert max(in_flight) == 4
     assert parts.replicas[0].timeline.occupancy > 0.95
 
@@ -101,11 +101,12 @@ def test_a_pipeline_stays_full() -> None:
 def test_two_replicas_overlap() -> None:
     ends = []
     for replicas in (1, 2):
-        driver = Driver(deployment(replicas=replicas, max_num_seqs=2))
+        parts = deployment(replicas=replicas, max_num_seqs=2)
+        driver = Driver(parts)
         for i in range(8):
             driver.handle(submit(f"r{i}", max_tokens=10))
         run(driver)
-        ends.append(driver._clock.now())
+        ends.append(parts.clock.now())
     assert ends == pytest.approx([0.4, 0.2])
 
 
@@ -237,7 +238,7 @@ def test_the_router_finds_the_replica_with_the_cached_prefix() -> None:
 
 def test_the_next_batch_is_submitted_before_the_news_are_told() -> None:
     executor = Recorder()
-    driver = Driver(deployment(clock=HostClock(), paced=False, executor=lambda: executor))
+    driver = Driver(deployment(clock=HostClock(), executor=lambda: executor))
     driver.handle(submit("a"))
     driver.submit()
     driver.complete()
@@ -254,10 +255,7 @@ moves = st.lists(
     ),
     max_size=40,
 )
-CLOCKS: dict[str, tuple[Callable[[], Any], bool]] = {
-    "virtual": (VirtualClock, True),
-    "host": (HostClock, False),
-}
+CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "host": HostClock}
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,8 +270,7 @@ def test_invariants(
     moves: list[tuple[str, int, int]], replicas: int, stages: int, blocks: int, clock: str
 ) -> None:
     """One end each, device and clock time never backwards, nothing held at the end; blocks are scarce."""
-    make, paced = CLOCKS[clock]
-    driver = Driver(deployment(replicas, stages, make(), paced, num_blocks=blocks, max_num_seqs=4))
+    driver = Driver(deployment(replicas, stages, CLOCKS[clock](), num_blocks=blocks, max_num_seqs=4))
     names: set[str] = set()
     outputs: list[Output] = []
     before = [0.0] * replicas

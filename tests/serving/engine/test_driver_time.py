@@ -8,7 +8,8 @@ import pytest
 
 from corepipe.neuron.clock import HostClock, PacedClock, VirtualClock
 from corepipe.neuron.program import StepOutput
-from corepipe.serving.engine.driver import LEAD_SECONDS, Driver
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.engine.loop import LEAD_SECONDS
 from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, FlatCost, deployment, run, submit
 
@@ -56,7 +57,7 @@ def test_patience() -> None:
 
 
 def test_the_host_never_waits_while_it_has_work() -> None:
-    driver = Driver(deployment(clock=HostClock(), paced=False))
+    driver = Driver(deployment(clock=HostClock()))
     driver.handle(submit("a", max_tokens=3))
     while driver.busy:
         assert driver.patience() == 0.0
@@ -113,7 +114,7 @@ def test_device_times_do_not_depend_on_how_fast_the_host_is() -> None:
     """With one stage both schedule at the same moments, when a result has come."""
     cost = FlatCost(row=0.001)
     virtual = Driver(deployment(cost=cost))
-    host = Driver(deployment(cost=cost, clock=HostClock(), paced=False))
+    host = Driver(deployment(cost=cost, clock=HostClock()))
     assert load(virtual) == load(host)
 
 

@@ -1,95 +1,171 @@
+"""The loop, driven by a source and heard by a listener, under the clocks."""
+
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from math import inf
 
-from corepipe.neuron.clock import HostClock
-from corepipe.neuron.program import SamplingBatch, StepInputs
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.loop import serve
-from corepipe.serving.messages import Command, Outputs, Shutdown
+import pytest
+
+from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
+from corepipe.neuron.cost import PROFILES
+from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.engine.loop import LEAD_SECONDS, Loop
+from corepipe.serving.engine.replica import Completed, InFlight, Replica
+from corepipe.serving.engine.requests import to_request
+from corepipe.serving.engine.runner import Runner
 from tests.null_executor import NullExecutor
-from tests.serving.engine_support import VOCAB, deployment, submit
+from tests.serving.engine_support import VOCAB, FlatCost, scheduler_config, submit
 
 
-class Scripted:
-    """Gives one list of commands a call, and is gone afterwards; keeps the timeouts it was asked with."""
+class Diary:
+    """A listener: what happened, in order, with the time on the clock."""
 
-    def __init__(self, script: Iterable[list[Command]]) -> None:
-        self._script = list(script)
-        self.timeouts: list[float | None] = []
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.entries: list[tuple[str, int, float]] = []
+        self.behind: list[float | None] = []
 
-    def receive(self, timeout: float | None) -> list[Command]:
-        self.timeouts.append(timeout)
-        if not self._script:
-            raise EOFError
-        return self._script.pop(0)
+    def submitted(self, replica: Replica, batch: InFlight) -> None:
+        self.entries.append(("submitted", replica.number, self._clock.now()))
 
+    def completed(self, replica: Replica, batch: Completed, behind: float | None) -> None:
+        self.entries.append(("completed", replica.number, self._clock.now()))
+        self.behind.append(behind)
 
-class Diary(NullExecutor):
-    """Writes down each batch it is given."""
-
-    def __init__(self, diary: list[str]) -> None:
-        super().__init__(VOCAB)
-        self._diary = diary
-
-    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
-        self._diary.append("batch")
-        return super().submit(inputs, sampling)
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.entries]
 
 
-def run_script(
-    script: Iterable[list[Command]], replicas: int = 1
-) -> tuple[list[Outputs], list[str], Scripted]:
-    diary: list[str] = []
-    sent: list[Outputs] = []
-
-    def send(news: Outputs) -> None:
-        diary.extend("news" for _ in news.outputs)
-        sent.append(news)
-
-    driver = Driver(deployment(replicas, clock=HostClock(), paced=False, executor=lambda: Diary(diary)))
-    inbox = Scripted(script)
-    milliseconds = itertools.count()
-    serve(driver, inbox, send, lambda: next(milliseconds) * 1e-3)
-    return sent, diary, inbox
-
-
-def test_news_are_sent_after_the_next_batch_has_been_submitted() -> None:
-    _, diary, _ = run_script([[submit("a", max_tokens=3)], *[[]] * 3])
-    assert diary == ["batch", "batch", "news", "batch", "news", "news"]
+def make(clock: Clock, *seconds: float) -> tuple[Loop, Diary]:
+    """A replica for each number of seconds, which are what its steps take."""
+    replicas = [
+        Replica(
+            number,
+            Scheduler(scheduler_config()),
+            Runner(NullExecutor(VOCAB), print),
+            Timeline(FlatCost(fixed=fixed), PROFILES["ideal"]),  # type: ignore[arg-type]
+            paced=clock.paced,
+        )
+        for number, fixed in enumerate(seconds)
+    ]
+    diary = Diary(clock)
+    return Loop(replicas, clock, diary, margin=2), diary
 
 
-def test_it_blocks_only_while_idle() -> None:
-    _, _, inbox = run_script([[submit("a", max_tokens=3)], *[[]] * 3])
-    assert inbox.timeouts == [None, 0.0, 0.0, 0.0, None]
+def asked(name: str, arrival: float = 0.0, tokens: int = 3) -> Request:
+    return to_request(submit(name, max_tokens=tokens), arrival, 0, VOCAB, 256)
 
 
-def test_going_idle_is_told_with_stats_of_every_replica() -> None:
-    sent, _, _ = run_script([[submit("a", max_tokens=2), submit("b", max_tokens=2)], *[[]] * 4], replicas=2)
-    last = {news.stats.replica: news.stats for news in sent if news.stats is not None}
-    assert sorted(last) == [0, 1]
-    assert [stats.running for stats in last.values()] == [0, 0]
-    assert sum(stats.generation_tokens for stats in last.values()) == 4
+class Planned:
+    """A source of which it is known when each request comes, in virtual time."""
+
+    def __init__(self, loop: Loop, clock: VirtualClock, requests: list[Request]) -> None:
+        self._loop, self._clock, self._requests = loop, clock, requests
+
+    def next_arrival(self) -> float:
+        return self._requests[0].arrival if self._requests else inf
+
+    def receive(self) -> bool:
+        coming, event = self.next_arrival(), self._loop.next_event()
+        if event <= coming:
+            return event < inf
+        self._clock.wait_until(coming)
+        self._loop.add(self._requests.pop(0))
+        return True
 
 
-def test_stats_do_not_come_with_every_step() -> None:
-    sent, diary, _ = run_script([[submit("a", max_tokens=200)], *[[]] * 200])
-    told = [news.stats for news in sent if news.stats is not None]
-    assert len(told) == 5  # at the start, every 50 steps, and at the end
-    assert sum(sum(stats.iteration_tokens) for stats in told) == 3 + 199
-    assert diary.count("news") == 200
+def test_a_source_whose_times_are_known_is_played_to_its_end() -> None:
+    clock = VirtualClock()
+    loop, diary = make(clock, 0.01)
+    turns = loop.turns(Planned(loop, clock, [asked("a", tokens=2), asked("b", 0.015, 1), asked("c", 0.5, 1)]))
+    for _ in turns:
+        pass
+    assert [name[0] + str(round(at, 6)) for name, _, at in diary.entries] == [
+        "s0.0", "c0.01", "s0.01", "c0.02", "s0.02", "c0.03", "s0.5", "c0.51",
+    ]  # fmt: skip
+    assert set(diary.behind) == {None}
 
 
-def test_a_refusal_while_idle_is_told_at_once() -> None:
-    sent, _, inbox = run_script([[submit("a", prompt=[VOCAB])]])
-    assert [output.error_kind for news in sent for output in news.outputs] == ["invalid"]
-    assert inbox.timeouts == [None, None]
+def test_nothing_is_completed_after_the_next_arrival() -> None:
+    clock = VirtualClock()
+    loop, diary = make(clock, 0.01)
+    loop.add(asked("a"))
+    loop.submit()
+    loop.complete(until=0.009)
+    assert (diary.names(), clock.now()) == (["submitted"], 0.0)
+    loop.complete(until=0.01)
+    assert (diary.names(), clock.now()) == (["submitted", "completed"], 0.01)
 
 
-def test_shutdown_ends_every_request_and_hears_nothing_more() -> None:
-    script: list[list[Command]] = [[submit("a"), submit("b")], [], [Shutdown(), submit("c")]]
-    sent, _, inbox = run_script(script)
-    ends = [(o.id, o.finish_reason) for news in sent for o in news.outputs if o.finish_reason]
-    assert ends == [("a", "abort"), ("b", "abort")]
-    assert len(inbox.timeouts) == 3
+def test_what_is_due_at_the_same_time_is_one_event() -> None:
+    clock = VirtualClock()
+    loop, diary = make(clock, 0.01, 0.01, 0.03)
+    for name in "abc":
+        loop.add(asked(name))
+    loop.submit()
+    loop.complete()
+    assert [(name, number) for name, number, _ in diary.entries[3:]] == [("completed", 0), ("completed", 1)]
+
+
+def test_the_earliest_event_comes_first() -> None:
+    clock = VirtualClock()
+    loop, diary = make(clock, 0.05, 0.03)
+    for name in "ab":
+        loop.add(asked(name, tokens=2))
+    for _ in range(6):
+        loop.submit()
+        loop.complete()
+    ends = [(number, round(at, 6)) for name, number, at in diary.entries if name == "completed"]
+    assert ends == [(1, 0.03), (0, 0.05), (1, 0.06), (0, 0.1)]
+
+
+def test_a_wait_ends_a_little_before_the_event() -> None:
+    now = [0.0]
+    loop, diary = make(
+        PacedClock(2.0, lambda: now[0], lambda s: now.__setitem__(0, now[0] + max(s, 1e-6))), 0.01
+    )
+    assert loop.patience() is None
+    loop.add(asked("a"))
+    loop.submit()
+    assert loop.patience() == pytest.approx(0.02 - LEAD_SECONDS)
+    loop.complete()
+    assert diary.names() == ["submitted"], "it is not due yet"
+    now[0] = 0.02 - LEAD_SECONDS / 2
+    assert loop.patience() == 0.0
+    loop.complete()
+    assert diary.names() == ["submitted", "completed"]
+    assert now[0] >= 0.02
+    assert diary.behind == [0.0]
+
+
+def test_what_comes_while_batches_are_late_comes_before_them() -> None:
+    now = [0.0]
+    loop, _ = make(PacedClock(1.0, lambda: now[0], lambda s: None), 0.01)
+    loop.add(asked("a"))
+    loop.submit()
+    now[0] = 0.5
+    assert 0.01 - 1e-9 < loop.moment() < 0.01
+    loop.submit()
+    now[0] = 0.6
+    assert 0.01 - 1e-9 < loop.moment() < 0.01
+
+
+def test_the_host_never_waits() -> None:
+    loop, diary = make(HostClock(), 10.0)
+    loop.add(asked("a", tokens=1))
+    loop.submit()
+    assert loop.patience() == 0.0
+    loop.complete()
+    assert diary.names() == ["submitted", "completed"]
+    loop.submit()
+    assert loop.patience() is None
+
+
+def test_an_abort_finds_its_replica() -> None:
+    loop, _ = make(VirtualClock(), 0.01, 0.01)
+    for name in "ab":
+        loop.add(asked(name))
+    assert [loop.abort(name).id for name in "ba"] == ["b", "a"]  # type: ignore[union-attr]
+    assert loop.abort("a") is None

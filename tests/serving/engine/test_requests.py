@@ -10,7 +10,7 @@ from corepipe.serving.messages import Sampling, Submit
 
 def test_a_submit_becomes_a_request() -> None:
     submit = Submit("a", [1, 2], 9, Sampling(prompt_logprobs=0), [7, 999], 3, -1, "salt", owner="key")
-    request = to_request(submit, arrival=2.5, vocab_size=100, max_model_len=8)
+    request = to_request(submit, arrival=2.5, seed=5, vocab_size=100, max_model_len=8)
     assert (request.id, request.prompt, request.arrival) == ("a", [1, 2], 2.5)
     assert request.max_tokens == 6
     assert request.stop_ids == {7}
@@ -25,7 +25,7 @@ def test_a_submit_becomes_a_request() -> None:
 )
 def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        to_request(Submit("a", prompt, 1), 0.0, vocab_size=100, max_model_len=8)
+        to_request(Submit("a", prompt, 1), 0.0, 0, vocab_size=100, max_model_len=8)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
 )
 def test_parameters_that_no_sampler_can_follow_are_refused(params: Sampling) -> None:
     with pytest.raises(ValueError, match=r"must|vocabulary"):
-        to_request(Submit("a", [1], 1, params), 0.0, vocab_size=100, max_model_len=8)
+        to_request(Submit("a", [1], 1, params), 0.0, 0, vocab_size=100, max_model_len=8)
 
 
 def test_no_tokens_to_generate_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
-        to_request(Submit("a", [1], 0), 0.0, vocab_size=100, max_model_len=8)
+        to_request(Submit("a", [1], 0), 0.0, 0, vocab_size=100, max_model_len=8)

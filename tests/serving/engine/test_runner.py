@@ -4,6 +4,7 @@ import numpy as np
 
 from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.runner import Runner, Step
 from corepipe.serving.messages import Sampling
 from tests.null_executor import NullExecutor
@@ -34,11 +35,11 @@ class Recorder(NullExecutor):
         return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds)
 
 
-def runner_with(*requests: tuple[Request, Sampling]) -> tuple[Runner, Recorder]:
+def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:
     executor = Recorder()
     runner = Runner(executor, print)
-    for number, (request, params) in enumerate(requests):
-        runner.add(request, params, seed=number)
+    for request in requests:
+        runner.add(request)
     return runner, executor
 
 
@@ -46,8 +47,10 @@ def batch_of(*chunks: Chunk) -> Batch:
     return Batch(0, chunks)
 
 
-def request_with(name: str, prompt: list[int], blocks: list[int], **fields: int) -> Request:
-    request = Request(name, prompt, 100, **fields)
+def request_with(
+    name: str, prompt: list[int], blocks: list[int], sampling: Sampling | None = None, **fields: int
+) -> SampledRequest:
+    request = SampledRequest(name, prompt, 100, sampling=sampling or Sampling(), seed=0, **fields)
     request.block_ids = blocks
     return request
 
@@ -57,7 +60,7 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
     decode = request_with("b", [20, 21], [7])
     decode.append(22)
     partial = request_with("c", [30, 31, 32, 33], [9])
-    runner, executor = runner_with(*((r, Sampling(temperature=0)) for r in (prefill, decode, partial)))
+    runner, executor = runner_with(prefill, decode, partial)
     step = runner.submit(
         batch_of(
             Chunk(prefill, 2, 3, samples=True),
@@ -83,7 +86,7 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
 
 def test_block_tables_follow_growth_and_preemption() -> None:
     request = request_with("a", [1, 2, 3], [5])
-    runner, executor = runner_with((request, Sampling()))
+    runner, executor = runner_with(request)
     batch = batch_of(Chunk(request, 0, 3, samples=True))
     runner.submit(batch)
     request.block_ids = [5, 6, 2]
@@ -96,12 +99,10 @@ def test_block_tables_follow_growth_and_preemption() -> None:
 
 
 def test_logprobs_go_to_the_chunks_that_asked() -> None:
-    asks = request_with("a", [1], [0])
+    asks = request_with("a", [1], [0], Sampling(logprobs=3))
     not_asks = request_with("b", [2], [1])
-    alone = request_with("c", [3], [2])
-    runner, _ = runner_with(
-        (not_asks, Sampling()), (asks, Sampling(logprobs=3)), (alone, Sampling(logprobs=0))
-    )
+    alone = request_with("c", [3], [2], Sampling(logprobs=0))
+    runner, _ = runner_with(not_asks, asks, alone)
     result = runner.wait(
         runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
     )
@@ -124,8 +125,8 @@ def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[St
 
 def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
     prompt = [10, 11, 12, 13, 14]
-    request = request_with("a", prompt, [0], prompt_logits=True)
-    runner, executor = runner_with((request, Sampling(prompt_logprobs=1)))
+    request = request_with("a", prompt, [0], Sampling(prompt_logprobs=1), prompt_logits=True)
+    runner, executor = runner_with(request)
     steps = prompt_chunks(request, runner, [2, 1, 2])
     assert [inputs.logit_rows.tolist() for inputs in executor.inputs] == [[0, 1], [0], [0, 1]]
     assert [s.chosen.tolist() for s in executor.sampling] == [[11, 12], [13], [14, -1]]
@@ -138,8 +139,8 @@ def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
 
 
 def test_a_preempted_prompt_is_not_reported_twice() -> None:
-    request = request_with("a", [10, 11, 12, 13], [0], prompt_logits=True)
-    runner, executor = runner_with((request, Sampling(prompt_logprobs=0)))
+    request = request_with("a", [10, 11, 12, 13], [0], Sampling(prompt_logprobs=0), prompt_logits=True)
+    runner, executor = runner_with(request)
     prompt_chunks(request, runner, [3])
     request.num_preemptions += 1
     prompt_chunks(request, runner, [4])
@@ -149,7 +150,7 @@ def test_a_preempted_prompt_is_not_reported_twice() -> None:
 
 def test_a_batch_that_draws_nothing_has_no_logit_rows() -> None:
     request = request_with("a", [1, 2, 3], [0])
-    runner, executor = runner_with((request, Sampling()))
+    runner, executor = runner_with(request)
     step = runner.submit(batch_of(Chunk(request, 0, 2, samples=False)))
     assert executor.inputs[0].logit_rows.shape == (0,)
     assert runner.wait(step).tokens == [None]

@@ -1,0 +1,60 @@
+"""What a server placed on its emulated cores, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column
+
+from corepipe.cli.tables import Figures
+
+CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
+
+
+def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
+    """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
+    degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
+    timed = placement["timing_model"] or placement["model"]
+    console.print(
+        f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
+        markup=False,
+    )
+    console.print(placement["reason"], style="dim", markup=False)
+    if placement["timing_model"]:
+        console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
+    if placement["time_scale"] != 1.0:
+        console.print(f"a second of the device takes {placement['time_scale']:g} s")
+    for limit in placement["host_limits"]:
+        console.print(limit, style="yellow", markup=False)
+    cores = Figures(*(Column(name, justify="right") for name in CORE_COLUMNS))
+    for (stage, *held), run in groupby(placement["cores"], key=_held):
+        alike = list(run)
+        numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
+        cores.add_row(numbers, stage, ranks, *held)
+    console.print(cores)
+
+
+def _held(core: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is shown of a core beside its number and rank."""
+    return (
+        str(core["stage"]),
+        span(core["layers"]),
+        *(str(core[name]) for name in ("heads", "kv_heads")),
+        _size(sum(core["weight_bytes"].values())),
+        f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The first and the last of consecutive numbers, as `0-14`."""
+    if not numbers:
+        return "-"
+    return f"{numbers[0]}-{numbers[-1]}" if numbers[0] != numbers[-1] else str(numbers[0])

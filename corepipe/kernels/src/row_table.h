@@ -1,0 +1,38 @@
+// What an ISA provides for single rows: leaf functions without state.
+#pragma once
+
+#include <cstdint>
+
+namespace corepipe {
+
+// Functions of one element; `none` leaves it as it is.
+enum class Function { none, silu, gelu, gelu_tanh, relu, sigmoid, tanh };
+
+enum class NormKind { none, rms, layer };
+
+// rms: x / sqrt(mean(x^2) + eps) * gain.  layer: (x - mean) / sqrt(variance + eps) * gain + bias, each of which may
+// be null.
+struct Norm {
+  NormKind kind = NormKind::none;
+  const float* gain = nullptr;
+  const float* bias = nullptr;
+  float eps = 0;
+};
+
+// Results are rounded to bf16 where `round` is set.  Out may be an operand.
+struct RowTable {
+  void (*norm)(const Norm& norm, const float* x, int n, bool round, float* out);
+  // Rotates one head.
+  void (*rope)(const float* x, float* out, int head_dim, const float* cos, const float* sin, int half, bool round);
+  void (*add)(const float* a, const float* b, float* out, int n, bool round);
+  // out = x + a row of a table: bf16, or fp32 that is rounded first.
+  void (*add_stored)(const float* x, const void* stored, bool is_bf16, float* out, int n, bool round);
+  // out = function(x); function(gate) * up; x * factor.
+  void (*activate)(Function function, const float* x, float* out, int n, bool round);
+  void (*glu)(Function function, const float* gate, const float* up, float* out, int n, bool round);
+  void (*scale)(const float* x, float factor, float* out, int n, bool round);
+  void (*round)(const float* x, float* out, int n);
+  void (*widen)(const uint16_t* bf16, float* out, int n);
+};
+
+}  // namespace corepipe

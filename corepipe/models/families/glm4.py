@@ -1,0 +1,39 @@
+"""GLM-4: Llama with a norm after each block, too, and rotary positions on half of each head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.llama import attention
+from corepipe.models.families.phi3 import gate_up
+from corepipe.models.weight_map import WeightMap, rotated_pairs
+from corepipe.neuron.graph import Format, Graph
+
+
+def configure(fields: Fields) -> ModelConfig:
+    """`attention_bias` puts biases on q, k and v."""
+    fields = fields.defaulting("head_dim", 128).defaulting("rms_norm_eps", 1.5625e-7)
+    config = common(fields, rotary_share=0.5)
+    return replace(config, qkv_bias=fields.flag("attention_bias", default=True))
+
+
+def weights(config: ModelConfig) -> WeightMap:
+    return WeightMap(parts=rotated_pairs(config.heads, config.rotary_dim) | gate_up(config))
+
+
+def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed()
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        attended, x = b.only_wanted(attention(b, b.norm(x, f"{block}.input_layernorm")), x)
+        attended = output(b, attended, f"{block}.self_attn.o_proj")
+        x = b.add(x, b.norm(attended, f"{block}.post_self_attn_layernorm"))
+        fed = gated_mlp(b, b.norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp")
+        x = b.add(x, b.norm(fed, f"{block}.post_mlp_layernorm"))
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)

@@ -1,0 +1,44 @@
+"""Layers that take turns: the whole context or the latest positions, each kind with its own positions."""
+
+from __future__ import annotations
+
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, read_rope, sliding_windows
+from corepipe.models.rope import RopeConfig
+
+Windows = tuple[int | None, ...]
+
+
+def alternating(fields: Fields, layers: int, window: int, pattern: int) -> Windows:
+    """Every `pattern`-th layer sees the whole context unless `layer_types` says which do; the defaults."""
+    size = fields.integer("sliding_window", MAX_POSITIONS, default=window)
+    every = fields.integer("sliding_window_pattern", MAX_LAYERS, default=pattern)
+    if fields.has("layer_types"):
+        return sliding_windows(fields, size, 0, layers)
+    return tuple(size if (layer + 1) % every else None for layer in range(layers))
+
+
+def layer_ropes(
+    fields: Fields, config: ModelConfig, windows: Windows, local_theta: str = "rope_theta"
+) -> tuple[RopeConfig | None, ...]:
+    """Scaled rotary positions where the whole context is seen, plain ones in the layers with a window.
+
+    Both spellings: `rope_parameters` with an object for each kind of layer, and `rope_theta`, `rope_scaling`
+    for the former beside a base for the latter, `local_theta`.
+    """
+    section = fields.section("rope_parameters")
+    kinds = [
+        None if section is None else section.section(f"{kind}_attention") for kind in ("full", "sliding")
+    ]
+    full, local = (_rope(fields, config, kind) for kind in kinds)
+    if kinds[1] is None:
+        local = RopeConfig(theta=fields.number(local_theta, 1.001, 1e12, 10000.0))
+    return tuple(local if window else full for window in windows)
+
+
+def _rope(fields: Fields, config: ModelConfig, kind: Fields | None) -> RopeConfig:
+    """What an object of one kind of layer says, or the config itself."""
+    if kind is not None:
+        fields = fields.without("rope_scaling").replace("rope_parameters", dict(kind.values))
+    return read_rope(
+        fields, config.rotary_dim or config.heads.head_dim, partial=config.rotary_dim is not None
+    )

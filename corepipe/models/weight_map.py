@@ -1,0 +1,232 @@
+"""From a checkpoint's tensors to the weights of a graph: what a family says of names, parts and order.
+
+A graph has each matrix by itself, [out, in], with the rows of a head in the order of rotate-half, and gains
+that are multiplied as they stand.  Checkpoints keep several matrices in one tensor, transposed, with pairs of
+rows side by side, or a gain less one.  A `WeightMap` says so; `MappedCheckpoint` reads accordingly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.errors import UserError
+from corepipe.models.checkpoints.checkpoint import Checkpoint, missing
+from corepipe.neuron.graph import Graph, HeadLayout, WeightSpec
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows, in this order, of a tensor with `count` rows; `tensor` None: of the weight's own tensor.
+
+    Names are of modules: the same holds for the weight and for the bias.
+    """
+
+    tensor: str | None
+    rows: npt.NDArray[np.intp]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """How checkpoints of a family differ from its graph.  Modules are known by the end of their names.
+
+    prefix: what names begin with in the graph; in a checkpoint one of `prefixes` may stand there instead (a
+    model that was saved without its head has none).  parts: modules that are rows of a tensor.  transposed:
+    modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.
+    """
+
+    prefix: str = "model."
+    prefixes: tuple[str, ...] = ("",)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
+    less_one: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        """Changes when a weight would be read in another way; empty where names alone may differ."""
+        if not (self.parts or self.transposed or self.less_one):
+            return ""
+        digest = hashlib.sha256(repr((self.transposed, self.less_one)).encode())
+        for name, part in sorted(self.parts.items()):
+            digest.update(f" {name} {part.tensor} {part.count} ".encode())
+            digest.update(part.rows.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def in_turn(tensor: str, widths: Mapping[str, int]) -> dict[str, Part]:
+    """Modules of these widths, one after the other in a tensor."""
+    count, start, parts = sum(widths.values()), 0, {}
+    for name, width in widths.items():
+        parts[name] = Part(tensor, np.arange(start, start + width), count)
+        start += width
+    return parts
+
+
+def heads_in_turn(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, Part]:
+    """All queries, then all keys, then all values."""
+    return in_turn(tensor, dict(zip(names, _widths(heads, 1), strict=True)))
+
+
+def heads_by_group(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, Part]:
+    """For each key/value head its queries, its key and its value."""
+    widths = _widths(heads, heads.kv_heads)
+    ends = np.cumsum((0, *widths))
+    rows = np.arange(heads.kv_heads * ends[-1]).reshape(heads.kv_heads, -1)
+    return {
+        name: Part(tensor, rows[:, start:end].reshape(-1), rows.size)
+        for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)
+    }
+
+
+def _widths(heads: HeadLayout, groups: int) -> tuple[int, int, int]:
+    """Rows of queries, keys and values in each of as many equal groups."""
+    kv = heads.kv_heads // groups * heads.head_dim
+    return heads.heads // groups * heads.head_dim, kv, kv
+
+
+def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str, Part]:
+    """Queries and keys, the first `rotary_dim` elements (None: all) of whose heads are rotated in adjacent
+    pairs (0, 1), (2, 3) ...; the graph rotates (0, half), (1, half + 1) ..."""
+    rotary = rotary_dim or heads.head_dim
+    pairs = np.arange(rotary).reshape(-1, 2).T.reshape(-1)
+    head = np.concatenate((pairs, np.arange(rotary, heads.head_dim)))
+    counts = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
+    return {
+        name: Part(
+            None,
+            (np.arange(count)[:, None] * heads.head_dim + head).reshape(-1),
+            count * heads.head_dim,
+        )
+        for name, count in counts.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The tensor that has a weight, and what is to be done to it."""
+
+    tensor: str
+    part: Part | None
+    transposed: bool
+    less_one: bool
+
+
+class MappedCheckpoint:
+    """A checkpoint under the names of a graph's weights, each as the graph wants it."""
+
+    def __init__(self, stored: Checkpoint, weights: WeightMap) -> None:
+        self._stored = stored
+        self._map = weights
+
+    @property
+    def path(self) -> Path:
+        return self._stored.path
+
+    @property
+    def fingerprint(self) -> str:
+        return self._stored.fingerprint + self._map.fingerprint()
+
+    def names(self) -> Iterable[str]:
+        """Of the tensors as they are stored."""
+        return self._names
+
+    def read(self, name: str) -> F32:
+        """A fresh fp32 C-contiguous weight; raises UserError for missing tensors and broken files."""
+        source = self._source(name)
+        values = self._stored.read(self._present(source))
+        if source.transposed:
+            values = values.T
+        if source.part is not None:
+            values = values[source.part.rows]
+        if source.less_one:
+            values = values + np.float32(1)
+        return np.ascontiguousarray(values)
+
+    def check(self, graph: Graph) -> None:
+        """Compares every weight of `graph` with the headers, before anything is read.
+
+        Raises UserError for the first tensor that is missing, has another shape, or has no place in the graph
+        though it belongs to what has one: a bias, or a further layer.
+        """
+        specs = {graph.tied.get(spec.name, spec.name): spec for spec in graph.weights()}
+        for name, spec in specs.items():
+            self._check_shape(name, spec)
+        for name in specs:
+            for other in _contradictions(name, graph.num_layers):
+                tensor = self._source(other).tensor
+                if other not in specs and tensor in self._names:
+                    raise UserError(
+                        f"{self._stored.file(tensor)}: tensor {tensor} has no place in the model that the "
+                        "configuration describes"
+                    )
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self._stored.names())
+
+    def _check_shape(self, name: str, spec: WeightSpec) -> None:
+        source = self._source(name)
+        tensor = self._present(source)
+        wanted = spec.shape
+        if source.part is not None:
+            if len(source.part.rows) != wanted[0]:
+                raise ValueError(
+                    f"{name}: {len(source.part.rows)} rows are mapped, the graph has {wanted[0]}"
+                )
+            wanted = (source.part.count, *wanted[1:])
+        if source.transposed:
+            wanted = wanted[::-1]
+        shape = self._stored.shape(tensor)
+        if shape != wanted:
+            raise UserError(
+                f"{self._stored.file(tensor)}: tensor {tensor} has shape {list(shape)}, "
+                f"but the model's configuration asks for {list(wanted)}"
+            )
+
+    def _source(self, name: str) -> _Source:
+        """Where a weight of the graph is, or would be."""
+        module, _, kind = name.rpartition(".")
+        end, part = next((item for item in self._map.parts.items() if _ends(module, item[0])), ("", None))
+        if part is not None and part.tensor is not None:
+            module = module.removesuffix(end) + part.tensor
+        matrix = kind == "weight"
+        return _Source(
+            self._prefixed(f"{module}.{kind}"),
+            part,
+            transposed=matrix and module.endswith(self._map.transposed),
+            less_one=matrix and module.endswith(self._map.less_one),
+        )
+
+    def _prefixed(self, name: str) -> str:
+        """With the prefix that this checkpoint has."""
+        if name in self._names or not name.startswith(self._map.prefix):
+            return name
+        rest = name.removeprefix(self._map.prefix)
+        return next((p + rest for p in self._map.prefixes if p + rest in self._names), name)
+
+    def _present(self, source: _Source) -> str:
+        """The tensor's name; raises UserError where there is none."""
+        if source.tensor not in self._names:
+            raise missing(self.path, source.tensor)
+        return source.tensor
+
+
+def _ends(module: str, end: str) -> bool:
+    return module == end or module.endswith(f".{end}")
+
+
+def _contradictions(name: str, layers: int) -> Iterator[str]:
+    """Tensors that a checkpoint of the graph with this weight has not, unless the graph has them."""
+    if name.endswith(".weight"):
+        yield name.removesuffix("weight") + "bias"
+    last = f".{layers - 1}."
+    if last in name:
+        yield name.replace(last, f".{layers}.", 1)

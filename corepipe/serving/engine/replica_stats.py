@@ -1,0 +1,91 @@
+"""What a replica has done since it started, and where it stands."""
+
+from __future__ import annotations
+
+from corepipe.neuron.activity import Activity
+from corepipe.neuron.clock import LATE_SECONDS
+from corepipe.serving.engine.replica import Completed, Replica
+from corepipe.serving.messages import StageWork, Stats, StepPace
+
+
+class ReplicaStats:
+    """Counts what the scheduler and the timeline do not count themselves."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._steps = 0
+        self._overflows = 0
+        self._host_seconds = 0.0
+        self._prompt_tokens = 0
+        self._prompt_tokens_cached = 0
+        self._generation_tokens = 0
+        self._iteration_tokens: list[int] = []
+        self._step_seconds: list[tuple[float, float]] = []
+        self._activity = Activity(replica.timeline.cost)
+        self._last_due = 0.0
+        self._late_steps = 0
+        self._paces: list[StepPace] = []
+
+    def count(self, batch: Completed, behind: float | None) -> None:
+        """A batch is complete, so many host seconds late where the host has a pace to keep.
+
+        A prompt counts when its first token is there.
+        """
+        timing, result = batch.timing, batch.result
+        self._steps += 1
+        self._overflows += len(batch.overflowed)
+        self._host_seconds += result.output.seconds
+        self._iteration_tokens.append(result.step.shape.rows)
+        self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
+        self._activity.add(result.step.shape, sum(end - start for start, end in timing.stages))
+        if behind is not None:
+            self._keep_pace(batch, behind)
+        for event in batch.events:
+            if event.token is not None:
+                self._generation_tokens += 1
+                if event.request.num_generated == 1:
+                    self._prompt_tokens += len(event.request.prompt)
+                    self._prompt_tokens_cached += event.request.num_cached
+
+    def _keep_pace(self, batch: Completed, behind: float) -> None:
+        began = max(self._last_due, batch.timing.submitted_at)
+        self._late_steps += behind > LATE_SECONDS
+        self._paces.append(StepPace(began - self._last_due, batch.due - began, behind))
+        self._last_due = batch.due
+
+    def stats(self) -> Stats:
+        """All of it; `iteration_tokens`, `step_seconds` and `paces` start anew."""
+        iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
+        step_seconds, self._step_seconds = self._step_seconds, []
+        paces, self._paces = self._paces, []
+        scheduler, timeline = self._replica.scheduler, self._replica.timeline
+        busy = timeline.busy_seconds
+        return Stats(
+            replica=self._replica.number,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            blocks_total=scheduler.blocks_total,
+            blocks_held=scheduler.blocks_held,
+            blocks_cached=scheduler.blocks_cached,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens=self._prompt_tokens,
+            prompt_tokens_cached=self._prompt_tokens_cached,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+            host_busy_seconds=self._host_seconds,
+            device_busy_seconds=timeline.work_seconds,
+            device_now_seconds=self._replica.device_now,
+            late_steps=self._late_steps,
+            core_busy_seconds=list(busy),
+            iteration_tokens=iteration_tokens,
+            work=[
+                StageWork(list(work.engines), work.flops, work.memory_bytes)
+                for work in self._activity.look(busy)
+            ],
+            step_seconds=step_seconds,
+            overflows=self._overflows,
+            paces=paces,
+        )

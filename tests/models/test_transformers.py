@@ -1,0 +1,40 @@
+"""Every family against transformers: logits of small random models with odd shapes (see tests/parity)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corepipe.models import registry
+from tests.parity import expected as answers
+from tests.parity.evaluate import Evaluator
+
+MODELS = answers.names()
+LIMIT = 20 * 1024
+"""Bytes that a family may take in the repository."""
+
+
+@pytest.mark.parametrize("executor", ["native", "reference"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor: str, tmp_path: Path) -> None:
+    expected = answers.load(name)
+    model = registry.load(expected.write(tmp_path))
+    model.check(model.graph(registry.FORMATS["fp32"]))
+    evaluator = getattr(Evaluator, executor)(model, "fp32", len(expected.prompt))
+    verdict = answers.judge(evaluator.logits(expected.prompt), expected)
+    evaluator.close()
+    assert verdict.good, verdict
+
+
+def test_every_computed_family_is_compared() -> None:
+    assert {answers.load(name).model_type for name in MODELS} == registry.COMPUTED
+
+
+def test_a_family_takes_little_room() -> None:
+    sizes: dict[str, int] = {}
+    for name in MODELS:
+        family = answers.load(name).model_type
+        files = answers.DATA.glob(f"{name}.*")
+        sizes[family] = sizes.get(family, 0) + sum(file.stat().st_size for file in files)
+    assert max(sizes.values()) <= LIMIT

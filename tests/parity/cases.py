@@ -1,0 +1,227 @@
+"""Small models of every computed family, with odd shapes, whose logits are compared with transformers'.
+
+Heads of 24 and 80 elements, one key/value head, feed-forwards that are no multiple of 64, tied and untied
+heads, biases and none, windows that are shorter than the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+VOCAB = 131
+PROMPT = 300
+POSITIONS = 512
+
+IDS: dict[str, object] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration in transformers' words, and the class that computes it."""
+
+    name: str
+    config_class: str
+    options: dict[str, object] = field(default_factory=dict)
+    model_class: str = "AutoModelForCausalLM"
+    prompt: int = PROMPT
+    attention: str = "eager"
+
+
+def llama_like(hidden: int, heads: int, kv_heads: int, **changes: object) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "intermediate_size": 104,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": POSITIONS,
+        **IDS,
+        **changes,
+    }
+
+
+def gpt2_like(hidden: int, heads: int, **changes: object) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB,
+        "n_embd": hidden,
+        "n_layer": 2,
+        "n_head": heads,
+        "n_positions": POSITIONS,
+        **IDS,
+        **changes,
+    }
+
+
+def classic(hidden: int, heads: int, **changes: object) -> dict[str, object]:
+    options = llama_like(hidden, heads, heads, **changes)
+    return {key: value for key, value in options.items() if key != "num_key_value_heads"}
+
+
+def four_times(hidden: int, heads: int, **changes: object) -> dict[str, object]:
+    """With a feed-forward whose width follows from the model's."""
+    options = classic(hidden, heads, **changes)
+    return {key: value for key, value in options.items() if key != "intermediate_size"}
+
+
+NEO = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "num_heads": 4,
+    "num_layers": 3,
+    "attention_types": [[["local", "global"], 1], [["local"], 1]],
+    "window_size": 40,
+    "max_position_embeddings": POSITIONS,
+    **IDS,
+}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 20 for i in range(12)],
+    "long_factor": [1.5 + i for i in range(12)],
+}
+GEMMA3 = llama_like(
+    96,
+    4,
+    2,
+    head_dim=24,
+    num_hidden_layers=3,
+    sliding_window=40,
+    layer_types=ALTERNATING,
+    query_pre_attn_scalar=24,
+    rope_parameters={
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+)
+SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.07,
+}
+
+CASES = (
+    Case("llama", "LlamaConfig", llama_like(160, 2, 1, attention_bias=True, mlp_bias=True)),
+    Case("mistral", "MistralConfig", llama_like(96, 4, 2, head_dim=80, sliding_window=40)),
+    Case("qwen2", "Qwen2Config", llama_like(96, 4, 1, tie_word_embeddings=True)),
+    Case("qwen3", "Qwen3Config", llama_like(96, 4, 2, head_dim=24, attention_bias=True)),
+    Case("bloom", "BloomConfig", {**four_times(120, 5), "n_layer": 2, "n_head": 5, "seq_length": POSITIONS}),
+    Case("cohere", "CohereConfig", llama_like(160, 2, 1, intermediate_size=200, attention_bias=True)),
+    Case(
+        "cohere2",
+        "Cohere2Config",
+        llama_like(96, 4, 2, num_hidden_layers=3, sliding_window=40, layer_types=ALTERNATING),
+    ),
+    Case("falcon", "FalconConfig", four_times(96, 4, multi_query=True, ffn_hidden_size=200)),
+    Case(
+        "falcon-new",
+        "FalconConfig",
+        four_times(160, 2, new_decoder_architecture=True, num_kv_heads=1, bias=True),
+    ),
+    Case(
+        "falcon-one-norm",
+        "FalconConfig",
+        four_times(
+            96,
+            4,
+            tie_word_embeddings=False,
+            new_decoder_architecture=True,
+            num_kv_heads=2,
+            num_ln_in_parallel_attn=1,
+        ),
+    ),
+    Case(
+        "falcon-sequential",
+        "FalconConfig",
+        four_times(96, 4, multi_query=False, parallel_attn=False, bias=True, alibi=True),
+        # transformers has products of slopes and positions in bf16, which has no odd numbers from 256 on, and
+        # its eager attention adds them twice, the second time with the mask
+        prompt=250,
+        attention="sdpa",
+    ),
+    Case("gemma", "GemmaConfig", llama_like(96, 2, 1, head_dim=80)),
+    Case(
+        "gemma2",
+        "Gemma2Config",
+        llama_like(96, 4, 2, head_dim=24, num_hidden_layers=3, sliding_window=40, query_pre_attn_scalar=32),
+    ),
+    Case("gemma3_text", "Gemma3TextConfig", GEMMA3),
+    Case(
+        "gemma3",
+        "Gemma3Config",
+        {"text_config": GEMMA3, "vision_config": SIGHT, "mm_tokens_per_image": 4, "image_token_index": 130},
+        "AutoModelForImageTextToText",
+    ),
+    Case("glm4", "Glm4Config", llama_like(96, 4, 1, head_dim=24)),
+    Case("gpt2", "GPT2Config", gpt2_like(96, 4, n_inner=200)),
+    Case("gpt2-untied", "GPT2Config", gpt2_like(160, 2, tie_word_embeddings=False)),
+    Case("gpt_bigcode", "GPTBigCodeConfig", gpt2_like(96, 4)),
+    Case("gpt_bigcode-heads", "GPTBigCodeConfig", gpt2_like(96, 4, multi_query=False)),
+    Case("gpt_neo", "GPTNeoConfig", NEO),
+    Case("gpt_neox", "GPTNeoXConfig", classic(160, 2)),
+    Case(
+        "gpt_neox-sequential",
+        "GPTNeoXConfig",
+        classic(
+            96, 4, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, rotary_pct=0.5
+        ),
+    ),
+    Case("gptj", "GPTJConfig", gpt2_like(96, 4, rotary_dim=16)),
+    Case("granite", "GraniteConfig", llama_like(96, 4, 1, **GRANITE, attention_bias=True)),
+    Case("mpt", "MptConfig", {**gpt2_like(120, 5), "d_model": 120, "n_heads": 5, "n_layers": 2}),
+    Case("olmo", "OlmoConfig", llama_like(96, 4, 2)),
+    Case("olmo2", "Olmo2Config", llama_like(96, 4, 2)),
+    Case(
+        "olmo3",
+        "Olmo3Config",
+        llama_like(
+            96,
+            4,
+            2,
+            num_hidden_layers=3,
+            sliding_window=40,
+            layer_types=ALTERNATING,
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "attention_factor": 1.2,
+            },
+        ),
+    ),
+    Case("opt", "OPTConfig", {**classic(96, 4), "ffn_dim": 200}),
+    Case(
+        "opt-350m",
+        "OPTConfig",
+        {**classic(96, 4), "ffn_dim": 104, "word_embed_proj_dim": 72, "do_layer_norm_before": False},
+    ),
+    Case("phi", "PhiConfig", classic(160, 2)),
+    Case("phi3", "Phi3Config", llama_like(160, 2, 1, sliding_window=40)),
+    Case(
+        "phi3-long",
+        "Phi3Config",
+        llama_like(96, 4, 2, rope_parameters=LONG_ROPE, original_max_position_embeddings=128),
+    ),
+    Case(
+        "phi3-short",
+        "Phi3Config",
+        llama_like(96, 4, 2, rope_parameters=LONG_ROPE, original_max_position_embeddings=512),
+    ),
+    Case("smollm3", "SmolLM3Config", llama_like(96, 4, 2, num_hidden_layers=4)),
+    Case("stablelm", "StableLmConfig", llama_like(160, 2, 1, use_qkv_bias=True)),
+    Case("starcoder2", "Starcoder2Config", llama_like(160, 2, 1, sliding_window=40)),
+    Case(
+        "starcoder2-plain",
+        "Starcoder2Config",
+        llama_like(96, 4, 2, use_bias=False, tie_word_embeddings=False),
+    ),
+)

@@ -1,0 +1,118 @@
+"""What transformers answered for the models of `cases`: kept in tests/data/families, at most 20 kB each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.parity import formula
+from tests.parity.cases import VOCAB
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "families"
+BOUND = 1e-4
+"""Largest difference of a logit in fp32, as a share of the range of the logits."""
+CLEAR = 0.9
+"""At least so many greedy choices have a lead that exceeds the bound."""
+KEPT = (40, 128, -1)
+"""Positions whose logits are kept: the first after a window, the first of the second chunk, the last."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A model and transformers' answer to its prompt: the config, the shapes of a saved checkpoint's tensors,
+    the logits at some positions (all of them, or KEPT), and of every one the greedy choice with its lead."""
+
+    name: str
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    positions: tuple[int, ...]
+    logits: np.ndarray
+    spread: float
+    choices: np.ndarray
+    leads: np.ndarray
+
+    @property
+    def prompt(self) -> list[int]:
+        return formula.prompt(self.name, len(self.choices), VOCAB)
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+    def write(self, folder: Path) -> Path:
+        """The model's directory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+        formula.write_safetensors(folder / "model.safetensors", self.shapes)
+        return folder
+
+    def save(self) -> None:
+        DATA.mkdir(parents=True, exist_ok=True)
+        told = {"config": self.config, "tensors": self.shapes}
+        (DATA / f"{self.name}.json").write_text(
+            json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8"
+        )
+        np.savez_compressed(
+            DATA / f"{self.name}.npz",
+            logits=self.logits[list(KEPT)],
+            spread=np.float32(self.spread),
+            choices=self.choices.astype(np.uint8),
+            leads=self.leads.astype(np.float16),
+        )
+
+
+def answered(
+    name: str, config: dict[str, Any], shapes: dict[str, tuple[int, ...]], logits: np.ndarray
+) -> Expected:
+    """From all logits [len(prompt), VOCAB]."""
+    best = np.sort(logits, axis=1)[:, -2:]
+    spread = float(logits.max() - logits.min())
+    leads, choices = best[:, 1] - best[:, 0], logits.argmax(1)
+    return Expected(name, config, shapes, tuple(range(len(logits))), logits, spread, choices, leads)
+
+
+def load(name: str) -> Expected:
+    told = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    shapes = {tensor: tuple(shape) for tensor, shape in told["tensors"].items()}
+    with np.load(DATA / f"{name}.npz") as kept:
+        return Expected(
+            name,
+            told["config"],
+            shapes,
+            KEPT,
+            kept["logits"],
+            float(kept["spread"]),
+            kept["choices"].astype(int),
+            kept["leads"].astype(np.float32),
+        )
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in DATA.glob("*.json"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The largest difference of a logit, as a share of their range; how many choices are clear, and how many
+    of those are equal."""
+
+    difference: float
+    clear: int
+    equal: int
+    asked: int
+
+    @property
+    def good(self) -> bool:
+        return self.difference <= BOUND and self.clear >= CLEAR * self.asked and self.equal == self.clear
+
+
+def judge(logits: np.ndarray, expected: Expected) -> Verdict:
+    """Of all logits [len(prompt), VOCAB]."""
+    difference = float(np.abs(logits[list(expected.positions)] - expected.logits).max() / expected.spread)
+    clear = expected.leads > 2 * BOUND * expected.spread
+    equal = (logits.argmax(1) == expected.choices) & clear
+    return Verdict(difference, int(clear.sum()), int(equal.sum()), len(clear))

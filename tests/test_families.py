@@ -1,0 +1,151 @@
+"""Every computed family: one answer wherever its parts are and whatever runs beside; kernels as the twin."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from corepipe import LLM, SamplingParams
+from corepipe.errors import UserError
+from corepipe.kernels import native
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.numerics import tensor_parallel_bound
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.reference import ReferenceExecutor, read_tied
+from corepipe.neuron.weights import InMemoryWeights
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.messages import Sampling, Submit
+from tests.parity import expected
+from tests.parity.evaluate import Evaluator
+from tests.parity.families import TINY
+from tests.parity.families import VOCAB as TINY_VOCAB
+from tests.support import answers, chunk_inputs, logits
+from tests.test_tiny import AGREEMENT
+
+MODELS = expected.names()
+BLOCK, POSITIONS = 16, 96
+PROMPT = 60
+"""Longer than the windows of these models."""
+SERVED = ("bloom", "gemma3_text", "gpt2", "llama", "phi3")
+NORMS_ACROSS_HEADS = {"olmo2", "olmo3"}
+EVERYWHERE = {
+    "crowded": {"max_num_batched_tokens": 48, "num_blocks": 14},
+    "pipeline": {"pipeline": 2},
+    "replicas": {"data": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The directory of a model."""
+    root = tmp_path_factory.mktemp("families")
+    return cache(lambda name: expected.load(name).write(root / name))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    pool = native().Pool(2)
+    yield pool
+    pool.close()
+
+
+def engine(path: Path, fmt: str, **options: Any) -> Driver:
+    degrees = {"pipeline": 1, "tensor": 1, "data": 1, **options}
+    config = EngineConfig(
+        model=str(path),
+        format=fmt,
+        max_model_len=POSITIONS,
+        block_size=BLOCK,
+        cache_dir=path / "cache",
+        **degrees,
+    )
+    return Driver(assemble(config, lambda _what, _done: None))
+
+
+def submits(prompt: list[int]) -> list[Submit]:
+    """Prompts that share a beginning, and grow out of their blocks; every other one is drawn."""
+    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    plain = Sampling(temperature=0.0, logprobs=3)
+    return [
+        Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 20, drawn if i % 2 else plain)
+        for i in range(6)
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_answer_is_the_same_wherever_and_with_whom(name: str, folder: Any) -> None:
+    """In one of the formats, which differs from model to model."""
+    fmt = list(FORMATS)[crc32(name.encode()) % len(FORMATS)]
+    asked = submits(expected.load(name).prompt)
+    alone = engine(folder(name), fmt, prefix_cache=False)
+    wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
+    alone.close()
+    for where, options in EVERYWHERE.items():
+        driver = engine(folder(name), fmt, **options)
+        found = answers(driver, asked)
+        stats = driver.stats()
+        driver.close()
+        for s in asked:
+            assert found[s.id].tokens == wanted[s.id].tokens, (where, s.id)
+            assert found[s.id].logprobs == wanted[s.id].logprobs, (where, s.id)
+        if where == "crowded":
+            assert stats[0].preemptions > 0
+            assert stats[0].prefix_hits > 0
+
+
+def executor(model: registry.Model, graph: Graph, placement: Placement, pool: Any) -> NativeExecutor:
+    weights = InMemoryWeights(graph, model.checkpoint.read)
+    programs = compile_graph(graph, placement)
+    return NativeExecutor(programs, weights, POSITIONS // BLOCK, BLOCK, POSITIONS, pool)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_agree_with_the_twin_and_ranks_with_one_core(
+    name: str, fmt: str, folder: Any, pool: Any
+) -> None:
+    model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
+    graph = model.graph(FORMATS[fmt], POSITIONS)
+    inputs = chunk_inputs(prompt, 0, blocks=range(POSITIONS // BLOCK))
+    got = logits(executor(model, graph, Placement(), pool), inputs)
+    read = read_tied(graph, model.checkpoint.read)
+    twin = ReferenceExecutor(compile_graph(graph, Placement()), read, POSITIONS // BLOCK, BLOCK)
+    wanted = twin.logits(inputs)
+    error = np.abs(got - wanted).max(1) / np.abs(wanted).max(1)
+    assert error.max() <= AGREEMENT[fmt]
+    if model.config.model_type in NORMS_ACROSS_HEADS:
+        with pytest.raises(UserError, match="use --pipeline instead"):
+            compile_graph(graph, Placement(tensor=2))
+        return
+    programs = compile_graph(graph, Placement(tensor=2))
+    split = logits(executor(model, graph, Placement(tensor=2), pool), inputs)
+    assert np.abs(split - got).max() <= tensor_parallel_bound(programs, got)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_it_is_served(name: str, tmp_path: Path) -> None:
+    """From a directory with a tokenizer, over two emulated cores."""
+    model = expected.load(name)
+    vocab = {expected.VOCAB: TINY_VOCAB}
+    shapes = {name: tuple(vocab.get(n, n) for n in shape) for name, shape in model.shapes.items()}
+    folder = replace(model, config={**model.config, "vocab_size": TINY_VOCAB}, shapes=shapes).write(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / "llama2" / file, folder)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(folder), format="fp32", max_model_len=POSITIONS, pipeline=2, cache_dir=folder) as llm:
+        (said,) = llm.generate([model.prompt[:PROMPT]], params)
+    twin = Evaluator.reference(registry.load(folder), "fp32", POSITIONS)
+    assert twin.agreement(model.prompt[:PROMPT], said.token_ids) == 12
+    assert isinstance(said.text, str)
