@@ -296,7 +296,7 @@ def test_every_option_of_the_python_interface_is_documented() -> None:
     table = rows(section(text, "## LLM(model, **options)").split("Options are")[1])
     assert {name.strip("`"): default for name, default, _ in table} == shown
 
-    defaults = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
+    defaults = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
     table = rows(section(text, "## SamplingParams"))
     assert {name.strip("`"): default for name, default, _ in table} == {
         name: default_of(value) for name, value in defaults.items()

@@ -13,6 +13,7 @@ from corepipe.cli import options
 from corepipe.cli.settings import config_fields, flag_of
 from corepipe.errors import UserError
 from corepipe.models import hub
+from corepipe.scheduler import defaults
 from corepipe.serving.stderr import write_without_waiting
 
 
@@ -54,15 +55,15 @@ def serve(
     timing_model: options.TimingModel = None,
     time_scale: options.TimeScale = 1.0,
     profile: options.Profile = None,
-    max_num_seqs: options.MaxNumSeqs = 32,
-    max_num_batched_tokens: options.MaxBatchedTokens = 512,
+    max_num_seqs: options.MaxNumSeqs = defaults.MAX_NUM_SEQS,
+    max_num_batched_tokens: options.MaxBatchedTokens = defaults.MAX_NUM_BATCHED_TOKENS,
     policy: options.Policy = None,
-    block_size: options.BlockSize = 32,
+    block_size: options.BlockSize = defaults.BLOCK_SIZE,
     num_blocks: options.NumBlocks = None,
     kv_cache_memory_bytes: options.KVCacheBytes = None,
     enable_prefix_caching: options.PrefixCaching = True,
-    max_num_queued_reqs: options.MaxQueuedReqs = 1024,
-    max_num_queued_tokens: options.MaxQueuedTokens = 1_000_000,
+    max_num_queued_reqs: options.MaxQueuedReqs = defaults.MAX_QUEUED_REQUESTS,
+    max_num_queued_tokens: options.MaxQueuedTokens = defaults.MAX_QUEUED_TOKENS,
     threads: options.Threads = None,
 ) -> None:
     """Serve MODEL at an OpenAI-compatible endpoint, on emulated NeuronCores.

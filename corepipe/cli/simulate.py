@@ -10,6 +10,7 @@ import typer
 from corepipe.cli import options, workload
 from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.workload import RESULT, WORKLOAD, option
+from corepipe.scheduler import defaults
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
@@ -61,14 +62,14 @@ def simulate(
     tensor: options.Tensor = None,
     data: options.Data = None,
     profile: options.Profile = None,
-    max_num_seqs: options.MaxNumSeqs = 32,
-    max_num_batched_tokens: options.MaxBatchedTokens = 512,
+    max_num_seqs: options.MaxNumSeqs = defaults.MAX_NUM_SEQS,
+    max_num_batched_tokens: options.MaxBatchedTokens = defaults.MAX_NUM_BATCHED_TOKENS,
     policy: options.Policy = None,
-    block_size: options.BlockSize = 32,
+    block_size: options.BlockSize = defaults.BLOCK_SIZE,
     num_blocks: options.NumBlocks = None,
     enable_prefix_caching: options.PrefixCaching = True,
-    max_num_queued_reqs: options.MaxQueuedReqs = 1024,
-    max_num_queued_tokens: options.MaxQueuedTokens = 1_000_000,
+    max_num_queued_reqs: options.MaxQueuedReqs = defaults.MAX_QUEUED_REQUESTS,
+    max_num_queued_tokens: options.MaxQueuedTokens = defaults.MAX_QUEUED_TOKENS,
     rate: workload.Rate = None,
     arrival: workload.ArrivalOption = workload.Arrival.POISSON,
     burstiness: workload.Burstiness = 1.0,

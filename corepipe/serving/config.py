@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from corepipe.errors import UserError
+from corepipe.scheduler import defaults
 from corepipe.serving.faults import Fault, parse_faults
 from corepipe.serving.keys import digest_of
 
@@ -48,14 +49,14 @@ class EngineConfig(_Config):
     profile: str | None = None
     policy: Literal["mixed", "segregated"] | None = None
     max_model_len: int | None = Field(default=None, ge=2)
-    max_num_seqs: int = Field(default=32, ge=1, le=1024)
-    max_num_batched_tokens: int = Field(default=512, ge=16, le=16384)
-    block_size: int = Field(default=32, ge=16, le=128, multiple_of=16)
+    max_num_seqs: int = Field(default=defaults.MAX_NUM_SEQS, ge=1, le=1024)
+    max_num_batched_tokens: int = Field(default=defaults.MAX_NUM_BATCHED_TOKENS, ge=16, le=16384)
+    block_size: int = Field(default=defaults.BLOCK_SIZE, ge=16, le=128, multiple_of=16)
     num_blocks: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int | None = Field(default=None, ge=1)
     prefix_cache: bool = True
-    max_queued_requests: int = Field(default=1024, ge=1)
-    max_queued_tokens: int = Field(default=1_000_000, ge=1)
+    max_queued_requests: int = Field(default=defaults.MAX_QUEUED_REQUESTS, ge=1)
+    max_queued_tokens: int = Field(default=defaults.MAX_QUEUED_TOKENS, ge=1)
     threads: int | None = Field(default=None, ge=1)
     cache_dir: Path | None = None
     seed: int = 0

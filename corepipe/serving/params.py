@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -46,9 +45,8 @@ NUMBERS: Mapping[str, Limits] = MappingProxyType(
 FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to answer a prompt; names and defaults as in vLLM.
+class SamplingParams(Sampling, frozen=True, kw_only=True):
+    """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
 
     max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
     `include_stop_str_in_output`.  logprobs, prompt_logprobs: alternatives to report for each token
@@ -57,14 +55,6 @@ class SamplingParams:
     Raises UserError, which names the field, for a value that no model could honour.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | Sequence[str] = ()
@@ -72,9 +62,6 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, limits in NUMBERS.items():
@@ -101,20 +88,8 @@ class SamplingParams:
         return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
 
     def sampling(self) -> Sampling:
-        """The part that concerns the draw of a token."""
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            logit_bias=dict(self.logit_bias),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+        """The part that concerns the draw of a token, as the engine takes it."""
+        return Sampling.of(self, logit_bias=dict(self.logit_bias))
 
 
 def _check_number(name: str, value: object, limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from corepipe.cli.serve import serve
+from corepipe.cli.settings import SETTINGS
+from corepipe.cli.simulate import simulate
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig
+from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.engine.assembly import assemble
 from tests.servers import TINY, run
 
@@ -205,3 +209,14 @@ def test_without_native_kernels_ls_works(tmp_path: Path) -> None:
     shown = without_kernels(tmp_path, "ls", "--instance", "trn1.2xlarge")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "trn1.2xlarge (emulated)" in shown.stdout
+
+
+@pytest.mark.parametrize(("command", "others"), [(serve, set()), (simulate, {"dtype"})])
+def test_a_flag_that_is_left_out_is_its_setting_left_out(command, others) -> None:
+    """Lists, of which a flag has None for none, and the model apart."""
+    settings = EngineConfig.model_fields | ServerConfig.model_fields
+    for flag, parameter in inspect.signature(command).parameters.items():
+        setting = settings.get(SETTINGS.get(flag, flag))
+        if flag in others or setting is None or setting.is_required() or setting.get_default() == ():
+            continue
+        assert getattr(parameter.default, "value", parameter.default) == setting.get_default(), flag

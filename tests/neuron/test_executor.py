@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,10 +17,13 @@ from hypothesis import strategies as st
 from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, decoders, read_weights, step_inputs
 
 from corepipe.kernels import native
+from corepipe.neuron import executor as executors
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, Op
+from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step
 from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops import Attention, Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor
@@ -75,6 +79,30 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
         got, expected = run(executor, inputs), twin.logits(inputs)
         error = np.abs(got - expected).max(1) / np.abs(expected).max(1)
         assert error.max() <= BOUND[graph.format.name]
+
+
+def unfused(ops: tuple[Op, ...]) -> list[Step]:
+    """Every op by itself, in the order of the Program."""
+
+    def alone(op: Op) -> Step:
+        if isinstance(op, Linear):
+            return FusedLinear(op.x, (op,))
+        return FusedAttention(op, op.q, op.k) if isinstance(op, Attention) else Plain(op)
+
+    return [alone(op) for op in ops]
+
+
+@given(decoders(), st.data())
+@some
+def test_fusion_changes_no_bit(pool, graph, data):
+    tensor = data.draw(st.integers(1, min(graph.attention_heads, 3)))
+    placement = Placement(pipeline=data.draw(st.integers(1, graph.num_layers)), tensor=tensor)
+    fused = kernels(graph, placement, pool)
+    with patch.object(executors, "lower", unfused):
+        plain = kernels(graph, placement, pool)
+    for chunks in (PROMPTS, GOES_ON):
+        inputs = step_inputs(graph, chunks)
+        np.testing.assert_array_equal(run(fused, inputs), run(plain, inputs))
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "fp32"])

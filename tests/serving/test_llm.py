@@ -182,7 +182,7 @@ def test_parameters_are_checked_when_they_are_made(field: str, values: list[obje
 
 
 def test_every_parameter_is_checked() -> None:
-    for field in SamplingParams.__dataclass_fields__:
+    for field in SamplingParams.__struct_fields__:
         with pytest.raises(UserError, match=f"^{field} "):
             SamplingParams(**{field: object()})
 

@@ -14,7 +14,7 @@ from corepipe import __version__
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.planning.quantiles import Quantiles
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.usage import Usage
+from corepipe.planning.simulation.usage import DeviceUsage
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Workload
 from corepipe.serving.engine.device_plan import DevicePlan
@@ -93,9 +93,9 @@ class Report:
         )
 
     @cached_property
-    def usage(self) -> Usage:
+    def usage(self) -> DeviceUsage:
         """What the cores did."""
-        return Usage.of(self.record, self.seconds)
+        return DeviceUsage.of(self.record, self.seconds)
 
     @property
     def dollars_per_million_output_tokens(self) -> float | None:

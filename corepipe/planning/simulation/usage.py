@@ -18,7 +18,7 @@ MOMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DeviceUsage:
     """Shares are 0 to 1; means of things held are over the time in which a step runs.
 
     fill: share of the time in which all pipeline stages are busy; occupancy: busy share of the stages, both
@@ -47,7 +47,7 @@ class Usage:
     prefix_hits: int
 
     @classmethod
-    def of(cls, record: Record, seconds: float) -> Usage:
+    def of(cls, record: Record, seconds: float) -> DeviceUsage:
         """Of a run that took `seconds`."""
         timelines = [replica.timeline for replica in record.replicas]
         schedulers = [replica.scheduler for replica in record.replicas]

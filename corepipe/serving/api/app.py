@@ -26,12 +26,12 @@ from starlette.types import Lifespan
 from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api import http_errors
+from corepipe.serving.api.admin_router import STATE_KEY, AdminRouter
 from corepipe.serving.api.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.api.limits import Guard
 from corepipe.serving.api.origins import Origins
-from corepipe.serving.api.planes import STATE_KEY, Planes
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.route import Route
@@ -49,9 +49,9 @@ from corepipe.serving.api.tenants import Tenants
 from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.faults import Draw
+from corepipe.serving.freeze_heap import freeze_heap
 from corepipe.serving.keys import read_keys
 from corepipe.serving.messages import Ready
-from corepipe.serving.settle import settle
 from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
@@ -109,7 +109,7 @@ def create_app(
     app.add_middleware(Traffic, metrics=http)
     if server.admin_port is not None:
         app.state.admin = _admin_app(service, server, http)
-        app.add_middleware(Planes, admin=app.state.admin)
+        app.add_middleware(AdminRouter, admin=app.state.admin)
     return app
 
 
@@ -173,7 +173,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
     running.on_drain = service.drain
     running.on_late = service.client.abort_all
     service.on_failure = running.stop
-    settle()
+    freeze_heap()
     await running.serve(sockets=listeners)
     if service.failure is not None:
         raise service.failure
@@ -217,8 +217,8 @@ def listen_all(server: ServerConfig) -> list[socket.socket]:
 def listen(host: str, port: int, prefix: str = "") -> socket.socket:
     """A socket that listens there.  Raises UserError, naming --`prefix`host or -port, if it cannot be had."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
+        name, passive = host.strip("[]"), socket.AI_PASSIVE
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=passive)[0]
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except socket.gaierror:
         raise UserError(f"--{prefix}host {host} is not a known address", f"{prefix}host") from None

@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         self._starting: tuple[RequestResponseCycle, ASGI3Application] | None = None
         self._refusal: ApiError | None = None
-        self._farewell: bytes | None = None
+        self._last_answer: bytes | None = None
         self._closing = False
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._closing or self._farewell is not None:
+        if self._closing or self._last_answer is not None:
             self._discard(len(data))
             return
         try:
@@ -142,12 +142,12 @@ class Connection(HttpToolsProtocol):
             if self._plain_head:
                 self._read_again(data[upgrade.args[0] :])
                 return
-            self._farewell = b""  # answered in HTTP/1.1; what follows is in another protocol
+            self._last_answer = b""  # answered in HTTP/1.1; what follows is in another protocol
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
             self._reject(self._refusal or malformed("This is not valid HTTP/1.1."))
         self._start()
-        if not self._closing and self._farewell is None:
+        if not self._closing and self._last_answer is None:
             self._await_next(len(data))
 
     def _read_again(self, rest: bytes) -> None:
@@ -271,8 +271,8 @@ class Connection(HttpToolsProtocol):
         if self.pipeline:
             self._starting = self.pipeline.pop()
             self._start()
-        elif self._farewell is not None:
-            self._part_with(self._farewell)
+        elif self._last_answer is not None:
+            self._part_with(self._last_answer)
         elif self._next is _Next.BODY:  # nobody waits for the rest of it
             self.close()
         elif self._next is _Next.REQUEST:
@@ -290,7 +290,7 @@ class Connection(HttpToolsProtocol):
         if self._next is _Next.BODY and self._forget(self.cycle):
             self.close()
         elif self._answering is not None or self._starting is not None or self.pipeline:
-            self._farewell = on_the_wire(error)
+            self._last_answer = on_the_wire(error)
         else:
             self._part_with(on_the_wire(error))
 

@@ -194,5 +194,5 @@ def _is_to_loopback(scope: Scope) -> bool:
 
 def _host_name(host: bytes) -> str:
     """The Host header without its port and brackets; empty for what is none (RFC 9110, 7.2)."""
-    found = _HOST.fullmatch(host.decode("latin-1"))
-    return "" if found is None else found["address"] or found["name"] or ""
+    matched = _HOST.fullmatch(host.decode("latin-1"))
+    return "" if matched is None else matched["address"] or matched["name"] or ""

@@ -109,14 +109,9 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
 
     def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
         """How to draw the tokens of choice number `choice`."""
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
+        return Sampling.of(
+            self,
             top_k=max(self.top_k, 0),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             seed=None if self.seed is None else (self.seed + choice) & MAX_SEED,
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             logprobs=logprobs,

@@ -57,16 +57,16 @@ class Quota:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What is left, under OpenAI's names.  Requests have no reset: one is free when an answer ends."""
-        found: list[tuple[str, object]] = []
+        left: list[tuple[str, object]] = []
         if self._requests is not None:
-            found += [
+            left += [
                 ("limit-requests", self._requests),
                 ("remaining-requests", self._requests - self._in_flight),
             ]
         if self._tokens is not None:
-            found += [("limit-tokens", self._tokens), ("remaining-tokens", max(0, int(self._refilled())))]
-            found += [("reset-tokens", _duration(self._seconds_until(self._tokens)))]
-        return [(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in found]
+            left += [("limit-tokens", self._tokens), ("remaining-tokens", max(0, int(self._refilled())))]
+            left += [("reset-tokens", _duration(self._seconds_until(self._tokens)))]
+        return [(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in left]
 
     def most(self) -> int | None:
         """Requests that the key may have in flight; None: any number."""
@@ -121,12 +121,12 @@ def tenant_of(scope: Scope) -> Tenant:
 def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | None) -> list[Tenant]:
     """The owners of the keys of these digests, each with a quota of its own."""
     limited = requests is not None or tokens is not None
-    found = []
+    tenants = []
     for digest in digests:
         salt = hashlib.sha256(b"prefix cache of " + digest).hexdigest()[:32]
         quota = Quota(requests, tokens) if limited else None
-        found.append(Tenant(salt, quota, salt if len(digests) > 1 else ""))
-    return found
+        tenants.append(Tenant(salt, quota, salt if len(digests) > 1 else ""))
+    return tenants
 
 
 class Tenants:

@@ -171,10 +171,10 @@ class Trace:
 
 def _resource(version: str) -> Resource:
     """As the environment says; without a name there, the service is corepipe."""
-    found = Resource.create({SERVICE_VERSION: version})
-    if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        return found.merge(Resource({SERVICE_NAME: "corepipe"}))
-    return found
+    resource = Resource.create({SERVICE_VERSION: version})
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        return resource.merge(Resource({SERVICE_NAME: "corepipe"}))
+    return resource
 
 
 def _http(scope: Scope) -> Attributes:

@@ -25,9 +25,9 @@ from corepipe.serving.engine.driver import Driver
 from corepipe.serving.engine.serve import serve
 from corepipe.serving.engine.wakeup import wake_promptly
 from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
+from corepipe.serving.freeze_heap import freeze_heap
 from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
 from corepipe.serving.pulse import BEAT_SECONDS, Pulse
-from corepipe.serving.settle import settle
 from corepipe.serving.stderr import write_without_waiting
 from corepipe.signals import leave_to_parent
 
@@ -99,7 +99,7 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
     deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
     driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)))
     try:
-        settle()
+        freeze_heap()
         wake_promptly()
         send(deployment.ready)
         serve(driver, SocketInbox(connection, pulse), send, epoch=start.epoch)

@@ -14,6 +14,7 @@ from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.protocol import decode, parse, weigh
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.messages import Sampling
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -236,3 +237,9 @@ def test_a_body_weighs_what_is_there_whatever_its_strings_hold(value):
     for what, count in exact.items():
         with pytest.raises(ApiError, match=what):
             weigh(body, exact | {what: count - 1})
+
+
+def test_what_is_not_said_is_what_the_engine_takes_it_for():
+    drawn = msgspec.structs.asdict(Sampling())
+    for asked in (completion(), chat()):
+        assert msgspec.structs.asdict(asked.sampling(0, None, None)) == drawn

@@ -148,12 +148,12 @@ class Service:
         too long.
         """
 
-        def found() -> list[int]:
+        def encoded() -> list[int]:
             if len(text) > max(most, LONG_TEXT):
                 _check_length(text, field, most, encode)
             return encode(text)
 
-        return await self.beside(len(text), found)
+        return await self.beside(len(text), encoded)
 
     async def beside(self, size: int, work: Callable[[], R]) -> R:
         """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.

@@ -8,7 +8,7 @@ STATE_KEY = "admin"
 """In the state of connections that came in by the admin port: the socket says it, not the request."""
 
 
-class Planes:
+class AdminRouter:
     """Pure ASGI: leads what came in by the admin port to `admin`."""
 
     def __init__(self, app: ASGIApp, admin: ASGIApp) -> None:

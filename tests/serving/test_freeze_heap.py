@@ -1,4 +1,4 @@
-"""What `settle` gives back, in a process of its own."""
+"""What `freeze_heap` gives back, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 FREED = """
 import gc
 from pathlib import Path
-from corepipe.serving.settle import settle
+from corepipe.serving.freeze_heap import freeze_heap
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -21,7 +21,7 @@ for size in (1000, 100_000):  # many small pieces, and pieces between which one 
     kept.append(pieces[-1])
     del pieces
 before = resident()
-settle()
+freeze_heap()
 print(before - resident(), gc.get_freeze_count())
 """
 

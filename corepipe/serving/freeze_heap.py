@@ -7,7 +7,7 @@ import gc
 import sys
 
 
-def settle() -> None:
+def freeze_heap() -> None:
     """Takes what is loaded by now out of the collector's sight: it would walk it in the middle of requests.
 
     Memory that is free goes back to the system; of a vocabulary that has been read, glibc keeps megabytes.
