@@ -20,10 +20,10 @@ from corepipe.kernels import native
 from corepipe.neuron import executor as executors
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, Op
+from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops import Attention, Linear
+from corepipe.neuron.ops import Attention, Linear, Op
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor
