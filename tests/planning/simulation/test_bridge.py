@@ -12,9 +12,12 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby, islice, permutations, product
+from operator import attrgetter
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from corepipe.planning.arrivals import Arrivals
@@ -155,22 +158,71 @@ def compare(case: Case, server: Served) -> tuple[Workload, list[Seen], bool]:
     return workload, answers, late <= LATE_SHARE * steps
 
 
-def same_decisions(case: Case, answers: list[Seen]) -> None:
+def same_decisions(case: Case, answers: Sequence[Seen]) -> None:
     """Equal device times, request by request: every batch had the same requests and tokens in it.
 
-    Requests that came at the same moment and were computed together are told apart by their answers' lengths.
+    In which order requests of the same moment came the server does not tell: it must be one of them.
     """
-    answers.sort(key=lambda seen: (seen.arrival, round(seen.ttft, 9), seen.turn.output_tokens))
-    replay = simulate(SimulationConfig(case.engine()), as_seen(answers)).requests
-    waited = (replay["first_at"] - replay["arrival"]).round(9)
-    order = np.lexsort((replay["output_tokens"], waited, replay["arrival"]))
+    config = SimulationConfig(case.engine())
+    found = device_times([(seen.arrival, seen.ttft, seen.tpot, seen.turn.output_tokens) for seen in answers])
+    replays = (replayed(config, order) for order in islice(orders(answers), MOST_ORDERS))
+    assert any(np.allclose(found, replay, rtol=1e-9, atol=0.0) for replay in replays), found
+
+
+MOST_ORDERS = 720
+"""Six requests of one moment."""
+
+
+def orders(answers: Sequence[Seen]) -> Iterator[list[Seen]]:
+    """By arrival, with those that came at the same moment in any order."""
+    ordered = sorted(answers, key=attrgetter("arrival"))
+    moments = [permutations(together) for _, together in groupby(ordered, attrgetter("arrival"))]
+    return (list(chain.from_iterable(order)) for order in product(*moments))
+
+
+def replayed(config: SimulationConfig, order: Sequence[Seen]) -> npt.NDArray[np.float64]:
+    """The device times of a simulation in which the requests come in this order."""
+    requests = simulate(config, as_seen(order)).requests
     arrival, first, last, tokens = (
-        replay[name][order] for name in ("arrival", "first_at", "last_at", "output_tokens")
+        requests[name] for name in ("arrival", "first_at", "last_at", "output_tokens")
     )
-    assert arrival.tolist() == [seen.arrival for seen in answers]
-    assert tokens.tolist() == [seen.turn.output_tokens for seen in answers]
-    np.testing.assert_allclose(first - arrival, [seen.ttft for seen in answers], rtol=1e-9)
-    np.testing.assert_allclose((last - first) / (tokens - 1), [seen.tpot for seen in answers], rtol=1e-9)
+    rows = zip(arrival, first - arrival, (last - first) / (tokens - 1), tokens, strict=True)
+    return device_times(list(rows))
+
+
+def device_times(rows: Sequence[tuple[float, float, float, float]]) -> npt.NDArray[np.float64]:
+    """Arrival, TTFT, TPOT and tokens of each request, in an order that a last bit does not change."""
+    return np.array(sorted(rows, key=lambda row: (row[0], row[3], round(row[1], 9), round(row[2], 9))))
+
+
+def test_requests_of_the_same_moment_may_have_come_in_any_order() -> None:
+    """Three came together and are computed together first; their order decides who shares a batch later."""
+    case = Case("three at once", "tiny", {**TWO_STAGES, "profile": "async"}, 12, 20.0, 4.0)
+    at = (
+        0.40,
+        0.45,
+        0.51,
+        0.54,
+        0.601403,
+        0.601403,
+        0.601403,
+        0.614648,
+        0.698862,
+        0.774429,
+        0.850482,
+        1.037396,
+    )
+    sessions = case.workload().sessions()
+    came = [Seen(s.turns[0], when, 0.0, 0.0, 0.0, 0.0) for s, when in zip(sessions, at, strict=True)]
+    times = {(row[0], row[3]): row for row in replayed(SimulationConfig(case.engine()), came)}
+    told = [times[seen.arrival, seen.turn.output_tokens] for seen in came]
+    answers = [replace(seen, ttft=row[1], tpot=row[2]) for seen, row in zip(came, told, strict=True)]
+    same_decisions(case, answers)
+    same_decisions(case, answers[::-1])
+    with pytest.raises(AssertionError):
+        same_decisions(
+            case, [replace(answers[4], tpot=answers[4].tpot * (1 + 1e-6)), *answers[:4], *answers[5:]]
+        )
 
 
 def not_before_the_device(answers: Sequence[Seen]) -> None:
