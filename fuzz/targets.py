@@ -283,7 +283,7 @@ def engine_frames(data: bytes) -> None:
 
 def _submit(submit: Submit) -> None:
     with suppress(ValueError):
-        taken = requests.to_request(submit, 0.0, VOCAB, MAX_LEN)
+        taken = requests.to_request(submit, 0.0, 0, VOCAB, MAX_LEN)
         check(0 < len(taken.prompt) < MAX_LEN, "a prompt of no length that fits")
         check(all(0 <= token < VOCAB for token in taken.prompt), "a token that there is not")
         check(1 <= taken.max_tokens <= MAX_LEN - len(taken.prompt), "more tokens than fit")

@@ -160,7 +160,7 @@ class Scrambler:
         activations = native_core.native.memory()
         return {
             "weights": [t.data[:: self._stride] for t in copies.tensors.values()],
-            "cache": [native_core.cache.memory()],
+            "cache": list({id(cache): cache.memory() for cache, _ in native_core.caches.values()}.values()),
             "activations": [m for i, m in enumerate(activations) if i not in links],
         }
 

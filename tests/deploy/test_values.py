@@ -19,7 +19,7 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import profile
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
-from corepipe.planning.planner.space import BatchLimits, Candidate, Deployment, Shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.deploy import chart_readme
 from tests.deploy.charts import (
@@ -281,10 +281,10 @@ def test_chart_and_package_have_one_version() -> None:
     assert chart["appVersion"] == chart["version"] == project["version"]
 
 
-def plan(**more: Any) -> Deployment:
+def plan(**more: Any) -> PlannedDeployment:
     place = Placement(pipeline=1, tensor=2, data=1)
     shape = Shape("trn1.2xlarge", FORMATS["bf16"], place, profile("nxdi"))
-    return Deployment(Candidate(shape, BatchLimits(4096, 8, 2048)), instances=3)
+    return PlannedDeployment(Candidate(shape, BatchLimits(4096, 8, 2048)), instances=3)
 
 
 @pytest.mark.parametrize("weights", [True, False])
