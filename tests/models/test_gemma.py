@@ -1,4 +1,4 @@
-"""Gemma 3 270M itself, where somebody has pulled it: configuration, names, shapes, tokenizer."""
+"""Gemma 3 270M itself, where somebody has pulled it: configuration, names, shapes, tokenizer, tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from corepipe import LLM, SamplingParams
 from corepipe.models import hub, registry
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_config import config_fields
@@ -43,3 +44,13 @@ def test_ids_are_those_of_sentencepiece(file: GgufFile) -> None:
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode("  a") == [2, *expected["  a"]]
     assert tokenizer.encode("<start_of_turn>") == [2, 105]
+
+
+def test_greedy_tokens_are_those_of_transformers(file: GgufFile) -> None:
+    """Of its Gemma3ForCausalLM in fp32, with the weights that its own reader takes from the same file."""
+    expected = json.loads((DATA / "gemma-3-270m.json").read_text(encoding="utf-8"))
+    one_core = {"pipeline": 1, "tensor": 1, "data": 1}
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with LLM(str(file.path), format="fp32", max_model_len=128, **one_core) as llm:
+        answers = llm.generate([case["prompt"] for case in expected], params)
+    assert [list(answer.token_ids) for answer in answers] == [case["tokens"] for case in expected]
