@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from strategies import heads
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import Axis, HeadLayout, columns, hidden, vocabulary
+from corepipe.kernels.packing import PANEL
+from corepipe.neuron.graph import VOCABULARY_PANEL, Axis, HeadLayout, columns, hidden, vocabulary
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import PAD, AxisShard
 
@@ -177,3 +178,8 @@ def test_more_stages_than_layers_are_refused():
     with pytest.raises(UserError, match="--pipeline 3: the model has 2 layers; choose at most 2") as error:
         cut_layers([0, 1, 1, 0], 3)
     assert error.value.param == "pipeline"
+
+
+def test_a_rank_has_whole_packed_panels_of_the_head() -> None:
+    """The graph's number does without what is packed: it must go on being the kernels'."""
+    assert VOCABULARY_PANEL % PANEL == 0
