@@ -7,8 +7,8 @@ namespace corepipe {
 
 using namespace avx512;
 
-extern const KernelTable kAvx512Kernels, kAvx512FmaKernels;
+extern const KernelTable kAvx512Kernels, kAvx512IntelKernels;
 const KernelTable kAvx512Kernels = {"avx512", kLinear, kAttention, kRows, kSampler};
-const KernelTable kAvx512FmaKernels = {"avx512", kLinear, kAttentionBy<FmaBf16Cache>, kRows, kSampler};
+const KernelTable kAvx512IntelKernels = {"avx512", kIntelLinear, kAttentionBy<FmaBf16Cache>, kRows, kSampler};
 
 }  // namespace corepipe
