@@ -281,11 +281,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}] * 5_000}, "tools"),
     (
         CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
         "response_format",
     ),
-    (TEXT, {"guided_regex": "(a|aa){500}b"}, "guided_regex"),
-    (TEXT, {"structured_outputs": {"regex": "(a|aa){500}b"}}, "structured_outputs"),
+    (TEXT, {"guided_regex": "(a+)+$" + "(" * 100_000}, "guided_regex"),
+    (TEXT, {"structured_outputs": {"regex": "x" * 1_000_000}}, "structured_outputs"),
     (CHAT, {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "chat_template"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
 ]

@@ -56,6 +56,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `owner`: of those who wait each gets as many turns, whoever asked first; empty where there is one alone.
 
+    `grammar`: what the answer is held to, as llguidance takes it; empty where it is free.
+
     `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
     """
@@ -71,6 +73,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     generated: list[int] = []
     replay: bool = False
     owner: str = ""
+    grammar: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

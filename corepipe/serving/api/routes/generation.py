@@ -44,6 +44,7 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: the prompt's text, if the answer begins with it.
+    grammar: what the answer is held to, if anything.
     """
 
     prompt: list[int]
@@ -53,6 +54,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: str | None = None
+    grammar: str = ""
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -157,6 +159,7 @@ class Generation:
             priority=body.priority,
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
+            grammar=plan.grammar,
         )
 
     async def _whole(self, news: News, send: Send) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
+from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.route import Audience, Route
 from corepipe.serving.api.routes.table import ROUTES
 
@@ -77,6 +77,8 @@ arrival, the earliest first token and the mean time per token.
   are tokens. `/tokenize` does as the route does whose `messages` or `prompt` it is given.
 - Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
   with an empty line between.
+- What an answer must look like is said by one of `response_format`, `structured_outputs` and `guided_...`:
+  [structured output](structured-output.md) says what of schemas is honoured, and what is refused.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
 - When the client goes away its requests are aborted at once.
 
@@ -137,7 +139,13 @@ def _sections() -> Iterator[str]:
     for one in ROUTES:
         if one.request is not None:
             yield from _section(f"{one.method} {one.path}", one.request, one.neutral)
-    yield from _section("stream_options", StreamOptions, NEUTRAL_STREAM_OPTIONS)
+    yield from _nested_sections(NESTED)
+
+
+def _nested_sections(nested: Mapping[str, Nested], prefix: str = "") -> Iterator[str]:
+    for name, inner in nested.items():
+        yield from _section(prefix + name, inner.request, inner.neutral)
+        yield from _nested_sections(inner.nested, f"{prefix}{name}.")
 
 
 def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Neutral]) -> Iterator[str]:
@@ -168,6 +176,8 @@ def _values(field: Mapping[str, Any]) -> str:
         return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
     if "$ref" in field:
         return "object"
+    if "enum" in field:
+        return ", ".join(f"`{_json(value)}`" for value in field["enum"])
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"
