@@ -2,10 +2,10 @@
 
     python -m tests.constrained.run [--answers 10000] [--made-up 300] [--seed 1] [--shares 0.9 0.05 0.05]
 
-Of the answers so many shares are made by a tiny model through `LLM`, by one through HTTP (streamed or
-not), and by the default model through `LLM`.  Ends with 1 where a finished answer is not what was asked,
-where one fails, where something of pydantic's or the SDK's is refused, or where fewer than 95 % of those with bounds
-finish within 512 tokens.
+Shares of the answers are made by a tiny model through `LLM`, by one through HTTP (streamed and not), and by
+the default model through `LLM`.  Ends with 1 where a finished answer is not what was asked, where one fails,
+where something of pydantic's or the SDK's is refused, or where fewer than 95 % of those with bounds finish
+within 512 tokens.
 """
 
 from __future__ import annotations

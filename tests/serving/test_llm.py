@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -17,7 +19,9 @@ from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.constraints import StructuredOutputsParams
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from corepipe.serving.messages import Submit
 from tests.null_executor import NullExecutor
 from tests.servers import TINY
 from tests.serving.engine_support import deployment
@@ -143,6 +147,40 @@ def test_a_chat_spells_special_tokens_only_where_it_may(llm: LLM) -> None:
     assert spelled.prompt_token_ids.count(EOS) == 1
 
 
+def test_a_chat_is_continued_or_left_open_or_given_another_template(llm: LLM) -> None:
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Sure, "}]
+
+    def prompt(**fields: object) -> str:
+        (output,) = llm.chat(said, GREEDY, **fields)  # type: ignore[arg-type]
+        return byte_tokenizer().decode(output.prompt_token_ids)
+
+    assert prompt(continue_final_message=True) == "user: hello\nassistant: Sure, "
+    template = TEMPLATE + "{% if add_generation_prompt %}assistant:{% endif %}{{ tag }}"
+    assert prompt(chat_template=template).endswith("assistant: Sure, \nassistant:")
+    assert prompt(chat_template=template, add_generation_prompt=False).endswith("Sure, \n")
+    assert prompt(chat_template=template, chat_template_kwargs={"tag": " <eos>"}).endswith("assistant: <eos>")
+    for fields, param in (
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"a": object}}, "messages"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ):
+        with pytest.raises(UserError) as caught:
+            prompt(**fields)
+        assert caught.value.param == param
+
+
+def test_bad_words_are_sent_as_their_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Submit] = []
+    handle = llm._driver.handle
+    monkeypatch.setattr(llm._driver, "handle", lambda one: (sent.append(one), handle(one)))
+    llm.generate("abc", SamplingParams(max_tokens=1, bad_words=["ab", " c", "ab"]))
+    encode = byte_tokenizer().encode
+    assert sent[0].bad_words == [encode("ab"), encode("c")]
+    with pytest.raises(UserError, match="bad_words"):
+        SamplingParams(bad_words=[""])
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> None:
     with pytest.raises(UserError, match="tokens"):
         llm.generate(["abc", "x" * 300], GREEDY)
@@ -170,6 +208,7 @@ def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> 
         ("ignore_eos", [0]),
         ("skip_special_tokens", ["no"]),
         ("logit_bias", [[1], {"a": 1.0}, {1: "x"}, {1: float("nan")}, {1: float("inf")}, None]),
+        ("bad_words", ["x", [1], [""], [" "], None]),
         ("logprobs", [-1, 1.5, True]),
         ("prompt_logprobs", [-1, "2"]),
     ],
@@ -300,3 +339,56 @@ def test_importing_the_package_loads_none_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Pet(pydantic.BaseModel):
+    name: str
+
+
+CONSTRAINTS = [
+    ({"json": Pet}, {"json": Pet.model_json_schema()}),
+    ({"json": '{"type": "null"}'}, {"json": {"type": "null"}}),
+    ({"json_object": True}, {"json": {"type": "object"}}),
+    ({"regex": "a+"}, {"regex": "a+"}),
+    ({"choice": ("a", "b")}, {"choice": ["a", "b"]}),
+    ({"grammar": 'root ::= "a"'}, {"grammar": 'start: "a"'}),
+]
+
+
+@pytest.mark.parametrize(("asked", "same"), CONSTRAINTS)
+def test_an_answer_is_held_to_what_is_asked(asked: dict[str, Any], same: dict[str, Any]) -> None:
+    """In vLLM's form, or as a dict of its fields; texts that say the same are the same grammar."""
+    for form in (StructuredOutputsParams(**asked), asked):
+        params = SamplingParams(structured_outputs=form)
+        assert params.constraint() is not None
+        grammar = llm_module._grammars([params])[id(params)]
+        if "grammar" not in asked:
+            other = SamplingParams(structured_outputs=same)
+            assert grammar == llm_module._grammars([other])[id(other)]
+        assert grammar
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "there is none"),
+        ({"regex": "a", "choice": ["a"]}, "there are"),
+        ({"regx": "a"}, "regx is no field"),
+        ({"regex": 5}, "structured_outputs"),
+        ({"choice": [5]}, "structured_outputs"),
+        (5, "StructuredOutputsParams"),
+        (StructuredOutputsParams(json=5), "must be a JSON schema"),
+        (StructuredOutputsParams(whitespace_pattern=5), "structured_outputs"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_constraint_that_cannot_be_is_refused_when_it_is_made(asked: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        SamplingParams(structured_outputs=asked)
+    assert (caught.value.param or "").startswith("structured_outputs")
+
+
+def test_a_schema_that_cannot_be_honoured_is_refused_before_a_token(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs={"json": {"properties": {"a": {"not": {}}}}})
+    with pytest.raises(UserError, match=r"In context=\('properties', 'a'\), 'not' is not permitted"):
+        llm.generate(["a", "b"], [GREEDY, params])
+    assert llm.generate("abc", GREEDY)[0].text
