@@ -17,7 +17,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.bad_words import spelled
+from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.chat_variables import checked_variables
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Pieces
@@ -221,7 +221,7 @@ class LLM:
             grammar=grammar,
         )
         pieces = Pieces(self._tokenizer, params.skip_special_tokens)
-        return _Sequence(text, submit, params, pieces)
+        return _Sequence(text, require_some(submit), params, pieces)
 
 
 class _Sequence:
