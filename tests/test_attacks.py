@@ -20,6 +20,7 @@ import pytest
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
+from tests.serving.test_grammar_checker import BOMBS
 from tests.wires import (
     JSON,
     MALFORMED,
@@ -247,6 +248,10 @@ def test_what_is_no_object(watch: Watch, name: str) -> None:
 # C. Parameters
 
 
+NESTED: list[Any] = []
+for _ in range(400):
+    NESTED = [NESTED]
+
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *[(TEXT, {"n": value}, "n") for value in (0, -1, 129, 10**9, "2", 1.5, True)],
     *[(TEXT, {"best_of": value}, "best_of") for value in (10**6, 0, -1, "1")],
@@ -281,13 +286,40 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}] * 5_000}, "tools"),
     (
         CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
         "response_format",
     ),
-    (TEXT, {"guided_regex": "(a|aa){500}b"}, "guided_regex"),
-    (TEXT, {"structured_outputs": {"regex": "(a|aa){500}b"}}, "structured_outputs"),
+    (TEXT, {"guided_regex": "(a+)+$" + "(" * 100_000}, "guided_regex"),
+    (TEXT, {"structured_outputs": {"regex": "x" * 1_000_000}}, "structured_outputs"),
     (CHAT, {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "chat_template"),
-    (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    *[
+        (CHAT, {"chat_template_kwargs": value}, "chat_template_kwargs")
+        for value in (
+            {"tokenize": True},
+            {"self": 1},
+            {"raise_exception": "x"},
+            {"a b": 1},
+            {"a": 10**30},
+            {"a": [0] * 100_000},
+            {"a": NESTED},
+            {f"a{at}": 1 for at in range(1_000)},
+        )
+    ],
+    (CHAT, {"documents": [{"text": "x"}] * 2_000}, "documents"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    *[(TEXT, {"bad_words": value}, "bad_words") for value in ([""], ["x"] * 10_000, ["x" * 10_000], [" "])],
+    *[
+        (TEXT, {"allowed_token_ids": value}, "allowed_token_ids")
+        for value in ([], [-1], [10**9], [2**63], [5, "6"])
+    ],
+    *[
+        (TEXT, {"request_id": value}, "request_id")
+        for value in ("", "a\r\nx: y", "x" * 10_000, "../a", "\x00")
+    ],
+    *[(TEXT, {"truncate_prompt_tokens": value}, "truncate_prompt_tokens") for value in (0, -2, 257, 2**40)],
+    (TEXT, {"suffix": "x" * 100_000}, "suffix"),
+    (TEXT, {"prompt_logprobs": 21}, "prompt_logprobs"),
+    (TEXT, {"return_token_ids": "yes"}, "return_token_ids"),
 ]
 
 
@@ -298,6 +330,20 @@ def test_a_wrong_parameter(watch: Watch, body: dict[str, Any], changed: dict[str
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].partition(".")[0].partition("[")[0] in {param, "prompt"}
     assert len(answer.content) < 2000
+
+
+def test_constraints_that_are_bombs_hold_up_nobody(watch: Watch) -> None:
+    """That each is refused in bounded time is in `test_grammar_checker`; here others go on meanwhile."""
+    chosen = ("a regular expression of powers", "a large count", "brackets", "a deep grammar")
+    bombs = [{**TEXT, "max_tokens": 1, "structured_outputs": BOMBS[name]} for name in chosen]
+    with ThreadPoolExecutor(len(bombs)) as pool:
+        asked = [pool.submit(watch.http.post, "/v1/completions", json=one) for one in bombs]
+        while not all(one.done() for one in asked):
+            assert watch.http.get("/health").status_code == 200
+            assert watch.http.post("/v1/completions", json=TEXT).status_code == 200
+    answers = [one.result() for one in asked]
+    assert {one.status_code for one in answers} <= {200, 400, 429}
+    assert all(len(one.content) < 2000 for one in answers)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +363,7 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         for value in ("", [], [[]], None, [""], ["a"] * 10_000, [-1], [10**9], {})
     ],
     (TEXT, {"prompt": "word " * 600_000}, "prompt"),
+    (TEXT, {"prompt": "word " * 600_000, "truncate_prompt_tokens": -1}, "prompt"),
     (TEXT, {"prompt": [5] * 255, "max_tokens": 2}, "prompt"),
     (TEXT, {"prompt": [5] * 256}, "prompt"),
     (TEXT, {"prompt": [5] * 200_000}, "prompt"),

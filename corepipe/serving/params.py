@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from corepipe.errors import UserError, shown
+from corepipe.serving.constraints import Constraint, StructuredOutputsParams, constraint_of
 from corepipe.serving.messages import Sampling
 
 FLOAT32_MAX = 3.4e38
@@ -68,9 +71,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
 
     max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
-    `include_stop_str_in_output`.  bad_words: what the text must not have.  logprobs, prompt_logprobs:
+    `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
+    that it may have.  logprobs, prompt_logprobs:
     alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
     tokens; -inf bans one.
+    structured_outputs: what the answer must look like.
 
     Raises UserError, which names the field, for a value that no model could honour.
     """
@@ -83,6 +88,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, limits in NUMBERS.items():
@@ -95,9 +101,29 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             raise _wrong("stop", "a string, or several", self.stop)
         if not _all(self.bad_words, str) or not all(word.strip() for word in self.bad_words):
             raise _wrong("bad_words", "several words", self.bad_words)
-        if not _all(self.stop_token_ids, Integral) or any(token < 0 for token in self.stop_token_ids):
+        if not _are_tokens(self.stop_token_ids):
             raise _wrong("stop_token_ids", "token ids", self.stop_token_ids)
+        allowed = self.allowed_token_ids
+        if allowed is not None and (not allowed or not _are_tokens(allowed)):
+            raise _wrong("allowed_token_ids", "token ids or None", allowed)
         self._check_bias()
+        self.constraint()
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to, if anything."""
+        asked = self.structured_outputs
+        if asked is None:
+            return None
+        fields = msgspec.structs.asdict(asked) if isinstance(asked, StructuredOutputsParams) else asked
+        if not isinstance(fields, Mapping):
+            raise _wrong("structured_outputs", "StructuredOutputsParams, or its fields", asked)
+        for name in fields:
+            if name not in StructuredOutputsParams.__struct_fields__:
+                raise UserError(f"{shown(name)} is no field of StructuredOutputsParams", "structured_outputs")
+        try:
+            return constraint_of(msgspec.convert(dict(fields), StructuredOutputsParams))
+        except msgspec.ValidationError as error:
+            raise UserError(f"structured_outputs: {error}", "structured_outputs") from None
 
     def _check_bias(self) -> None:
         bias = self.logit_bias
@@ -113,7 +139,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     def sampling(self) -> Sampling:
         """The part that concerns the draw of a token, as the engine takes it."""
-        return Sampling.of(self, logit_bias=dict(self.logit_bias))
+        allowed = self.allowed_token_ids
+        ids = None if allowed is None else [int(token) for token in allowed]
+        return Sampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
 
 
 def _all(values: object, kind: type) -> bool:
@@ -123,6 +151,10 @@ def _all(values: object, kind: type) -> bool:
         and not isinstance(values, str | bytes)
         and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
     )
+
+
+def _are_tokens(values: object) -> bool:
+    return _all(values, Integral) and all(value >= 0 for value in values)  # type: ignore[attr-defined]
 
 
 def _wrong(name: str, wanted: str, value: object) -> UserError:

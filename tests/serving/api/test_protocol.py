@@ -51,7 +51,7 @@ def test_what_is_no_json_object_is_refused(body):
     assert len(caught.value.message) <= 500
 
 
-@pytest.mark.parametrize("name", ["foo", "guided_json", "beam", "n ", "", "x" * 5000, "kv_transfer_params"])
+@pytest.mark.parametrize("name", ["foo", "guided_yaml", "beam", "n ", "", "x" * 5000, "kv_transfer_params"])
 @pytest.mark.parametrize("value", [None, 1])
 def test_unknown_parameters_are_refused_by_name(name, value):
     for ask in (completion, chat):
@@ -180,7 +180,7 @@ def test_sampling_is_what_was_asked_for():
     assert drawn == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 0, "min_p": 0.1, "seed": 9, "logit_bias": {5: -100.0},
         "repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": -1.0, "logprobs": 3,
-        "prompt_logprobs": None,
+        "prompt_logprobs": None, "allowed_token_ids": None,
     }  # fmt: skip
     assert completion(seed=2**63 - 1).sampling(1, None, None).seed == 0
 

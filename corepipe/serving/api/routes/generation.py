@@ -15,7 +15,7 @@ from corepipe.serving.api.routes.news import News, news_of, while_connected
 from corepipe.serving.api.routes.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
-from corepipe.serving.bad_words import spelled
+from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.messages import Submit
 from corepipe.serving.parts import Prompt
 from corepipe.serving.supervision.streams import OutputStream
@@ -46,6 +46,7 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
+    grammar: what the answer is held to, if anything.
     """
 
     prompt: list[int]
@@ -55,6 +56,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: Echo | None = None
+    grammar: str = ""
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -153,7 +155,7 @@ class Generation:
         stop_ids = set(body.stop_token_ids)
         if not body.ignore_eos:
             stop_ids |= self._service.tokenizer.eos_ids
-        return Submit(
+        submit = Submit(
             id=f"{self._exchange.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
@@ -164,7 +166,9 @@ class Generation:
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
             bad_words=self._bad_words,
+            grammar=plan.grammar,
         )
+        return require_some(submit)
 
     async def _whole(self, news: News, send: Send) -> None:
         parts: list[Part] = []
