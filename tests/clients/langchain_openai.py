@@ -14,8 +14,13 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from tests.clients.rows import EXPLAINED, FAILED, KEY, MODEL, PASSED, URL, Result
 
-
-LOOP = "asyncio_default_fixture_loop_scope=function"
+ONE_LOOP = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
+"""Connections are kept over tests, and belong to a loop."""
+MORE = {
+    "Model does not": "parts that are no text are refused by name: `messages`",
+    "VCR not set up": "a benchmark of the client itself, on answers that were recorded",
+}
+"""What is to be said of the suite's reasons to skip a test."""
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
@@ -27,7 +32,14 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"base_url": URL, "api_key": KEY, "model": MODEL, "max_tokens": 256, "temperature": 0}
+        return {
+            "base_url": URL,
+            "api_key": KEY,
+            "model": MODEL,
+            "max_tokens": 256,
+            "temperature": 0,
+            "stream_usage": True,
+        }
 
     @property
     def supports_json_mode(self) -> bool:
@@ -50,6 +62,8 @@ class Told:
         why = ""
         if report.skipped:
             why = getattr(report, "wasxfail", "") or str(report.longrepr[2]).removeprefix("Skipped: ")
+            more = next((told for begin, told in MORE.items() if why.startswith(begin)), "")
+            why = f"{why.rstrip('.')}: {more}" if more else why
             Result(title, EXPLAINED, why).tell()
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
@@ -61,8 +75,9 @@ class Told:
 
 
 if __name__ == "__main__":
-    options = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "--asyncio-mode=auto", "-o", LOOP]
+    options = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "--asyncio-mode=auto"]
     alone = ["--noconftest", "-c", os.devnull, "--rootdir", str(Path(__file__).parent)]
     chosen = ["-k", os.environ.get("CLIENTS_ROWS", "")]
-    ended = pytest.main([__file__, *options, *alone, *chosen], plugins=[Told()])
+    loop = [argument for setting in ONE_LOOP for argument in ("-o", setting)]
+    ended = pytest.main([__file__, *options, *alone, *loop, *chosen], plugins=[Told()])
     sys.exit(0 if ended == pytest.ExitCode.TESTS_FAILED else ended)  # failed rows are told

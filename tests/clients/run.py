@@ -115,7 +115,8 @@ def tried(client: Client, url: str, chosen: str) -> Tried:
         for line in process.stdout:
             if line.startswith('{"row":'):
                 results.append(Result(**json.loads(line)))
-                print(f"{client.name}: {results[-1].row}: {results[-1].outcome}", file=sys.stderr, flush=True)
+                one = results[-1]
+                print(client.name, one.row, one.outcome, one.why, sep=": ", file=sys.stderr, flush=True)
         stop.cancel()
     if process.returncode or not (results or chosen):
         why = f"ended with {process.returncode} after {len(results)} rows"
