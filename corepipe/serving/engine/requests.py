@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from corepipe.scheduler.request import Request, Status
+from corepipe.serving.engine.masks import Constraint
 from corepipe.serving.messages import Sampling, Submit
 
 FLOAT32_MAX = 3.4e38
@@ -15,10 +16,16 @@ FLOAT32_TINY = 1.2e-38
 
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
-    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone."""
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone, of those that
+    its `grammar` allows, if it has one.
+
+    constraint: the grammar, and how far the answer has come in it; None before it is compiled.
+    """
 
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
+    grammar: str = field(default="", kw_only=True)
+    constraint: Constraint | None = field(default=None, init=False)
 
 
 def to_request(
@@ -50,6 +57,7 @@ def to_request(
         prompt_logits=submit.sampling.prompt_logprobs is not None,
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,
+        grammar=submit.grammar,
     )
     if submit.replay:
         request.status = Status.PREEMPTED

@@ -102,21 +102,21 @@ class SeenTokens:
 class RowLists:
     """The lists of a request's rows: biases, stop ids banned until `min_tokens`, seen tokens."""
 
-    def __init__(self, request: Request, params: Sampling) -> None:
+    def __init__(self, request: Request, params: Sampling, banned: Sequence[int]) -> None:
         self._request = request
         bias = sorted(params.logit_bias.items())
         self._bias_ids = np.array([token for token, _ in bias], np.int32)
         self._bias = np.array([value for _, value in bias], np.float32)
-        banned = sorted(request.stop_ids) if request.min_tokens else []
         self._early_ids = np.append(self._bias_ids, np.array(banned, np.int32))
         self._early_bias = np.append(self._bias, np.full(len(banned), -np.inf, np.float32))
         self._seen = SeenTokens(request.prompt) if _penalises(params) else None
 
     @staticmethod
-    def of(request: Request, params: Sampling) -> RowLists | None:
-        """None where the request needs no lists, as most do."""
-        banned = request.min_tokens and request.stop_ids
-        return RowLists(request, params) if params.logit_bias or banned or _penalises(params) else None
+    def of(request: Request, params: Sampling, *, masked: bool = False) -> RowLists | None:
+        """None where the request needs no lists, as most do.  masked: its masks ban the stop ids."""
+        banned = sorted(request.stop_ids) if request.min_tokens and not masked else []
+        needed = params.logit_bias or banned or _penalises(params)
+        return RowLists(request, params, banned) if needed else None
 
     def bias(self) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw."""
@@ -137,6 +137,7 @@ class LogitRows:
     """The rows of a batch whose logits are wanted, as parallel lists; `rows` ascend.
 
     positions: index of the drawn token in its sequence; chosen: a prompt's next token, or -1 to draw.
+    masked: which of the rows have a mask.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -144,6 +145,7 @@ class LogitRows:
     positions: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     lists: list[RowLists | None] = field(default_factory=list)
+    masked: list[int] = field(default_factory=list)
 
     def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | None) -> None:
         self.rows.append(row)
@@ -151,6 +153,10 @@ class LogitRows:
         self.positions.append(position)
         self.chosen.append(-1)
         self.lists.append(lists)
+
+    def mask(self) -> None:
+        """The last row has a mask."""
+        self.masked.append(len(self.rows) - 1)
 
     def report(self, row: int, scalars: bytes, prompt: Sequence[int], position: int) -> None:
         """A prompt's row, whose next token is known: `prompt[position]`."""
@@ -169,6 +175,7 @@ class LogitRows:
             **{name: np.ascontiguousarray(rows[name]) for name in SCALARS.names or ()},
             position=np.array(self.positions, np.int64),
             chosen=np.array(self.chosen, np.int32),
+            masked=self._masked(),
             bias_offsets=bias_offsets,
             bias_ids=bias_ids,
             bias_values=bias_values,
@@ -176,6 +183,11 @@ class LogitRows:
             seen_ids=seen_ids,
             seen_counts=seen_counts,
         )
+
+    def _masked(self) -> Ids:
+        places = np.full(len(self.rows), -1, np.int32)
+        places[self.masked] = range(len(self.masked))
+        return places
 
     def _biases(self) -> tuple[Ids, Ids, Floats]:
         if not any(self.lists):

@@ -14,6 +14,7 @@ from corepipe.serving.api.http_errors import (
     overflowed,
     overloaded,
     unavailable,
+    unconstrained,
 )
 from corepipe.serving.messages import Output
 from corepipe.serving.parts import Finish, Text
@@ -26,6 +27,7 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "unavailable": (unavailable, "The engine has stopped."),
     "invalid": (invalid, "The engine refused the request."),
     "overflow": (overflowed, "The model's logits overflowed."),
+    "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
 }
 """What is answered for an Output's `error_kind`, and what is said where it says nothing."""
 

@@ -44,6 +44,7 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: the prompt's text, if the answer begins with it.
+    grammar: what the answer must be, as in `Submit`.
     """
 
     prompt: list[int]
@@ -53,6 +54,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: str | None = None
+    grammar: str = ""
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -145,7 +147,7 @@ class Generation:
         if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
         stop_ids = set(body.stop_token_ids)
-        if not body.ignore_eos:
+        if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
             stop_ids |= self._service.tokenizer.eos_ids
         return Submit(
             id=f"{self._exchange.id}-{index}",
@@ -157,6 +159,7 @@ class Generation:
             priority=body.priority,
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
+            grammar=plan.grammar,
         )
 
     async def _whole(self, news: News, send: Send) -> None:
