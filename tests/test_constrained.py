@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
+import os
 import re
+import signal
 from typing import Any
 
 import jsonschema
@@ -20,7 +23,8 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Output, Sampling, Submit
-from tests.servers import TINY
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.servers import PATIENCE_SECONDS, TINY
 from tests.serving.engine_support import by_request, deployment, run, tokens_of
 
 SCHEMA = {
@@ -103,9 +107,11 @@ def check(name: str, text: str) -> None:
 
 
 def told(outputs: dict[str, list[Output]]) -> dict[str, Any]:
+    """Tokens, their logprobs and the end of each, in however many pieces they came."""
+    tokens = tokens_of([output for news in outputs.values() for output in news])
     return {
-        name: (tokens, [o.logprobs for o in outputs[name]], outputs[name][-1].finish_reason)
-        for name, tokens in tokens_of([o for news in outputs.values() for o in news]).items()
+        name: (tokens[name], [entry for o in news for entry in o.logprobs], news[-1].finish_reason)
+        for name, news in outputs.items()
     }
 
 
@@ -145,7 +151,8 @@ def test_logprobs_are_those_of_the_models_logits() -> None:
     tokens = [token for output in news for token in output.tokens]
     sampling = Sampling(temperature=0.0, prompt_logprobs=3)
     (free, *_) = answers(engine(), Submit("free", PROMPT + tokens, 1, sampling))["free"]
-    assert [entry for output in news for entry in output.logprobs] == free.prompt_logprobs[-len(tokens) :]
+    known = [changed(entry, rank=0) for entry in free.prompt_logprobs[-len(tokens) :]]
+    assert [entry for output in news for entry in output.logprobs] == known
 
 
 @settings(deadline=None, max_examples=25)
@@ -237,3 +244,40 @@ def test_an_engine_without_a_tokenizer_refuses_by_name() -> None:
     found = answers(driver, Submit("a", [1], 2, grammar=GRAMMARS["words"]), Submit("b", [1], 2))
     assert "cannot be constrained: there is no tokenizer" in (found["a"][-1].error or "")
     assert found["b"][-1].finish_reason == "length"
+
+
+async def _killed(signals: int) -> dict[str, list[Output]]:
+    """Answers of a server's engine that is killed as soon as some tokens of each of the others have come."""
+    config = EngineConfig(model=str(TINY), threads=1, max_model_len=256, max_num_seqs=4)
+    client = ProcessClient(config)
+    await client.start()
+    try:
+        found: dict[str, list[Output]] = {submit.id: [] for submit in everyone()}
+        heard = asyncio.Event()
+
+        async def follow(submit: Submit) -> None:
+            async for output in client.submit(submit):
+                found[submit.id].append(output)
+                heard.set()
+
+        following = [asyncio.create_task(follow(submit)) for submit in everyone()]
+        for number in range(signals):
+            before = sum(map(len, found.values()))
+            while sum(map(len, found.values())) < before + 20 + 30 * number:
+                heard.clear()
+                await heard.wait()
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            while client.restarts.get("killed", 0) == number or client.restarting:
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*following)
+        assert client.restarts["killed"] == signals
+        return found
+    finally:
+        await client.close()
+
+
+def test_engines_that_are_killed_change_no_answer() -> None:
+    """Some had begun, some waited, for a seat or until their grammar was compiled."""
+    found = asyncio.run(asyncio.wait_for(_killed(2), PATIENCE_SECONDS))
+    assert told(found) == told(undisturbed())

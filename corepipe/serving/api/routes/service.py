@@ -14,6 +14,7 @@ import msgspec
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.messages import Progress, Ready, Stats
@@ -68,6 +69,7 @@ class Service:
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
+        self.request_templates = RequestTemplates(tokenizer) if server.trust_request_chat_template else None
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
