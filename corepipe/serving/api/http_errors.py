@@ -86,6 +86,11 @@ def overflowed(message: str) -> ApiError:
     return ApiError(500, message, code="logits_overflow")
 
 
+def unconstrained(message: str) -> ApiError:
+    """500: the answer could not go on as its grammar wants; with other words, or another grammar, it may."""
+    return ApiError(500, message, code="constraint_failed")
+
+
 def internal() -> ApiError:
     """500, without a word of what went wrong: that is for the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")

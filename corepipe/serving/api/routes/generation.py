@@ -46,7 +46,7 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
-    grammar: what the answer is held to, if anything.
+    grammar: what the answer must be, as in `Submit`.
     """
 
     prompt: list[int]
@@ -153,7 +153,7 @@ class Generation:
         if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
         stop_ids = set(body.stop_token_ids)
-        if not body.ignore_eos:
+        if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
             stop_ids |= self._service.tokenizer.eos_ids
         submit = Submit(
             id=f"{self._exchange.sequences}-{index}",
