@@ -214,7 +214,10 @@ class LLM:
             max_tokens=self._max_model_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling(),
             stop_ids=sorted(
-                {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_ids)}
+                {
+                    *params.stop_token_ids,
+                    *(() if params.ignore_eos and not grammar else self._tokenizer.eos_ids),
+                }
             ),
             min_tokens=params.min_tokens,
             bad_words=spelled(params.bad_words, self._tokenizer),
