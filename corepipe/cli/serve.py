@@ -37,6 +37,8 @@ def serve(
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
     allow_special_tokens_in_text: options.SpecialTokensInText = False,
+    tool_call_parser: options.ToolCallParser = "auto",
+    reasoning_parser: options.ReasoningParser = "auto",
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
     otlp_traces_endpoint: options.TracesEndpoint = None,

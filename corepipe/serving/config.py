@@ -95,6 +95,8 @@ class ServerConfig(_Config):
     max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
     chat_template: str | None = None
     allow_special_tokens_in_text: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     verify: bool = False
     otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()

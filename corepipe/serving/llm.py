@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
@@ -24,7 +24,19 @@ from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
-from corepipe.serving.parts import Text, joined_logprobs, joined_text
+from corepipe.serving.parsing.choose import AUTO, Dialect, choose
+from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
+from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.parsing.tools import Offer, offered_by
+from corepipe.serving.parts import (
+    Call,
+    Said,
+    Text,
+    joined_calls,
+    joined_logprobs,
+    joined_reasoning,
+    joined_text,
+)
 from corepipe.serving.text_answer import TextAnswer
 
 Prompt = str | list[int]
@@ -50,9 +62,9 @@ FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
 class RequestOutput:
     """An answer.
 
-    finish_reason: "stop" (a stop token or string) or "length".  logprobs: one entry for each token id,
-    prompt_logprobs one for each prompt token after the first; empty where not asked for.  device: what
-    the emulated device would have taken.
+    finish_reason: "stop" (a stop token or string), "length" or "tool_calls".  logprobs: one entry for each
+    token id, prompt_logprobs one for each prompt token after the first; empty where not asked for.  device:
+    what the emulated device would have taken.  tool_calls, reasoning: of a chat.
     """
 
     prompt: str | None
@@ -64,31 +76,51 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs]
     cached_tokens: int
     device: DeviceTimes | None
+    tool_calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt, and how its answer is read."""
+
+    prompt: Prompt
+    reading: Reading | None = None
 
 
 class LLM:
     """A model, loaded and ready; use it in a `with` statement, or `close` it.
 
-    `options` are the fields of EngineConfig.  Raises UserError where the model or an option is at fault.
+    `options` are the fields of EngineConfig.  How the model writes tool calls and reasoning is what its files
+    say, unless the parsers are named.  Raises UserError where the model or an option is at fault.
     """
 
-    def __init__(self, model: str | Path = hub.DEFAULT_MODEL, **options: object) -> None:
+    def __init__(
+        self,
+        model: str | Path = hub.DEFAULT_MODEL,
+        *,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+        **options: object,
+    ) -> None:
         with _options_for_flags():
             _check_names(options)
             path = str(model) if isinstance(model, Path) else model
             config = validated(EngineConfig, {"model": path, **options})
             tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
-            self._open(assemble(config, lambda _what, _done: None), tokenizer)
+            dialect = choose(tokenizer, tool_call_parser, reasoning_parser)
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, dialect)
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
         """Takes a deployment over that is loaded already."""
         llm = cls.__new__(cls)
-        llm._open(deployment, tokenizer)
+        llm._open(deployment, tokenizer, choose(tokenizer))
         return llm
 
-    def _open(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
+    def _open(self, deployment: Deployment, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._tokenizer = tokenizer
+        self._dialect = dialect
         self._driver = Driver(deployment)
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
@@ -106,7 +138,11 @@ class LLM:
         after `close`.
         """
         self._check_open()
-        listed = _listed(prompts)
+        return self._answers([_Asked(prompt) for prompt in _listed(prompts)], params)
+
+    def _answers(
+        self, listed: Sequence[_Asked], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(listed))
         with _options_for_flags():
             sequences = [self._sequence(*pair) for pair in zip(listed, each, strict=True)]
@@ -121,21 +157,34 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         allow_special_tokens_in_text: bool = False,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, put into words by the model's chat template.
 
         What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
-        these are allowed.
+        these are allowed.  `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.
         """
         self._check_open()
+        offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
+        check_callable(self._dialect, offer)
         encode = self._spelled if allow_special_tokens_in_text else self._said
-        return self.generate([encode(turns) for turns in _conversations(messages)], params)
+        asked = [self._asked(encode(turns, offer), offer) for turns in _conversations(messages)]
+        return self._answers(asked, params)
 
-    def _said(self, messages: Conversation) -> Prompt:
-        return self._tokenizer.encode_chat(self._tokenizer.render_chat(messages))
+    def _asked(self, prompt: list[int], offer: Offer | None) -> _Asked:
+        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return _Asked(prompt, reading_of(self._dialect, offer, tail))
 
-    def _spelled(self, messages: Conversation) -> Prompt:
-        text = self._tokenizer.apply_chat_template(messages)
+    def _said(self, messages: Conversation, offer: Offer | None) -> list[int]:
+        turns, variables = template_input(messages, offer, self._dialect)
+        return self._tokenizer.encode_chat(self._tokenizer.render_chat(turns, **variables))
+
+    def _spelled(self, messages: Conversation, offer: Offer | None) -> list[int]:
+        turns, variables = template_input(messages, offer, self._dialect)
+        text = self._tokenizer.apply_chat_template(turns, **variables)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def close(self) -> None:
@@ -178,7 +227,8 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams) -> _Sequence:
+    def _sequence(self, asked: _Asked, params: SamplingParams) -> _Sequence:
+        prompt = asked.prompt
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
@@ -192,18 +242,20 @@ class LLM:
             ),
             min_tokens=params.min_tokens,
         )
-        pieces = Pieces(self._tokenizer, params.skip_special_tokens)
-        return _Sequence(text, submit, params, pieces)
+        marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
+        pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
+        answer = TextAnswer(0, submit, params, pieces, reading=asked.reading)
+        return _Sequence(text, submit, answer)
 
 
 class _Sequence:
     """One answer as it grows."""
 
-    def __init__(self, prompt: str | None, submit: Submit, params: SamplingParams, pieces: Pieces) -> None:
+    def __init__(self, prompt: str | None, submit: Submit, answer: TextAnswer) -> None:
         self.submit = submit
         self._prompt = prompt
-        self._answer = TextAnswer(0, submit, params, pieces)
-        self._texts: list[Text] = []
+        self._answer = answer
+        self._parts: list[Said] = []
         self._tokens: list[int] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._device: DeviceTimes | None = None
@@ -220,23 +272,26 @@ class _Sequence:
         self._device = output.device
         if self.ended:
             return
-        self._texts += [part for part in self._answer.take(output) if isinstance(part, Text)]
+        self._parts += self._answer.take(output)
         self._tokens += output.tokens[: self._answer.generated - len(self._tokens)]
         self._prompt_logprobs += output.prompt_logprobs
 
     def result(self) -> RequestOutput:
         """The whole answer."""
-        logprobs, finish = joined_logprobs(self._texts), self._answer.finish
+        texts = [part for part in self._parts if isinstance(part, Text)]
+        logprobs, finish = joined_logprobs(texts), self._answer.finish
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self.submit.prompt,
-            text=joined_text(self._texts),
+            text=joined_text(texts),
             token_ids=self._tokens,
             finish_reason=finish.finish_reason if finish else "",
             logprobs=[entry for entry in logprobs.entries if entry] if logprobs else [],
             prompt_logprobs=self._prompt_logprobs,
             cached_tokens=self._answer.cached,
             device=self._device,
+            tool_calls=joined_calls(self._parts),
+            reasoning=joined_reasoning(self._parts),
         )
 
 

@@ -40,6 +40,8 @@ from tests.deploy.charts import (
 SETTINGS = {
     "verify": (True, "verify"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
+    "toolCallParser": ("hermes", "tool_call_parser"),
+    "reasoningParser": ("qwen3", "reasoning_parser"),
     "format": ("bf16", "format"),
     "seed": (3, "seed"),
     "instance": ("trn1.2xlarge", "instance"),

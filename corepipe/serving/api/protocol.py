@@ -230,7 +230,7 @@ def _explained(error: msgspec.ValidationError) -> ApiError:
     text, _, path = str(error).partition(" - at `$")
     param = path.rstrip("`").lstrip(".")
     if text.startswith("Object missing required field"):
-        missing = text.split("`")[1]
+        missing = ".".join(filter(None, (param, text.split("`")[1])))
         return invalid(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
     code = "invalid_type" if ", got `" in text else "invalid_value"
     return invalid(f"Invalid '{param}': {text[0].lower()}{text[1:]}.", param, code)

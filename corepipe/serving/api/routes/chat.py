@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.text.chat import TemplateRefusalError
-from corepipe.serving.api.chat import joined, plain_messages
+from corepipe.serving.api.chat import Plain, joined, plain_messages
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import (
     MAX_LOGPROBS,
@@ -19,12 +21,23 @@ from corepipe.serving.api.protocol import (
     Neutral,
 )
 from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape
 from corepipe.serving.api.routes.endpoint import Endpoint
 from corepipe.serving.api.routes.generation import Plan
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Vocabulary
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
-from corepipe.serving.parts import Finish, Logprobs
+from corepipe.serving.parsing.prompt import (
+    TAIL_TOKENS,
+    check_callable,
+    reading_of,
+    reasoning_variables,
+    template_input,
+)
+from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -34,7 +47,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         list[dict[str, Any]],
         Meta(
             max_length=MAX_MESSAGES,
-            description="roles system, developer (as system), user, assistant; text or parts of type text",
+            description="roles system, developer (as system), user, assistant, tool; text or parts of it",
         ),
     ]
     max_tokens: Annotated[
@@ -48,6 +61,20 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
     ] = 0
 
+    # Tools and reasoning.
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(description="functions that the model may call: [tools](tools.md)"),
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Meta(description="none, auto (the default), required, one function, or `allowed_tools`"),
+    ] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call")] = True
+    reasoning_effort: Annotated[
+        Effort | None, Meta(description="none: no reasoning; else as the chat template has it")
+    ] = None
+
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         super().check(vocab_size, max_num_seqs)
         if self.top_logprobs and not self.logprobs:
@@ -56,9 +83,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 NEUTRAL_CHAT: Mapping[str, Neutral] = {
     **NEUTRAL_EVERYWHERE,
-    "tools": Neutral(([],)),
-    "tool_choice": Neutral(("none", "auto")),
-    "parallel_tool_calls": Neutral((True, False)),
     "functions": Neutral(([],)),
     "function_call": Neutral(("none", "auto")),
     "modalities": Neutral((["text"],)),
@@ -66,7 +90,6 @@ NEUTRAL_CHAT: Mapping[str, Neutral] = {
     "prediction": Neutral(),
     "moderation": Neutral(),
     "web_search_options": Neutral(),
-    "reasoning_effort": Neutral(("none",)),
     "verbosity": Neutral(("medium",)),
     "prompt_cache_retention": Neutral(("in_memory",)),
     "prompt_cache_options": Neutral(),
@@ -95,18 +118,32 @@ class ChatLogprobs(Strict):
     refusal: None
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Strict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     annotations: list[Any]
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Strict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: str | int | None
 
 
@@ -134,10 +171,15 @@ class Chat(Endpoint[ChatRequest]):
         self._shape = ChatShape(service.tokenizer)
 
     def renderer(self, body: ChatRequest, envelope: Envelope) -> Renderer:
-        return ChoicesRenderer(self._shape, envelope, usage_chunk=body.usage_chunk)
+        kind = ChatRenderer if body.tools or self.service.dialect.reasoning else ChoicesRenderer
+        return kind(self._shape, envelope, usage_chunk=body.usage_chunk)
 
     async def plan(self, body: ChatRequest) -> list[Plan]:
-        ids = await encode_chat(self.service, body.messages, self.service.require_ready().max_model_len)
+        service = self.service
+        offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        check_callable(service.dialect, offer)
+        prompt = ChatPrompt(body.messages, offer, body.reasoning_effort)
+        ids = await encode_chat(service, prompt, service.require_ready().max_model_len)
         if not ids:
             raise invalid("messages render to an empty prompt.", "messages")
         return [
@@ -146,12 +188,28 @@ class Chat(Endpoint[ChatRequest]):
                 source="messages",
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 logprobs=body.top_logprobs if body.logprobs else None,
+                reading=self._reading(offer, ids),
             )
         ]
 
+    def _reading(self, offer: Offer | None, prompt: list[int]) -> Reading | None:
+        tokenizer, dialect = self.service.tokenizer, self.service.dialect
+        if offer is None and dialect.reasoning is None:
+            return None
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return reading_of(dialect, offer, tail)
+
+
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """What a chat template is given, as the request has it."""
+
+    messages: list[dict[str, Any]]
+    offer: Offer | None = None
+    effort: str | None = None
+
 
 async def encode_chat(
-    service: Service, messages: list[dict[str, object]], most: int, add_special_tokens: bool = False
+    service: Service, prompt: ChatPrompt, most: int, add_special_tokens: bool = False
 ) -> list[int]:
     """The prompt of a chat, up to where the assistant speaks; special tokens in it are the template's alone,
     unless the server allows texts to spell them.
@@ -159,19 +217,21 @@ async def encode_chat(
     Raises ApiError, also for more than `most` tokens, and UserError for what the template refuses; one that
     takes its time holds up nobody else.
     """
-    plain = plain_messages(messages)
+    plain = plain_messages(prompt.messages)
     tokenizer = service.tokenizer
     if not tokenizer.has_chat_template:
         message = "This model has no chat template: use /v1/completions."
         raise invalid(message, "messages", "unsupported_value")
+    turns, variables = template_input(plain, prompt.offer, service.dialect)
+    variables |= reasoning_variables(prompt.effort, tokenizer.chat_template)
     allowed = service.special_tokens_in_text
     render = tokenizer.apply_chat_template if allowed else tokenizer.render_chat
     encode: Callable[[str, bool], list[int]] = tokenizer.encode if allowed else tokenizer.encode_chat
-    text = await service.beside(LONG_TEXT, lambda: _rendered(render, plain))
+    text = await service.beside(LONG_TEXT, lambda: _rendered(partial(render, **variables), turns))
     return await service.encode(text, "messages", most, lambda one: encode(one, add_special_tokens))
 
 
-def _rendered(render: Callable[[list[dict[str, str]]], str], messages: list[dict[str, str]]) -> str:
+def _rendered(render: Callable[[Sequence[Plain]], str], messages: list[Plain]) -> str:
     """The prompt's text; messages of one speaker are joined for templates that want roles to alternate."""
     try:
         return render(messages)
@@ -180,58 +240,6 @@ def _rendered(render: Callable[[list[dict[str, str]]], str], messages: list[dict
         if len(turns) == len(messages):
             raise
         return render(turns)
-
-
-class ChatShape:
-    """`chat.completion` and `chat.completion.chunk`."""
-
-    whole_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None, None)
-
-    def piece(self, index: int) -> tuple[bytes, bytes]:
-        before = b'{"index":%d,"delta":{"content":' % index
-        return before, b'},"logprobs":null,"finish_reason":null,"stop_reason":null}'
-
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
-        return self._choice(index, {"content": text} if text else {}, logprobs, finish)
-
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]:
-        choice = self._choice(index, {}, logprobs, finish)
-        del choice["delta"]
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        return choice
-
-    def _choice(
-        self, index: int, delta: dict[str, Any], logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": finish and finish.finish_reason,
-            "stop_reason": finish and finish.stop_reason,
-        }
-
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
-        entries = [entry for entry in logprobs.entries if entry is not None]
-        content = [
-            self._token(entry.token, entry.logprob)
-            | {"top_logprobs": [self._token(token, value) for token, value in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._vocabulary.decode_token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
 
 
 ROUTE = Route(

@@ -16,7 +16,7 @@ from corepipe.serving.api.http_errors import (
     unavailable,
 )
 from corepipe.serving.messages import Output
-from corepipe.serving.parts import Finish, Text
+from corepipe.serving.parts import Said
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished, RequestMetrics
 from corepipe.serving.text_answer import TextAnswer
@@ -49,7 +49,7 @@ class Choice:
     def ended(self) -> bool:
         return self.answer.finish is not None or self.failure is not None
 
-    def take(self, output: Output) -> list[Text | Finish]:
+    def take(self, output: Output) -> list[Said]:
         """The parts that `output` adds; raises ApiError if it says that the request failed."""
         answer = self.answer
         if output.finish_reason in ("error", "abort"):

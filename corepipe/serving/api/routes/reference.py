@@ -168,6 +168,8 @@ def _values(field: Mapping[str, Any]) -> str:
         return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
     if "$ref" in field:
         return "object"
+    if "enum" in field:
+        return " or ".join(f"`{_json(one)}`" for one in field["enum"] if one is not None)
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"

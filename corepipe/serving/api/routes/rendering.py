@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from corepipe.serving.messages import DeviceTimes
-from corepipe.serving.parts import Finish, Logprobs, Text, joined_logprobs, joined_text
+from corepipe.serving.parts import Finish, Logprobs, Said, Text, joined_logprobs, joined_text
 from corepipe.serving.telemetry.lateness import Verdict
 
 encode = msgspec.json.encode
@@ -56,8 +56,8 @@ class Emulated(msgspec.Struct, frozen=True):
         }
 
 
-Part = Text | Finish | Usage | Emulated
-"""Of what answers consist.  Texts and ends bear their choice's index, the others are of the whole answer."""
+Part = Said | Usage | Emulated
+"""Of what answers consist.  What a choice says bears its index, the others are of the whole answer."""
 
 
 class Renderer(Protocol):
@@ -157,20 +157,21 @@ class ChoicesRenderer:
         return b"data: [DONE]\n\n"
 
     def whole(self, parts: Sequence[Part]) -> bytes:
-        texts: dict[int, list[Text]] = {}
+        said: dict[int, list[Said]] = {}
         ends: dict[int, Finish] = {}
         fields: dict[str, Any] = {}
         for part in parts:
-            if isinstance(part, Text):
-                texts.setdefault(part.choice, []).append(part)
+            if isinstance(part, Usage | Emulated):
+                fields |= _answer_fields(part)
             elif isinstance(part, Finish):
                 ends[part.choice] = part
             else:
-                fields |= _answer_fields(part)
-        choices = [self._whole(texts.get(index, []), ends[index]) for index in sorted(ends)]
+                said.setdefault(part.choice, []).append(part)
+        choices = [self._whole(said.get(index, []), ends[index]) for index in sorted(ends)]
         return encode({**self._envelope.fields(self._shape.whole_kind), "choices": choices, **fields})
 
-    def _whole(self, texts: Sequence[Text], finish: Finish) -> dict[str, Any]:
+    def _whole(self, said: Sequence[Said], finish: Finish) -> dict[str, Any]:
+        texts = [part for part in said if isinstance(part, Text)]
         return self._shape.whole(finish.choice, joined_text(texts), joined_logprobs(texts), finish)
 
     def _piece(self, index: int, text: str) -> bytes:
@@ -197,7 +198,7 @@ def _sorted(parts: Iterable[Part]) -> tuple[list[Text], Finish | None, bytes]:
             texts.append(part)
         elif isinstance(part, Finish):
             finish = part
-        else:
+        elif isinstance(part, Usage | Emulated):
             fields |= _answer_fields(part)
     return texts, finish, b"," + encode(fields)[1:-1] if fields else b""
 

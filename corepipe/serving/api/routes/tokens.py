@@ -13,10 +13,11 @@ from starlette.responses import Response
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest, Neutral
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.chat import encode_chat
+from corepipe.serving.api.routes.chat import ChatPrompt, encode_chat
 from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.parsing.tools import MAX_TOOLS, Tool, offered
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""
@@ -29,6 +30,10 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     messages: Annotated[
         Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
         Meta(description="as for chat, instead of `prompt`"),
+    ] = None
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(description="as for chat, beside `messages`"),
     ] = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="default: true for a prompt, false for chat")
@@ -98,7 +103,10 @@ async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
     special = asked.add_special_tokens
     if asked.messages is not None:
-        return await encode_chat(service, asked.messages, most, bool(special))
+        prompt = ChatPrompt(asked.messages, offered(asked.tools))
+        return await encode_chat(service, prompt, most, bool(special))
+    if asked.tools:
+        raise invalid("tools are for messages, not for a prompt.", "tools")
     encode = service.tokenizer.encode
     return await service.encode(
         asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
