@@ -17,6 +17,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
+from corepipe.serving.bad_words import spelled
+from corepipe.serving.chat_variables import checked_variables
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
@@ -24,10 +26,10 @@ from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
-from corepipe.serving.parsing.choose import AUTO, Dialect, choose
+from corepipe.serving.parsing.choose import AUTO, choose
 from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
 from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tools import Offer, offered_by
+from corepipe.serving.parsing.tools import offered_by
 from corepipe.serving.parts import (
     Call,
     Said,
@@ -108,19 +110,23 @@ class LLM:
             path = str(model) if isinstance(model, Path) else model
             config = validated(EngineConfig, {"model": path, **options})
             tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
-            dialect = choose(tokenizer, tool_call_parser, reasoning_parser)
-            self._open(assemble(config, lambda _what, _done: None), tokenizer, dialect)
+            parsers = (tool_call_parser, reasoning_parser)
+            choose(tokenizer, *parsers)  # before anything is loaded
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, parsers)
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
         """Takes a deployment over that is loaded already."""
         llm = cls.__new__(cls)
-        llm._open(deployment, tokenizer, choose(tokenizer))
+        llm._open(deployment, tokenizer)
         return llm
 
-    def _open(self, deployment: Deployment, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def _open(
+        self, deployment: Deployment, tokenizer: Tokenizer, parsers: tuple[str, str] = (AUTO, AUTO)
+    ) -> None:
         self._tokenizer = tokenizer
-        self._dialect = dialect
+        self._parsers = parsers
+        self._dialect = choose(tokenizer, *parsers)
         self._driver = Driver(deployment)
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
@@ -152,7 +158,7 @@ class LLM:
                 self._drop_rest()
         return [sequence.result() for sequence in sequences]
 
-    def chat(
+    def chat(  # noqa: PLR0913 -- as many as there are fields of a chat
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -161,31 +167,45 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, put into words by the model's chat template.
 
         What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
         these are allowed.  `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.
+        chat_template: in place of the model's.  The prompt ends where the assistant begins to speak, or
+        (`continue_final_message`) within the last message, or (`add_generation_prompt=False`) after it.
+        chat_template_kwargs: variables for the template.
         """
         self._check_open()
+        tokenizer, dialect = self._tokenizer, self._dialect
+        if chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(chat_template)
+            dialect = choose(tokenizer, *self._parsers)
+        if continue_final_message and add_generation_prompt:
+            raise UserError(
+                "continue_final_message goes on with the last message, and add_generation_prompt begins "
+                "another: give one of them",
+                "continue_final_message",
+            )
         offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
-        check_callable(self._dialect, offer)
-        encode = self._spelled if allow_special_tokens_in_text else self._said
-        asked = [self._asked(encode(turns, offer), offer) for turns in _conversations(messages)]
-        return self._answers(asked, params)
+        check_callable(dialect, offer)
+        begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        given = checked_variables(chat_template_kwargs or {})
 
-    def _asked(self, prompt: list[int], offer: Offer | None) -> _Asked:
-        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-        return _Asked(prompt, reading_of(self._dialect, offer, tail))
+        def asked(messages: Conversation) -> _Asked:
+            turns, told = template_input(messages, offer, dialect)
+            render = tokenizer.apply_chat_template if allow_special_tokens_in_text else tokenizer.render_chat
+            text = render(turns, begins, continue_final_message, **{**given, **told})
+            encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
+            prompt = encode(text, add_special_tokens=False)
+            tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+            return _Asked(prompt, reading_of(dialect, offer, tail))
 
-    def _said(self, messages: Conversation, offer: Offer | None) -> list[int]:
-        turns, variables = template_input(messages, offer, self._dialect)
-        return self._tokenizer.encode_chat(self._tokenizer.render_chat(turns, **variables))
-
-    def _spelled(self, messages: Conversation, offer: Offer | None) -> list[int]:
-        turns, variables = template_input(messages, offer, self._dialect)
-        text = self._tokenizer.apply_chat_template(turns, **variables)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._answers([asked(turns) for turns in _conversations(messages)], params)
 
     def close(self) -> None:
         """Frees the model; once is enough."""
@@ -241,6 +261,7 @@ class LLM:
                 {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_ids)}
             ),
             min_tokens=params.min_tokens,
+            bad_words=spelled(params.bad_words, self._tokenizer),
         )
         marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
         pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)

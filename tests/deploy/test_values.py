@@ -39,6 +39,7 @@ from tests.deploy.charts import (
 
 SETTINGS = {
     "verify": (True, "verify"),
+    "trustRequestChatTemplate": (True, "trust_request_chat_template"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
     "toolCallParser": ("hermes", "tool_call_parser"),
     "reasoningParser": ("qwen3", "reasoning_parser"),

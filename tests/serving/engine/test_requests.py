@@ -56,6 +56,12 @@ def test_parameters_that_no_sampler_can_follow_are_refused(params: Sampling) -> 
         to_request(Submit("a", [1], 1, params), 0.0, 0, vocab_size=100, max_model_len=8)
 
 
+@pytest.mark.parametrize("words", [[[]], [[1], []], [[100]], [[1, -1]]])
+def test_bad_words_that_no_answer_can_have_are_refused(words: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="bad_words"):
+        to_request(Submit("a", [1], 1, bad_words=words), 0.0, 0, vocab_size=100, max_model_len=8)
+
+
 def test_no_tokens_to_generate_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         to_request(Submit("a", [1], 0), 0.0, 0, vocab_size=100, max_model_len=8)

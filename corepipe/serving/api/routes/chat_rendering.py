@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Vocabulary
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Told
+from corepipe.serving.api.routes.token_details import Vocabulary
 from corepipe.serving.parts import (
     CallArguments,
     CallStart,
     Finish,
     Logprobs,
     Reasoning,
-    Said,
     joined_calls,
     joined_reasoning,
 )
@@ -24,6 +24,7 @@ class ChatShape:
 
     whole_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    one_prompt = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -74,9 +75,8 @@ class ChatShape:
 class ChatRenderer(ChoicesRenderer):
     """Answers that may hold reasoning and calls.  A message that says nothing has no content: null."""
 
-    def opening(self, choices: int) -> bytes:
-        delta = {"role": "assistant", "content": None}
-        return b"".join(self._delta(index, delta) for index in range(choices))
+    def _opened(self, index: int) -> dict[str, Any] | None:
+        return _said(index, {"role": "assistant", "content": None})
 
     def event(self, parts: Sequence[Part]) -> bytes:
         """A chunk for each kind of parts that follows another; the end shares one with text alone."""
@@ -92,21 +92,24 @@ class ChatRenderer(ChoicesRenderer):
         return super().event(parts)
 
     def _delta(self, index: int, delta: dict[str, Any]) -> bytes:
-        ends = {"logprobs": None, "finish_reason": None, "stop_reason": None}
-        return self._chunk({"index": index, "delta": delta, **ends}, b"")
+        return self._chunk(_said(index, delta), b"")
 
-    def _whole(self, said: Sequence[Said], finish: Finish) -> dict[str, Any]:
-        choice = super()._whole(said, finish)
+    def _whole(self, index: int, told: Told) -> dict[str, Any]:
+        choice = super()._whole(index, told)
         message = choice["message"]
         message["content"] = message["content"] or None
-        if thoughts := joined_reasoning(said):
+        if thoughts := joined_reasoning(told.others):
             message |= _reasoning(thoughts)
-        if calls := joined_calls(said):
+        if calls := joined_calls(told.others):
             message["tool_calls"] = [
                 {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
                 for one in calls
             ]
         return choice
+
+
+def _said(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
 def _kind(part: Part) -> str:

@@ -158,7 +158,7 @@ def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequ
     }
     if "messages" in properties:
         properties["messages"] = _with_items(properties["messages"])
-    accepted = {name: _accepted(one) for name, one in neutral.items()}
+    accepted = {name: _accepted(one) for name, one in neutral.items() if name not in properties}
     return schema | {"properties": properties | accepted, "additionalProperties": False}
 
 

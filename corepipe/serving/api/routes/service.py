@@ -14,10 +14,11 @@ import msgspec
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.messages import Progress, Ready, Stats
-from corepipe.serving.parsing.choose import choose
+from corepipe.serving.parsing.choose import Dialect, choose
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
@@ -70,6 +71,7 @@ class Service:
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
+        self.request_templates = RequestTemplates(tokenizer) if server.trust_request_chat_template else None
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
@@ -83,7 +85,8 @@ class Service:
         self.on_failure: Callable[[], None] = _nothing
         self.shown = Pieces(tokenizer, skip_special_tokens=True)
         self.raw = Pieces(tokenizer, skip_special_tokens=False)
-        self.dialect = choose(tokenizer, server.tool_call_parser, server.reasoning_parser)
+        self._parsers = (server.tool_call_parser, server.reasoning_parser)
+        self.dialect = choose(tokenizer, *self._parsers)
         self._marked: dict[tuple[bool, bool], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
 
@@ -144,6 +147,10 @@ class Service:
             message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
+
+    def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
+        """How the model writes under this tokenizer's template, which may be a request's own."""
+        return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
 
     def pieces(self, reading: Reading | None) -> Pieces:
         """The bytes of tokens without the special ones, but for those that tell calls from text."""
