@@ -29,6 +29,7 @@ VARIANTS = {
     "biased": Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}),
     "prompt": Sampling(temperature=0.0, prompt_logprobs=2, logprobs=0),
     "bad words": Sampling(temperature=0.9, seed=2),
+    "allowed": Sampling(temperature=1.2, seed=4, logprobs=1, allowed_token_ids=[1, *range(7, 300, 9)]),
 }
 
 
@@ -91,6 +92,13 @@ def test_bad_words_are_not_said() -> None:
     assert len(said) > TOKENS // 2
     for word in submit.bad_words:
         assert not any(said[at : at + len(word)] == word for at in range(len(said)))
+
+
+def test_no_other_tokens_are_said_than_those_allowed() -> None:
+    submit, outputs = whole("allowed")
+    said = {token for output in outputs for token in output.tokens}
+    assert said <= {*(submit.sampling.allowed_token_ids or ())}
+    assert len(said) > 4
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,19 @@ def test_a_bad_word_is_not_said(client: openai.OpenAI) -> None:
     assert "Paris" in client.completions.create(**asked, extra_body={"bad_words": ["London"]}).choices[0].text
 
 
+def test_only_allowed_tokens_are_said(server: Served, client: openai.OpenAI) -> None:
+    """A label of a few, as classifiers ask for it, with sampling and without."""
+    labels = [" Paris", " London", " Rome"]
+    tokens = [server.post("/tokenize", json={"prompt": label}).json()["tokens"] for label in labels]
+    assert all(len(one) == 1 for one in tokens)
+    extra = {"allowed_token_ids": [one[0] for one in tokens]}
+    asked = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 1}
+    greedy = client.completions.create(**asked, temperature=0, extra_body=extra)
+    assert greedy.choices[0].text == " Paris"
+    drawn = client.completions.create(**asked, temperature=2, seed=1, n=16, extra_body=extra)
+    assert {one.text for one in drawn.choices} <= {*labels}
+
+
 def test_the_assistants_last_message_is_continued(client: openai.OpenAI) -> None:
     said = {"role": "assistant", "content": "The capital of France is the beautiful city of"}
     extra = {"continue_final_message": True, "add_generation_prompt": False}
@@ -100,8 +113,10 @@ def test_a_prompts_logprobs_are_those_of_an_echo_with_their_ranks(server: Served
     own = [entry[str(token)] for token, entry in zip(ids[1:], told[1:], strict=True)]
     assert [one["logprob"] for one in own] == first["logprobs"]["token_logprobs"][1 : len(ids)]
     for one, entry in zip(own, told[1:], strict=True):
-        better = [other["logprob"] for other in entry.values() if other["logprob"] > one["logprob"]]
-        assert one["rank"] == len(better) + 1 or one["rank"] > len(better) == 20
+        better = sum(other["logprob"] > one["logprob"] for other in entry.values())
+        alike = sum(other["logprob"] == one["logprob"] for other in entry.values())
+        assert better < one["rank"]
+        assert one["rank"] <= better + alike or better == 20
     assert {one["rank"] for one in own} >= {1, 2}
 
 

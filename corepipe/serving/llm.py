@@ -17,7 +17,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.bad_words import spelled
+from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.chat_variables import checked_variables
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Pieces
@@ -266,7 +266,7 @@ class LLM:
         marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
         pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
         answer = TextAnswer(0, submit, params, pieces, reading=asked.reading)
-        return _Sequence(text, submit, answer)
+        return _Sequence(text, require_some(submit), answer)
 
 
 class _Sequence:

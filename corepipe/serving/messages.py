@@ -32,6 +32,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
     prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    """What may be drawn; None: every token."""
 
     @classmethod
     def of(cls, asked: object, **others: object) -> Sampling:

@@ -68,7 +68,8 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
 
     max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
-    `include_stop_str_in_output`.  bad_words: what the text must not have.  logprobs, prompt_logprobs:
+    `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
+    that it may have.  logprobs, prompt_logprobs:
     alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
     tokens; -inf bans one.
 
@@ -95,8 +96,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             raise _wrong("stop", "a string, or several", self.stop)
         if not _all(self.bad_words, str) or not all(word.strip() for word in self.bad_words):
             raise _wrong("bad_words", "several words", self.bad_words)
-        if not _all(self.stop_token_ids, Integral) or any(token < 0 for token in self.stop_token_ids):
+        if not _are_tokens(self.stop_token_ids):
             raise _wrong("stop_token_ids", "token ids", self.stop_token_ids)
+        allowed = self.allowed_token_ids
+        if allowed is not None and (not allowed or not _are_tokens(allowed)):
+            raise _wrong("allowed_token_ids", "token ids or None", allowed)
         self._check_bias()
 
     def _check_bias(self) -> None:
@@ -113,7 +117,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     def sampling(self) -> Sampling:
         """The part that concerns the draw of a token, as the engine takes it."""
-        return Sampling.of(self, logit_bias=dict(self.logit_bias))
+        allowed = self.allowed_token_ids
+        ids = None if allowed is None else [int(token) for token in allowed]
+        return Sampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
 
 
 def _all(values: object, kind: type) -> bool:
@@ -123,6 +129,10 @@ def _all(values: object, kind: type) -> bool:
         and not isinstance(values, str | bytes)
         and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
     )
+
+
+def _are_tokens(values: object) -> bool:
+    return _all(values, Integral) and all(value >= 0 for value in values)  # type: ignore[attr-defined]
 
 
 def _wrong(name: str, wanted: str, value: object) -> UserError:

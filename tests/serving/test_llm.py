@@ -178,6 +178,17 @@ def test_bad_words_are_sent_as_their_tokens(llm: LLM, monkeypatch: pytest.Monkey
         SamplingParams(bad_words=[""])
 
 
+def test_where_no_token_is_left_it_is_said_before_one_is_drawn(llm: LLM) -> None:
+    (a,) = byte_tokenizer().encode("a")
+    for others in ({"bad_words": ["a"]}, {"bad_words": ["aa"]}, {"logit_bias": {a: -np.inf}}):
+        with pytest.raises(UserError, match="leave none") as caught:
+            llm.generate("abc", SamplingParams(allowed_token_ids=[a], **others))  # type: ignore[arg-type]
+        assert caught.value.param == "allowed_token_ids"
+    with pytest.raises(UserError, match="leave none"):
+        llm.generate("abc", SamplingParams(allowed_token_ids=[EOS], min_tokens=1))
+    llm.generate("abc", SamplingParams(allowed_token_ids=[a], bad_words=["b", "ba"], max_tokens=2))
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> None:
     with pytest.raises(UserError, match="tokens"):
         llm.generate(["abc", "x" * 300], GREEDY)
@@ -206,6 +217,7 @@ def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> 
         ("skip_special_tokens", ["no"]),
         ("logit_bias", [[1], {"a": 1.0}, {1: "x"}, {1: float("nan")}, {1: float("inf")}, None]),
         ("bad_words", ["x", [1], [""], [" "], None]),
+        ("allowed_token_ids", [[], 5, [-1], ["a"], [True]]),
         ("logprobs", [-1, 1.5, True]),
         ("prompt_logprobs", [-1, "2"]),
     ],

@@ -20,6 +20,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
+MAX_ALLOWED = 2**18
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
@@ -86,6 +87,10 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         list[BadWord],
         Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not have"),
     ] = []
+    allowed_token_ids: Annotated[
+        Annotated[list[Count], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Meta(description="tokens that the answer may have, and no others"),
+    ] = None
     include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
     ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
     min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
@@ -144,6 +149,10 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
             raise invalid(
                 f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids"
             )
+        if max(self.allowed_token_ids or (0,)) >= vocab_size:
+            raise invalid(
+                f"allowed_token_ids must be below the vocabulary's size, {vocab_size}.", "allowed_token_ids"
+            )
         for token in self.logit_bias:
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
                 raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
@@ -186,7 +195,6 @@ NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
     "use_beam_search": Neutral((False,)),
     "length_penalty": Neutral((1.0,)),
     "spaces_between_special_tokens": Neutral((True,)),
-    "allowed_token_ids": Neutral(),
     "structured_outputs": Neutral(),
 }
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from corepipe.scheduler.request import Request, Status
 from corepipe.serving.messages import Sampling, Submit
 from corepipe.serving.params import FLOAT32_MAX, NUMBERS
@@ -14,16 +17,21 @@ _CHECKED = tuple(name for name in Sampling.__struct_fields__ if name in NUMBERS 
 """A seed may be any number: it counts modulo 2**64."""
 
 
+def _nothing() -> npt.NDArray[np.int32]:
+    return np.empty(0, np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
     """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone.
 
-    bad_words: sequences of tokens that the answer must not have.
+    bad_words: sequences of tokens that the answer must not have; not_allowed: single ones, in order.
     """
 
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
+    not_allowed: npt.NDArray[np.int32] = field(default_factory=_nothing, kw_only=True)
 
 
 def to_request(
@@ -57,11 +65,21 @@ def to_request(
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,
         bad_words=submit.bad_words,
+        not_allowed=_others(submit.sampling.allowed_token_ids, vocab_size),
     )
     if submit.replay:
         request.status = Status.PREEMPTED
     request.extend(submit.generated)
     return request
+
+
+def _others(allowed: list[int] | None, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The tokens that are not among these; None allows all."""
+    if allowed is None:
+        return _nothing()
+    others = np.full(vocab_size, fill_value=True)
+    others[allowed] = False
+    return np.flatnonzero(others).astype(np.int32)
 
 
 def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -100,6 +118,9 @@ def _check_bad_words(sequences: Sequence[Sequence[int]], vocab_size: int) -> Non
 
 
 def _check_ids(params: Sampling, vocab_size: int) -> None:
+    allowed = params.allowed_token_ids
+    if allowed is not None and not (allowed and min(allowed) >= 0 and max(allowed) < vocab_size):
+        raise ValueError(f"allowed_token_ids must be tokens of the vocabulary of {vocab_size}")
     if not all(0 <= token < vocab_size for token in params.logit_bias):
         raise ValueError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
     if not all(abs(bias) <= FLOAT32_MAX or bias == -math.inf for bias in params.logit_bias.values()):

@@ -92,7 +92,7 @@ class Runner:
         self._requests[request.id] = RequestInputs(
             request,
             pack_scalars(params, request.seed),
-            RowLists.of(request, params, request.bad_words),
+            RowLists.of(request, params, request.bad_words, request.not_allowed),
             None if top is None else pack_prompt_scalars(top),
         )
 

@@ -115,25 +115,40 @@ class Banned:
 
 
 class RowLists:
-    """The lists of a request's rows: biases, stop ids banned until `min_tokens`, bad words, seen tokens."""
+    """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
 
-    def __init__(self, request: Request, params: Sampling, bad_words: Sequence[Sequence[int]] = ()) -> None:
+    Stop ids are banned until `min_tokens`, and all the time those that are not allowed.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]] = (),
+        not_allowed: Ids = NO_IDS,
+    ) -> None:
         self._request = request
         self._banned = Banned(bad_words) if bad_words else None
         bias = sorted(params.logit_bias.items())
-        self._bias_ids = np.array([token for token, _ in bias], np.int32)
-        self._bias = np.array([value for _, value in bias], np.float32)
+        self._bias_ids = np.append(np.array([token for token, _ in bias], np.int32), not_allowed)
+        values = np.array([value for _, value in bias], np.float32)
+        self._bias = np.append(values, np.full(len(not_allowed), -np.inf, np.float32))
         banned = sorted(request.stop_ids) if request.min_tokens else []
         self._early_ids = np.append(self._bias_ids, np.array(banned, np.int32))
         self._early_bias = np.append(self._bias, np.full(len(banned), -np.inf, np.float32))
         self._seen = SeenTokens(request.prompt) if _penalises(params) else None
 
     @staticmethod
-    def of(request: Request, params: Sampling, bad_words: Sequence[Sequence[int]] = ()) -> RowLists | None:
+    def of(
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]] = (),
+        not_allowed: Ids = NO_IDS,
+    ) -> RowLists | None:
         """None where the request needs no lists, as most do."""
-        banned = bad_words or (request.min_tokens and request.stop_ids)
+        banned = bad_words or len(not_allowed) or (request.min_tokens and request.stop_ids)
         needed = params.logit_bias or banned or _penalises(params)
-        return RowLists(request, params, bad_words) if needed else None
+        return RowLists(request, params, bad_words, not_allowed) if needed else None
 
     def bias(self) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw."""

@@ -433,3 +433,17 @@ def test_bad_words_are_sent_as_the_tokens_that_spell_them(url, engine):
         assert words == [encode("the"), encode(" the"), encode("the"), encode(" the"), encode("ß")]
         for wrong in ("x", [""], [" "], [1], ["x" * 257], ["x"] * 129):
             assert refusal(url, path, bad_words=wrong)[0].startswith("bad_words")
+
+
+@PATHS
+def test_allowed_tokens_are_sent_and_some_must_be_left(url, engine, path):
+    (a,) = tokenizer().encode("a")
+    ask(url, path, allowed_token_ids=[a, 5])
+    assert engine.submitted[-1].sampling.allowed_token_ids == [a, 5]
+    ask(url, path, allowed_token_ids=[a, 5], bad_words=["a"], min_tokens=2)
+    (eos,) = tokenizer().eos_ids
+    for others in ({"bad_words": ["a"]}, {"bad_words": ["aa"]}):
+        assert refusal(url, path, allowed_token_ids=[a], **others)[0] == "allowed_token_ids"
+    assert refusal(url, path, allowed_token_ids=[eos], min_tokens=2)[0] == "allowed_token_ids"
+    for wrong in ([], [600], [-1], "a", [[1]], 5):
+        assert refusal(url, path, allowed_token_ids=wrong)[0].startswith("allowed_token_ids")

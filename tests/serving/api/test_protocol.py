@@ -180,7 +180,7 @@ def test_sampling_is_what_was_asked_for():
     assert drawn == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 0, "min_p": 0.1, "seed": 9, "logit_bias": {5: -100.0},
         "repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": -1.0, "logprobs": 3,
-        "prompt_logprobs": None,
+        "prompt_logprobs": None, "allowed_token_ids": None,
     }  # fmt: skip
     assert completion(seed=2**63 - 1).sampling(1, None, None).seed == 0
 

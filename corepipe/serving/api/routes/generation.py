@@ -15,7 +15,7 @@ from corepipe.serving.api.routes.news import News, news_of, while_connected
 from corepipe.serving.api.routes.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
-from corepipe.serving.bad_words import spelled
+from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.messages import Submit
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parts import Prompt
@@ -165,7 +165,7 @@ class Generation:
         stop_ids = set(body.stop_token_ids)
         if not body.ignore_eos:
             stop_ids |= self._service.tokenizer.eos_ids
-        return Submit(
+        submit = Submit(
             id=f"{self._exchange.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
@@ -177,6 +177,7 @@ class Generation:
             cache_salt=tenant.salt + body.cache_salt,
             bad_words=self._bad_words,
         )
+        return require_some(submit)
 
     async def _whole(self, news: News, send: Send) -> None:
         parts: list[Part] = []

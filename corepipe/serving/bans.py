@@ -1,11 +1,13 @@
-"""Words that an answer must not have (`bad_words`), as the token sequences that spell them."""
+"""What an answer must not have: bad words, as the tokens that spell them; and whether anything is left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from corepipe.errors import UserError, shown
 from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.serving.messages import Submit
 
 
 def spelled(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -25,3 +27,17 @@ def spelled(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
         if len(spaced) == len(first) and spaced[0] != first[0]:
             sequences.append(spaced)
     return sequences
+
+
+def require_some(submit: Submit) -> Submit:
+    """The same.  Raises UserError where no token could be drawn, since what is allowed is banned."""
+    allowed = submit.sampling.allowed_token_ids
+    if allowed is None:
+        return submit
+    words = [word for word in submit.bad_words if set(allowed).issuperset(word)]
+    banned = {word[-1] for word in words} | (set(submit.stop_ids) if submit.min_tokens else set())
+    banned |= {token for token, bias in submit.sampling.logit_bias.items() if bias == -inf}
+    if banned.issuperset(allowed):
+        message = "allowed_token_ids: bad_words, logit_bias and min_tokens leave none of them"
+        raise UserError(message, "allowed_token_ids")
+    return submit
