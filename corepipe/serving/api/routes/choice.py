@@ -19,12 +19,12 @@ from corepipe.serving.api.http_errors import (
 )
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.messages import Output
-from corepipe.serving.parts import Finish, Prompt, Text, Tokens
+from corepipe.serving.parts import Prompt, Said, Tokens
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished, RequestMetrics
 from corepipe.serving.text_answer import TextAnswer, prompt_entries
 
-AnswerPart = Text | Finish | Prompt | Tokens
+AnswerPart = Said | Prompt | Tokens
 """What a choice consists of."""
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {

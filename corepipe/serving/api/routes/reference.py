@@ -222,7 +222,7 @@ def _values(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return "object"
     if "enum" in field:
-        return " or ".join(f"`{_json(value)}`" for value in field["enum"])
+        return " or ".join(f"`{_json(one)}`" for one in field["enum"] if one is not None)
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"
