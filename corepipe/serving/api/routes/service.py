@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
@@ -22,6 +21,7 @@ from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
 STATES = {
@@ -32,6 +32,8 @@ STATES = {
     "failed": "The engine has stopped.",
 }
 """What the server can be, and what it tells of that."""
+
+NO_MODEL_LOADED = "Answers are replayed here; no model is loaded."
 
 LONG_TEXT = 16_384
 """Characters or tokens from which a thread works on them, so that other requests go on."""
@@ -49,6 +51,7 @@ R = TypeVar("R")
 class Service:
     """One deployment behind one server.  `ready` is None until the engine has loaded.
 
+    Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
     server is about to end; what is under way goes on, and nothing more is taken.
     """
@@ -56,13 +59,13 @@ class Service:
     def __init__(
         self,
         client: EngineClient,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         engine: EngineConfig,
         server: ServerConfig,
         version: str,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.engine = engine
         self.version = version
         self.created = int(time.time())
@@ -79,9 +82,24 @@ class Service:
         self.failure: Exception | None = None
         self.draining = False
         self.on_failure: Callable[[], None] = _nothing
-        self.shown = Pieces(tokenizer, skip_special_tokens=True)
-        self.raw = Pieces(tokenizer, skip_special_tokens=False)
         self._workers = ThreadPoolExecutor(WORKERS, "text")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ApiError (503) where there is none."""
+        if self._tokenizer is None:
+            raise unavailable(NO_MODEL_LOADED)
+        return self._tokenizer
+
+    @cached_property
+    def shown(self) -> Pieces:
+        """Of tokens in texts that leave special ones out."""
+        return Pieces(self.tokenizer, skip_special_tokens=True)
+
+    @cached_property
+    def raw(self) -> Pieces:
+        """Of tokens in texts that have them all."""
+        return Pieces(self.tokenizer, skip_special_tokens=False)
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""

@@ -115,6 +115,7 @@ ROUTES = (
         neutral=NEUTRAL_TOKENIZE,
         answer=Tokens,
         statuses=NO_MODEL,
+        of_model=True,
     ),
     Route(
         "POST",
@@ -124,5 +125,6 @@ ROUTES = (
         request=DetokenizeRequest,
         answer=Text,
         statuses=NO_MODEL,
+        of_model=True,
     ),
 )
