@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
 # Files of tests that run side by side.
 WORKERS ?= 2
+CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
+CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity parity-all bench docs-curves wheel clean
+.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity parity-all clients clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -74,6 +76,14 @@ parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torc
 parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against transformers, live, on small random models
 	.venv-parity/bin/python -m tests.parity.all_families $(if $(WRITE),--write) $(ARGS)
 
+clients: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## real clients against a server, row by row: ARGS='openai --rows tool'
+	$(BIN)/python -m tests.clients.run $(ARGS)
+
+clients-lock: .venv-clients/uv  ## the versions that make clients tries: the newest that go together, each client by itself
+	@for file in tests/clients/requirements/*.in; do $(CLIENTS_UV) pip compile --quiet --upgrade --python-version 3.11 \
+		--no-annotate --no-emit-index-url --custom-compile-command 'make clients-lock' $$file --output-file $${file%.in}.txt; done
+	cd tests/clients/node && npm install --package-lock-only --no-audit --no-fund --loglevel error
+
 bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 	$(BIN)/python benchmarks/roofline.py
 	$(BIN)/python benchmarks/step.py
@@ -86,7 +96,7 @@ wheel: setup            ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf build dist .venv .venv-parity .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist .venv .venv-parity .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corepipe needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
@@ -121,6 +131,20 @@ $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[parity,test]'
 	@rm -f .venv-parity/.parity-*; touch $@
+
+# An environment for each client, since they pin each other's parts; without node its clients are told as not run.
+.venv-clients/.made-$(CLIENTS_ID): | .venv-clients/uv
+	@for file in tests/clients/requirements/*.txt; do \
+		made=.venv-clients/$$(basename $$file .txt); \
+		$(CLIENTS_UV) venv --quiet --clear --python $(PYTHON) $$made && \
+		$(CLIENTS_UV) pip install --quiet --python $$made --requirement $$file || exit 1; done
+	@mkdir -p build/clients && cp tests/clients/node/package*.json build/clients/
+	@if command -v npm >/dev/null; then cd build/clients && npm ci --no-audit --no-fund --loglevel error; fi
+	@rm -f .venv-clients/.made-*; touch $@
+
+.venv-clients/uv:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check uv
 
 .PHONY: image image-check chart-check
 

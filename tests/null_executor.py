@@ -64,4 +64,5 @@ def _step(
         top_logprobs=np.full((rows, alternatives), np.nan, np.float32),
         logits=logits,
         seconds=0.0,
+        ranks=np.ones(rows, np.int32),
     )

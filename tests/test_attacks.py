@@ -247,6 +247,10 @@ def test_what_is_no_object(watch: Watch, name: str) -> None:
 # C. Parameters
 
 
+NESTED: list[Any] = []
+for _ in range(400):
+    NESTED = [NESTED]
+
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *[(TEXT, {"n": value}, "n") for value in (0, -1, 129, 10**9, "2", 1.5, True)],
     *[(TEXT, {"best_of": value}, "best_of") for value in (10**6, 0, -1, "1")],
@@ -287,7 +291,34 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (TEXT, {"guided_regex": "(a|aa){500}b"}, "guided_regex"),
     (TEXT, {"structured_outputs": {"regex": "(a|aa){500}b"}}, "structured_outputs"),
     (CHAT, {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "chat_template"),
-    (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    *[
+        (CHAT, {"chat_template_kwargs": value}, "chat_template_kwargs")
+        for value in (
+            {"tokenize": True},
+            {"self": 1},
+            {"raise_exception": "x"},
+            {"a b": 1},
+            {"a": 10**30},
+            {"a": [0] * 100_000},
+            {"a": NESTED},
+            {f"a{at}": 1 for at in range(1_000)},
+        )
+    ],
+    (CHAT, {"documents": [{"text": "x"}] * 2_000}, "documents"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    *[(TEXT, {"bad_words": value}, "bad_words") for value in ([""], ["x"] * 10_000, ["x" * 10_000], [" "])],
+    *[
+        (TEXT, {"allowed_token_ids": value}, "allowed_token_ids")
+        for value in ([], [-1], [10**9], [2**63], [5, "6"])
+    ],
+    *[
+        (TEXT, {"request_id": value}, "request_id")
+        for value in ("", "a\r\nx: y", "x" * 10_000, "../a", "\x00")
+    ],
+    *[(TEXT, {"truncate_prompt_tokens": value}, "truncate_prompt_tokens") for value in (0, -2, 257, 2**40)],
+    (TEXT, {"suffix": "x" * 100_000}, "suffix"),
+    (TEXT, {"prompt_logprobs": 21}, "prompt_logprobs"),
+    (TEXT, {"return_token_ids": "yes"}, "return_token_ids"),
 ]
 
 
@@ -317,6 +348,7 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         for value in ("", [], [[]], None, [""], ["a"] * 10_000, [-1], [10**9], {})
     ],
     (TEXT, {"prompt": "word " * 600_000}, "prompt"),
+    (TEXT, {"prompt": "word " * 600_000, "truncate_prompt_tokens": -1}, "prompt"),
     (TEXT, {"prompt": [5] * 255, "max_tokens": 2}, "prompt"),
     (TEXT, {"prompt": [5] * 256}, "prompt"),
     (TEXT, {"prompt": [5] * 200_000}, "prompt"),

@@ -28,7 +28,18 @@ VARIANTS = {
     ),
     "biased": Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}),
     "prompt": Sampling(temperature=0.0, prompt_logprobs=2, logprobs=0),
+    "bad words": Sampling(temperature=0.9, seed=2),
+    "allowed": Sampling(temperature=1.2, seed=4, logprobs=1, allowed_token_ids=[1, *range(7, 300, 9)]),
 }
+
+
+def bad_words(variant: str) -> list[list[int]]:
+    """Pairs of tokens, and single ones, of those that the answer has without them."""
+    if variant != "bad words":
+        return []
+    plain = answer(Submit("plain", PROMPT, TOKENS, VARIANTS[variant], stop_ids=[1, 2], min_tokens=TOKENS))
+    said = [token for output in plain for token in output.tokens]
+    return [[said[0]], said[3:5], said[7:9], said[12:15]]
 
 
 @functools.cache
@@ -53,7 +64,7 @@ def _news(driver: Driver) -> Iterator[Output]:
 @functools.cache
 def whole(variant: str) -> tuple[Submit, list[Output]]:
     """A request with the seed that it was given, and its answer; stop tokens are banned until its end."""
-    early = {"stop_ids": [1, 2], "min_tokens": TOKENS - 2}
+    early = {"stop_ids": [1, 2], "min_tokens": TOKENS - 2, "bad_words": bad_words(variant)}
     submit = Submit(variant, PROMPT, TOKENS, VARIANTS[variant], **early)  # type: ignore[arg-type]
     outputs = answer(submit)
     seed = next(started.seed for started in reversed(engine()[1]) if started.id == variant)
@@ -73,6 +84,21 @@ def test_it_goes_on_with_the_same_tokens_and_logprobs(variant: str, cut: int) ->
     assert [output.logprobs for output in rest] == [output.logprobs for output in after]
     assert rest[-1].finish_reason == after[-1].finish_reason
     assert not any(output.prompt_logprobs or output.cached or output.device for output in rest)
+
+
+def test_bad_words_are_not_said() -> None:
+    submit, outputs = whole("bad words")
+    said = [token for output in outputs for token in output.tokens]
+    assert len(said) > TOKENS // 2
+    for word in submit.bad_words:
+        assert not any(said[at : at + len(word)] == word for at in range(len(said)))
+
+
+def test_no_other_tokens_are_said_than_those_allowed() -> None:
+    submit, outputs = whole("allowed")
+    said = {token for output in outputs for token in output.tokens}
+    assert said <= {*(submit.sampling.allowed_token_ids or ())}
+    assert len(said) > 4
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,59 @@ def test_a_completion(client: openai.OpenAI) -> None:
     assert len(answer.choices[0].logprobs.tokens or []) == 8
 
 
+def test_a_bad_word_is_not_said(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 16}
+    for words in (["Paris"], ["Paris", "Par", "PARIS"], [" Paris is"]):
+        said = client.completions.create(**asked, extra_body={"bad_words": words}).choices[0].text
+        assert not any(word in said for word in words), said
+    assert "Paris" in client.completions.create(**asked, extra_body={"bad_words": ["London"]}).choices[0].text
+
+
+def test_only_allowed_tokens_are_said(server: Served, client: openai.OpenAI) -> None:
+    """A label of a few, as classifiers ask for it, with sampling and without."""
+    labels = [" Paris", " London", " Rome"]
+    tokens = [server.post("/tokenize", json={"prompt": label}).json()["tokens"] for label in labels]
+    assert all(len(one) == 1 for one in tokens)
+    extra = {"allowed_token_ids": [one[0] for one in tokens]}
+    asked = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 1}
+    greedy = client.completions.create(**asked, temperature=0, extra_body=extra)
+    assert greedy.choices[0].text == " Paris"
+    drawn = client.completions.create(**asked, temperature=2, seed=1, n=16, extra_body=extra)
+    assert {one.text for one in drawn.choices} <= {*labels}
+
+
+def test_the_assistants_last_message_is_continued(client: openai.OpenAI) -> None:
+    said = {"role": "assistant", "content": "The capital of France is the beautiful city of"}
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[*PARIS, said], temperature=0, max_tokens=3, extra_body=extra
+    )
+    assert (answer.choices[0].message.content or "").startswith(" Paris")
+
+
+def test_a_prompts_logprobs_are_those_of_an_echo_with_their_ranks(server: Served) -> None:
+    """Cut into chunks or not, and whatever the prefix cache has of it."""
+    text = "The capital of France is Paris. The capital of Italy is Rome. " * 4
+    body = {"model": MODEL, "prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 20}
+    answers = [
+        server.post("/v1/completions", json=body | {"prompt_logprobs": 20, "return_token_ids": True}).json()
+        for _ in range(2)
+    ]
+    first, again = (answer["choices"][0] for answer in answers)
+    assert first == again
+    ids, told = first["prompt_token_ids"], first["prompt_logprobs"]
+    assert told[0] is None
+    assert [next(iter(entry)) for entry in told[1:]] == [str(token) for token in ids[1:]]
+    own = [entry[str(token)] for token, entry in zip(ids[1:], told[1:], strict=True)]
+    assert [one["logprob"] for one in own] == first["logprobs"]["token_logprobs"][1 : len(ids)]
+    for one, entry in zip(own, told[1:], strict=True):
+        better = sum(other["logprob"] > one["logprob"] for other in entry.values())
+        alike = sum(other["logprob"] == one["logprob"] for other in entry.values())
+        assert better < one["rank"]
+        assert one["rank"] <= better + alike or better == 20
+    assert {one["rank"] for one in own} >= {1, 2}
+
+
 def test_64_at_once_are_all_answered_and_alike(server: Served, client: openai.OpenAI) -> None:
     def ask(number: int) -> str:
         prompt = f"The number {number % 8} is"

@@ -145,6 +145,14 @@ ChatTemplate = Annotated[
     Path | None,
     _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),
 ]
+TrustRequestTemplate = Annotated[
+    bool,
+    _option(
+        "--trust-request-chat-template",
+        help="Let requests bring a chat template of their own; it runs in a sandbox.",
+        panel=SERVER,
+    ),
+]
 SpecialTokensInText = Annotated[
     bool,
     _option(

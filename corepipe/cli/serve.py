@@ -36,6 +36,7 @@ def serve(
     allowed_origin: options.AllowedOrigins = None,
     served_model_name: options.ServedNames = None,
     chat_template: options.ChatTemplate = None,
+    trust_request_chat_template: options.TrustRequestTemplate = False,
     allow_special_tokens_in_text: options.SpecialTokensInText = False,
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,

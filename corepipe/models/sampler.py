@@ -2,7 +2,8 @@
 
 A row goes through these steps, in this order:
 
-1. Log-probabilities that are reported are log_softmax of the logits as the model gave them.
+1. Log-probabilities that are reported are log_softmax of the logits as the model gave them.  A token that is
+   `chosen` has a rank, too: how many tokens' logits are as large, its own among them.
 2. `bias_values` are added (-inf bans a token).
 3. Repetition penalty for every seen token: x / r where x > 0, else x * r (Keskar et al. 2019).  Then
    presence and frequency for those seen in the output: x - presence - frequency * count.
@@ -72,6 +73,7 @@ def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
     width = max(0, *batch.top_logprobs.tolist(), 0)
     tokens = np.zeros(rows, np.int32)
     logprobs = np.full(rows, np.nan, np.float32)
+    ranks = np.zeros(rows, np.int32)
     top_ids = np.full((rows, width), -1, np.int32)
     top_logprobs = np.full((rows, width), np.nan, np.float32)
     for r in range(rows):
@@ -81,12 +83,15 @@ def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
             continue
         logged = log_softmax(logits[r])
         logprobs[r] = logged[tokens[r]]
+        if batch.chosen[r] >= 0:
+            chosen = logits[r][tokens[r]]
+            ranks[r] = np.count_nonzero(logits[r] >= (-np.inf if np.isnan(chosen) else chosen))
         best = _order(logits[r])[: max(wanted, 0)]
         best = best[~np.isnan(logits[r][best])]
         top_ids[r, : len(best)] = best
         top_logprobs[r, : len(best)] = logged[best]
     overflowed = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
-    return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0, overflowed)
+    return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0, overflowed, ranks)
 
 
 def log_softmax(logits: F32) -> F64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -178,6 +178,7 @@ class StepOutput:
     """Result of a batch.  With sampling None, `logits` is set and the others are empty; and vice versa.
 
     tokens [R] i32; logprobs [R] f32 of the chosen token (NaN where not asked for);
+    ranks [R] i32 of what is `chosen`: how many tokens are as likely at least (0 in rows that draw);
     top_ids / top_logprobs [R, T], T the largest asked for, best first, unused entries -1 / NaN.
     seconds: host time the batch took, all cores.
     overflowed: the rows whose logits, as the model gave them, are not all numbers; mostly none.
@@ -190,3 +191,4 @@ class StepOutput:
     logits: npt.NDArray[np.float32] | None
     seconds: float
     overflowed: Sequence[int] = ()
+    ranks: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))

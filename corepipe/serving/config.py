@@ -96,6 +96,7 @@ class ServerConfig(_Config):
     shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
     max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
     allow_special_tokens_in_text: bool = False
     verify: bool = False
     record: Path | None = None

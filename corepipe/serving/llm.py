@@ -17,6 +17,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
+from corepipe.serving.bans import require_some, spelled
+from corepipe.serving.chat_variables import checked_variables
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
@@ -121,22 +123,41 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         allow_special_tokens_in_text: bool = False,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, put into words by the model's chat template.
 
         What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
-        these are allowed.
+        these are allowed.  chat_template: in place of the model's.  The prompt ends where the assistant
+        begins to speak, or (`continue_final_message`) within the last message, or
+        (`add_generation_prompt=False`) after it.  chat_template_kwargs: variables for the template.
         """
         self._check_open()
-        encode = self._spelled if allow_special_tokens_in_text else self._said
-        return self.generate([encode(turns) for turns in _conversations(messages)], params)
+        tokenizer = self._tokenizer
+        if chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(chat_template)
+        if continue_final_message and add_generation_prompt:
+            raise UserError(
+                "continue_final_message goes on with the last message, and add_generation_prompt begins "
+                "another: give one of them",
+                "continue_final_message",
+            )
+        begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        given = checked_variables(chat_template_kwargs or {})
 
-    def _said(self, messages: Conversation) -> Prompt:
-        return self._tokenizer.encode_chat(self._tokenizer.render_chat(messages))
+        def prompt(turns: Conversation) -> Prompt:
+            if allow_special_tokens_in_text:
+                text = tokenizer.apply_chat_template(turns, begins, continue_final_message, **given)
+                return tokenizer.encode(text, add_special_tokens=False)
+            return tokenizer.encode_chat(
+                tokenizer.render_chat(turns, begins, continue_final_message, **given)
+            )
 
-    def _spelled(self, messages: Conversation) -> Prompt:
-        text = self._tokenizer.apply_chat_template(messages)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.generate([prompt(turns) for turns in _conversations(messages)], params)
 
     def close(self) -> None:
         """Frees the model; once is enough."""
@@ -191,9 +212,10 @@ class LLM:
                 {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_ids)}
             ),
             min_tokens=params.min_tokens,
+            bad_words=spelled(params.bad_words, self._tokenizer),
         )
         pieces = Pieces(self._tokenizer, params.skip_special_tokens)
-        return _Sequence(text, submit, params, pieces)
+        return _Sequence(text, require_some(submit), params, pieces)
 
 
 class _Sequence:

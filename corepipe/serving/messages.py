@@ -32,6 +32,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
     prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    """What may be drawn; None: every token."""
 
     @classmethod
     def of(cls, asked: object, **others: object) -> Sampling:
@@ -56,6 +58,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `owner`: of those who wait each gets as many turns, whoever asked first; empty where there is one alone.
 
+    `bad_words`: sequences of tokens that the answer must not have.
+
     `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
     """
@@ -71,6 +75,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     generated: list[int] = []
     replay: bool = False
     owner: str = ""
+    bad_words: list[list[int]] = []
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -87,11 +92,15 @@ Command = Submit | Abort | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Logprob of one token and its best alternatives, best first: [(token, logprob), ...]."""
+    """Logprob of one token and its best alternatives, best first: [(token, logprob), ...].
+
+    rank: of a prompt's token, how many tokens are as likely at least; 0 for one that was drawn.
+    """
 
     token: int
     logprob: float
     top: list[tuple[int, float]] = []
+    rank: int = 0
 
 
 class DeviceTimes(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How to answer a prompt, as the library is told it: checked when it is made."""
+"""How to answer a prompt, as the library is told it; and of each number what any sampler can follow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from corepipe.serving.messages import Sampling
 
 FLOAT32_MAX = 3.4e38
 FLOAT32_TINY = 1.2e-38
+"""What is smaller may be 0 to the sampler, which has no more than a float32."""
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 
@@ -24,6 +25,22 @@ class Limits(NamedTuple):
     most: float
     whole: bool = False
     optional: bool = False
+
+    def allow(self, value: object) -> bool:
+        """Whether a value is such a number; a bool is none."""
+        if value is None:
+            return self.optional
+        kind: type = Integral if self.whole else Real
+        return isinstance(value, kind) and not isinstance(value, bool) and self.least <= value <= self.most  # type: ignore[operator]
+
+    @property
+    def wanted(self) -> str:
+        """In words."""
+        what = "a whole number" if self.whole else "a number"
+        ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
+        least = ends.get(self.least, f"of at least {self.least:g}")
+        most = f" and at most {self.most:g}" if self.most <= 1 else ""
+        return f"{what} {least}{most}{' or None' if self.optional else ''}"
 
 
 NUMBERS: Mapping[str, Limits] = MappingProxyType(
@@ -42,6 +59,8 @@ NUMBERS: Mapping[str, Limits] = MappingProxyType(
         "prompt_logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
     }
 )
+"""What any sampler can follow: the library takes it, the engine refuses the rest, and HTTP takes less."""
+
 FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
@@ -49,8 +68,10 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
 
     max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
-    `include_stop_str_in_output`.  logprobs, prompt_logprobs: alternatives to report for each token
-    (0: of the token alone).  logit_bias: added to the logits of these tokens; -inf bans one.
+    `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
+    that it may have.  logprobs, prompt_logprobs:
+    alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
+    tokens; -inf bans one.
 
     Raises UserError, which names the field, for a value that no model could honour.
     """
@@ -59,20 +80,27 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name, limits in NUMBERS.items():
-            _check_number(name, getattr(self, name), limits)
+            if not limits.allow(getattr(self, name)):
+                raise _wrong(name, limits.wanted, getattr(self, name))
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "True or False", getattr(self, name))
         if not isinstance(self.stop, str) and not _all(self.stop, str):
             raise _wrong("stop", "a string, or several", self.stop)
-        if not _all(self.stop_token_ids, Integral) or any(token < 0 for token in self.stop_token_ids):
+        if not _all(self.bad_words, str) or not all(word.strip() for word in self.bad_words):
+            raise _wrong("bad_words", "several words", self.bad_words)
+        if not _are_tokens(self.stop_token_ids):
             raise _wrong("stop_token_ids", "token ids", self.stop_token_ids)
+        allowed = self.allowed_token_ids
+        if allowed is not None and (not allowed or not _are_tokens(allowed)):
+            raise _wrong("allowed_token_ids", "token ids or None", allowed)
         self._check_bias()
 
     def _check_bias(self) -> None:
@@ -89,24 +117,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
 
     def sampling(self) -> Sampling:
         """The part that concerns the draw of a token, as the engine takes it."""
-        return Sampling.of(self, logit_bias=dict(self.logit_bias))
-
-
-def _check_number(name: str, value: object, limits: Limits) -> None:
-    if value is None and limits.optional:
-        return
-    kind: type = Integral if limits.whole else Real
-    fits = isinstance(value, kind) and not isinstance(value, bool) and limits.least <= value <= limits.most  # type: ignore[operator]
-    if not fits:
-        raise _wrong(name, _wanted(limits), value)
-
-
-def _wanted(limits: Limits) -> str:
-    what = "a whole number" if limits.whole else "a number"
-    ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
-    least = ends.get(limits.least, f"of at least {limits.least:g}")
-    most = f" and at most {limits.most:g}" if limits.most <= 1 else ""
-    return f"{what} {least}{most}{' or None' if limits.optional else ''}"
+        allowed = self.allowed_token_ids
+        ids = None if allowed is None else [int(token) for token in allowed]
+        return Sampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
 
 
 def _all(values: object, kind: type) -> bool:
@@ -116,6 +129,10 @@ def _all(values: object, kind: type) -> bool:
         and not isinstance(values, str | bytes)
         and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
     )
+
+
+def _are_tokens(values: object) -> bool:
+    return _all(values, Integral) and all(value >= 0 for value in values)  # type: ignore[attr-defined]
 
 
 def _wrong(name: str, wanted: str, value: object) -> UserError:

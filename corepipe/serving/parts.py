@@ -25,6 +25,21 @@ class Text(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What is told of a choice's prompt: its tokens, and their logprobs; None for what was not asked for."""
+
+    choice: int
+    tokens: Sequence[int] | None
+    logprobs: Sequence[TokenLogprobs | None] | None
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The next tokens of a choice, where they were asked for; its text may lag behind them."""
+
+    choice: int
+    tokens: Sequence[int]
+
+
 class Finish(msgspec.Struct, frozen=True):
     """The end of a choice: OpenAI's `finish_reason`, and the stop string or token as `stop_reason`."""
 

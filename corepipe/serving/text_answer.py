@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
@@ -23,10 +25,17 @@ class Wanted(Protocol):
     def include_stop_str_in_output(self) -> bool: ...
 
 
+class Echo(NamedTuple):
+    """What an answer begins with.  logprobs: alternatives told for the prompt's tokens, if anything is."""
+
+    text: str
+    logprobs: int | None = None
+
+
 class TextAnswer:
     """Follows one submitted sequence: news in, parts out.
 
-    echo: the prompt's text, where the answer begins with it.  silent: nothing but the prompt is wanted.
+    echo: what the answer begins with, if anything.  silent: nothing but the prompt is wanted.
     finish: None until the answer has ended; `cut`: it did so at a stop string, while the engine goes on.
     generated: tokens of the answer so far; cached: those of the prompt that the cache had.
     last: the engine's last word, if it came.
@@ -38,7 +47,7 @@ class TextAnswer:
         submit: Submit,
         wanted: Wanted,
         pieces: Pieces,
-        echo: str | None = None,
+        echo: Echo | None = None,
         *,
         silent: bool = False,
     ) -> None:
@@ -78,15 +87,15 @@ class TextAnswer:
 
     def _prompt(self, output: Output) -> Text:
         """The prompt, repeated; its logprobs come with the first token."""
-        echo = self.echo or ""
-        if self.submit.sampling.prompt_logprobs is None or not echo:
-            return Text(self.choice, echo)
-        entries: list[TokenLogprobs | None] = [None, *output.prompt_logprobs]
+        echo = self.echo or Echo("")
+        if echo.logprobs is None or not echo.text:
+            return Text(self.choice, echo.text)
+        entries = prompt_entries(output, echo.logprobs)
         offsets, at = [], 0
         for token in self.submit.prompt:
             offsets.append(at)
             at += len(self._pieces[token].decode("utf-8", "ignore"))
-        return Text(self.choice, echo, Logprobs(self.submit.prompt, entries, offsets))
+        return Text(self.choice, echo.text, Logprobs(self.submit.prompt, entries, offsets))
 
     def _next(self, output: Output) -> Text:
         tokens = shown = output.tokens
@@ -110,7 +119,7 @@ class TextAnswer:
 
     def _feed_singly(self, tokens: Sequence[int], shown: int) -> tuple[str, int, list[int]]:
         """(text, tokens used, where their texts start)."""
-        text, offsets, before = "", [], len(self.echo or "")
+        text, offsets, before = "", [], len(self.echo.text if self.echo else "")
         for at, token in enumerate(tokens):
             offsets.append(before + self._text.decoded)
             if at < shown:
@@ -127,3 +136,12 @@ class TextAnswer:
         if self._ends_with_stop_token(output) and output.tokens[-1] in self._wanted.stop_token_ids:
             return output.tokens[-1]
         return None
+
+
+def prompt_entries(output: Output, most: int) -> list[TokenLogprobs | None]:
+    """Of each token of the prompt the logprob and up to so many alternatives; the first token has none."""
+    return [None, *(_with_fewer(entry, most) for entry in output.prompt_logprobs)]
+
+
+def _with_fewer(entry: TokenLogprobs, most: int) -> TokenLogprobs:
+    return entry if len(entry.top) <= most else replace(entry, top=entry.top[:most])

@@ -39,6 +39,7 @@ from tests.deploy.charts import (
 
 SETTINGS = {
     "verify": (True, "verify"),
+    "trustRequestChatTemplate": (True, "trust_request_chat_template"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
     "format": ("bf16", "format"),
     "seed": (3, "seed"),

@@ -29,6 +29,7 @@ def check(logits: np.ndarray, **fields: object) -> dict:
     got, expected = _native.sample(logits, batch), sample_reference(logits, batch)
     assert np.array_equal(got["tokens"], expected.tokens)
     assert np.array_equal(got["top_ids"], expected.top_ids)
+    assert np.array_equal(got["ranks"], expected.ranks)
     assert np.allclose(got["logprobs"], expected.logprobs, atol=2e-5, equal_nan=True)
     assert np.allclose(got["top_logprobs"], expected.top_logprobs, atol=2e-5, equal_nan=True)
     return got

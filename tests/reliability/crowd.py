@@ -136,7 +136,7 @@ async def answers(url: str, bodies: Sequence[Body]) -> list[str]:
 
 
 def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> list[Body]:
-    """Different prompts, greedy and seeded, plain and streamed, with and without penalties."""
+    """Different prompts, greedy and seeded, plain and streamed, with and without penalties and bad words."""
     rng = random.Random(seed)
     made = []
     for number in range(count):
@@ -150,6 +150,8 @@ def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> li
         }
         if number % 3 == 1:
             body |= {"temperature": 1.0, "seed": number, "presence_penalty": 0.5}
+        elif number % 3 == 2:
+            body |= {"bad_words": ["a", " the", "in", "on"]}
         made.append(body)
     return made
 

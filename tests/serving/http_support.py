@@ -141,7 +141,7 @@ def begun(text: str) -> Script:
 def _logprobs(tokens: Sequence[int], count: int | None) -> list[TokenLogprobs]:
     if count is None:
         return []
-    return [TokenLogprobs(t, -0.5, [(t, -0.5), (t + 1, -1.5)][:count]) for t in tokens]
+    return [TokenLogprobs(t, -0.5, [(t, -0.5), (t + 1, -1.5)][:count], rank=7) for t in tokens]
 
 
 @dataclass

@@ -18,6 +18,7 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from corepipe.serving.messages import Submit
 from tests.null_executor import NullExecutor
 from tests.servers import TINY
 from tests.serving.engine_support import deployment
@@ -143,6 +144,51 @@ def test_a_chat_spells_special_tokens_only_where_it_may(llm: LLM) -> None:
     assert spelled.prompt_token_ids.count(EOS) == 1
 
 
+def test_a_chat_is_continued_or_left_open_or_given_another_template(llm: LLM) -> None:
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Sure, "}]
+
+    def prompt(**fields: object) -> str:
+        (output,) = llm.chat(said, GREEDY, **fields)  # type: ignore[arg-type]
+        return byte_tokenizer().decode(output.prompt_token_ids)
+
+    assert prompt(continue_final_message=True) == "user: hello\nassistant: Sure, "
+    template = TEMPLATE + "{% if add_generation_prompt %}assistant:{% endif %}{{ tag }}"
+    assert prompt(chat_template=template).endswith("assistant: Sure, \nassistant:")
+    assert prompt(chat_template=template, add_generation_prompt=False).endswith("Sure, \n")
+    assert prompt(chat_template=template, chat_template_kwargs={"tag": " <eos>"}).endswith("assistant: <eos>")
+    for fields, param in (
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"a": object}}, "messages"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ):
+        with pytest.raises(UserError) as caught:
+            prompt(**fields)
+        assert caught.value.param == param
+
+
+def test_bad_words_are_sent_as_their_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Submit] = []
+    handle = llm._driver.handle
+    monkeypatch.setattr(llm._driver, "handle", lambda one: (sent.append(one), handle(one)))
+    llm.generate("abc", SamplingParams(max_tokens=1, bad_words=["ab", " c", "ab"]))
+    encode = byte_tokenizer().encode
+    assert sent[0].bad_words == [encode("ab"), encode("c")]
+    with pytest.raises(UserError, match="bad_words"):
+        SamplingParams(bad_words=[""])
+
+
+def test_where_no_token_is_left_it_is_said_before_one_is_drawn(llm: LLM) -> None:
+    (a,) = byte_tokenizer().encode("a")
+    for others in ({"bad_words": ["a"]}, {"bad_words": ["aa"]}, {"logit_bias": {a: -np.inf}}):
+        with pytest.raises(UserError, match="leave none") as caught:
+            llm.generate("abc", SamplingParams(allowed_token_ids=[a], **others))  # type: ignore[arg-type]
+        assert caught.value.param == "allowed_token_ids"
+    with pytest.raises(UserError, match="leave none"):
+        llm.generate("abc", SamplingParams(allowed_token_ids=[EOS], min_tokens=1))
+    llm.generate("abc", SamplingParams(allowed_token_ids=[a], bad_words=["b", "ba"], max_tokens=2))
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> None:
     with pytest.raises(UserError, match="tokens"):
         llm.generate(["abc", "x" * 300], GREEDY)
@@ -170,6 +216,8 @@ def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> 
         ("ignore_eos", [0]),
         ("skip_special_tokens", ["no"]),
         ("logit_bias", [[1], {"a": 1.0}, {1: "x"}, {1: float("nan")}, {1: float("inf")}, None]),
+        ("bad_words", ["x", [1], [""], [" "], None]),
+        ("allowed_token_ids", [[], 5, [-1], ["a"], [True]]),
         ("logprobs", [-1, 1.5, True]),
         ("prompt_logprobs", [-1, "2"]),
     ],

@@ -18,7 +18,7 @@ from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.messages import Output, Sampling, Submit, TokenLogprobs
 from corepipe.serving.parts import Finish, Text, joined_logprobs, joined_text
 from corepipe.serving.supervision.streams import merge_outputs
-from corepipe.serving.text_answer import TextAnswer
+from corepipe.serving.text_answer import Echo, TextAnswer
 from tests.serving.http_support import tokenizer
 
 PIECES = Pieces(tokenizer(), skip_special_tokens=True)
@@ -66,7 +66,9 @@ def parts_of(asked: Asked, outputs: Iterator[Output]) -> list[list[Text | Finish
     """The parts of each piece of news, up to the answer's end."""
     sampling = Sampling(logprobs=asked.logprobs, prompt_logprobs=asked.logprobs)
     submit = Submit("a", [5, 6], 100, sampling, stop_ids=[EOS], min_tokens=asked.min_tokens)
-    answer = TextAnswer(0, submit, asked, PIECES, asked.echo)
+    answer = TextAnswer(
+        0, submit, asked, PIECES, None if asked.echo is None else Echo(asked.echo, asked.logprobs)
+    )
     parts = []
     for output in outputs:
         parts.append(answer.take(output))
@@ -104,7 +106,7 @@ def test_a_stream_says_what_the_whole_answer_says(shape, case):
     asked, text, ends, cuts = case
     told = news(text, ends=ends, logprobs=asked.logprobs is not None)
     parts = parts_of(asked, merged(told, cuts))
-    renderer = ChoicesRenderer(shape, Envelope("id", 1, "m", "fp"), usage_chunk=True)
+    renderer = ChoicesRenderer(shape, tokenizer(), Envelope("id", 1, "m", "fp"), usage_chunk=True)
     usage = Usage(2, len(told), 0)
     whole = json.loads(renderer.whole([part for some in parts for part in some] + [usage]))
     stream = [renderer.event(some) for some in parts] + [renderer.event([usage])]

@@ -33,6 +33,7 @@ struct Sampling {
 
 struct Drawn {
   std::vector<int32_t> tokens, top_ids;
+  std::vector<int32_t> ranks;  // of the chosen tokens, 1 the likeliest; 0 in the rows that draw
   std::vector<float> logprobs, top_logprobs;
   int top_width = 0;
   std::unique_ptr<bool[]> finite;  // whether the row's logits are numbers, all of them

@@ -57,6 +57,7 @@ nb::dict drawn_to_python(Drawn&& drawn) {
   nb::dict result;
   result["tokens"] = to_numpy(std::move(drawn.tokens), {rows});
   result["logprobs"] = to_numpy(std::move(drawn.logprobs), {rows});
+  result["ranks"] = to_numpy(std::move(drawn.ranks), {rows});
   result["top_ids"] = to_numpy(std::move(drawn.top_ids), {rows, width});
   result["top_logprobs"] = to_numpy(std::move(drawn.top_logprobs), {rows, width});
   nb::list overflowed;

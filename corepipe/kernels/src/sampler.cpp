@@ -87,8 +87,9 @@ void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& d
   const int wanted = s.top_logprobs[row];
   if (wanted < 0 && s.chosen[row] < 0) return;
   const double sum = log_sum(raw, finite);
-  const double x = std::isnan(raw[token]) ? kNone : raw[token];
+  const float x = std::isnan(raw[token]) ? kNone : raw[token];
   drawn.logprobs[row] = static_cast<float>(x - sum);
+  if (s.chosen[row] >= 0) drawn.ranks[row] = table->at_least(raw, vocab, x, ids.data());
   const size_t at = static_cast<size_t>(row) * drawn.top_width;
   if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
 }
@@ -312,6 +313,7 @@ Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<con
   drawn.tokens.resize(n);
   drawn.finite = std::make_unique<bool[]>(n);
   std::fill_n(drawn.finite.get(), n, true);
+  drawn.ranks.assign(n, 0);
   drawn.logprobs.assign(n, kNaN);
   drawn.top_ids.assign(static_cast<size_t>(n) * drawn.top_width, -1);
   drawn.top_logprobs.assign(static_cast<size_t>(n) * drawn.top_width, kNaN);

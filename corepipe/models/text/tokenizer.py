@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
@@ -16,6 +18,16 @@ from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.config import read_json
 from corepipe.models.text.chat import ChatTemplate
 from corepipe.models.text.control_tokens import ControlTokens
+from corepipe.models.text.open_end import OpenEnd
+
+FILL_IN_THE_MIDDLE = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+)
+"""Tokens before what stands in front of a gap, before what follows it, and after that: as Qwen2.5-Coder and
+CodeGemma, StarCoder2 and Granite, SantaCoder, and DeepSeek-Coder were trained."""
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of chat; where a template writes them, they end an answer too."""
@@ -28,6 +40,10 @@ CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+Side = Literal["left", "right"]
+"""From which side a prompt that is too long is cut."""
 
 
 class Tokenizer:
@@ -71,6 +87,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @cached_property
+    def fill_in_the_middle(self) -> tuple[str, str, str] | None:
+        """One of `FILL_IN_THE_MIDDLE`, whose tokens the tokenizer has been given; None: it knows none."""
+        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        return next((marks for marks in FILL_IN_THE_MIDDLE if added.issuperset(marks)), None)
+
     @property
     def backend(self) -> Backend:
         """The wrapped `tokenizers.Tokenizer`, for libraries that build on it."""
@@ -82,6 +104,27 @@ class Tokenizer:
             # Of the backend's ways to encode this one lets other threads run, and is the quickest.
             (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return list(found.ids)
+
+    def cut(self, ids: list[int], most: int, side: Side, *, framed: bool) -> list[int]:
+        """`most` of a prompt's ids, its end where they are cut from the left.
+
+        framed: they have what is put around a text, which stays.
+        """
+        front, back = self._around if framed else ([], [])
+        if len(ids) <= most:
+            return ids
+        inner = ids[len(front) : len(ids) - len(back)]
+        room = max(most - len(front) - len(back), 0)
+        kept = inner[len(inner) - room :] if side == "left" else inner[:room]
+        return [*front, *kept, *back][:most]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What is put before and after a text."""
+        (bare,) = self._backend.encode_batch_fast(["a"], add_special_tokens=False)
+        framed = self._backend.post_process(bare)
+        own = [at for at, put in enumerate(framed.special_tokens_mask) if not put]
+        return (framed.ids[: own[0]], framed.ids[own[-1] + 1 :]) if own else ([], [])
 
     def encode_chat(self, marked: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of what `render_chat` returned."""
@@ -138,27 +181,43 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """The prompt's text for a conversation; `variables` (tools, documents, ...) go to the template."""
-        return self._template.render(messages, self._variables(add_generation_prompt, variables))
+        """The prompt's text for a conversation; `variables` (tools, documents, ...) go to the template.
+
+        It ends where the assistant begins to speak, or (`continue_final_message`) within the last message.
+        """
+        known = self._variables(add_generation_prompt, variables)
+        if not continue_final_message:
+            return self._template.render(messages, known)
+        end = OpenEnd(messages)
+        return end.cut(self._template.render(end.messages, known))
 
     def render_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
         """As `apply_chat_template`, for `encode_chat` alone: it knows the template's control tokens from text
         in the messages and variables that is spelled alike."""
-        guard = self._control.guard(messages, variables)
+        end = OpenEnd(messages) if continue_final_message else None
+        said = messages if end is None else end.messages
+        guard = self._control.guard(said, variables)
         known = self._variables(add_generation_prompt, variables)
-        return self._control.mark(self._template.render(messages, known, guard, variables), guard)
+        rendered = self._control.mark(self._template.render(said, known, guard, variables), guard)
+        return rendered if end is None else end.cut(rendered)
 
     def _variables(self, add_generation_prompt: bool, given: Mapping[str, object]) -> dict[str, object]:
         """What a template knows besides the messages."""
         known = {"tools": None, "documents": None, **self._special, **given}
         return {**known, "add_generation_prompt": add_generation_prompt}
+
+    def template_names(self, name: str) -> bool:
+        """Whether the chat template has this word: a variable that it does not name cannot matter."""
+        return re.search(rf"\b{re.escape(name)}\b", self._chat_template or "") is not None
 
     def check_chat_template(self) -> None:
         """Tries the template, if any; raises UserError for one that is not valid, unsafe or endless."""

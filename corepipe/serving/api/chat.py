@@ -1,12 +1,14 @@
-"""Chat messages: from the shapes the API allows to the plain text that a chat template renders."""
+"""Chats: from the shapes the API allows to what a chat template is given, plain text above all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from corepipe.serving.api.http_errors import echo, invalid
 from corepipe.serving.api.protocol import Neutral, screen
+from corepipe.serving.chat_variables import checked_variables
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -26,6 +28,75 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "reasoning": Neutral(),
     "reasoning_content": Neutral(),
 }
+
+
+MAX_TEMPLATE = 65_536
+"""Characters of a template that a request brings."""
+
+
+class ChatFields(Protocol):
+    """What a request says of its prompt beside the messages."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+    @property
+    def continue_final_message(self) -> bool: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given.
+
+    template: the request's own, if it brings one.  variables: what the template sees besides.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
+
+    @staticmethod
+    def of(
+        messages: Sequence[Mapping[str, Any]],
+        fields: ChatFields,
+        documents: Sequence[Mapping[str, str]] = (),
+        *,
+        add_special_tokens: bool = False,
+    ) -> Conversation:
+        """Checked: raises ApiError, which names the field."""
+        opens, continues = fields.add_generation_prompt, fields.continue_final_message
+        if opens and continues:
+            raise invalid(
+                "continue_final_message goes on with the last message, and add_generation_prompt: true "
+                "begins another: send one of them.",
+                "continue_final_message",
+            )
+        variables = checked_variables(fields.chat_template_kwargs or {})
+        if documents:
+            variables["documents"] = documents
+        return Conversation(
+            plain_messages(messages),
+            add_generation_prompt=not continues if opens is None else opens,
+            continue_final_message=continues,
+            template=fields.chat_template,
+            variables=variables,
+            add_special_tokens=add_special_tokens,
+        )
+
+    @property
+    def last_said(self) -> str:
+        """The last message, if it is the assistant's."""
+        last = self.messages[-1]
+        return last["content"] if last["role"] == "assistant" else ""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

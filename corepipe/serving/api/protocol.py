@@ -8,7 +8,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,11 +19,14 @@ from corepipe.serving.messages import Sampling
 MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_ALLOWED = 2**18
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_MESSAGES = 2048
+REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 
 # What a body may hold.  Making Python objects of more would hold up everybody else.
 LIGHT_BODY = 64 * 1024
@@ -31,6 +34,7 @@ LIGHT_BODY = 64 * 1024
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -39,7 +43,10 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 class StreamOptions(msgspec.Struct, frozen=True):
     """What else a stream carries."""
 
-    include_usage: bool = False
+    include_usage: Annotated[bool, Meta(description="a last chunk has the usage")] = False
+    continuous_usage_stats: Annotated[
+        bool, Meta(description="so has each chunk, of its choice so far; needs `include_usage`")
+    ] = False
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +61,8 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
     stream: Annotated[bool, Meta(description="server-sent events, a chunk for the tokens at hand")] = False
     stream_options: Annotated[
-        StreamOptions | None, Meta(description="`include_usage`; only with `stream`")
+        StreamOptions | None,
+        Meta(description="`include_usage`, `continuous_usage_stats`; only with `stream`"),
     ] = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="choices a prompt, at most max_num_seqs")] = 1
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
@@ -75,6 +83,14 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         Meta(description=f"up to {MAX_STOPS} strings of up to {MAX_STOP_LENGTH} characters"),
     ] = []
     stop_token_ids: Annotated[list[Count], Meta(max_length=64, description="tokens that end the answer")] = []
+    bad_words: Annotated[
+        list[BadWord],
+        Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not have"),
+    ] = []
+    allowed_token_ids: Annotated[
+        Annotated[list[Count], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Meta(description="tokens that the answer may have, and no others"),
+    ] = None
     include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
     ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
     min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
@@ -84,6 +100,25 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     device_metrics: Annotated[
         bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
     ] = False
+    prompt_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        Meta(description="alternatives for each token of the prompt, told as `prompt_logprobs`"),
+    ] = None
+    return_token_ids: Annotated[bool, Meta(description="add `prompt_token_ids` and `token_ids`")] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Meta(description="name the tokens of `logprobs` by id: `token_id:N`")
+    ] = False
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
+        Meta(description="keep so many tokens of the prompt; -1 = as leave room for the answer"),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"], Meta(description="where it is cut: `left` keeps its end")
+    ] = "left"
+    request_id: Annotated[
+        Annotated[str, Meta(pattern=REQUEST_ID)] | None,
+        Meta(description="the answer's `id` ends with it; 1 to 128 letters, digits and `._:-`"),
+    ] = None
 
     @property
     def stops(self) -> list[str]:
@@ -93,15 +128,30 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     def usage_chunk(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def usage_everywhere(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         """Rules between fields, and those that depend on the deployment; raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed with stream: true.", "stream_options")
+        if self.usage_everywhere and not self.usage_chunk:
+            name = "stream_options.continuous_usage_stats"
+            raise invalid(f"{name} needs include_usage: true.", name)
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
+        if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
+            raise invalid("request_id must not end with a line break.", "request_id")
         if self.n > max_num_seqs:
             raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
         if any(token >= vocab_size for token in self.stop_token_ids):
             raise invalid(
                 f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids"
+            )
+        if max(self.allowed_token_ids or (0,)) >= vocab_size:
+            raise invalid(
+                f"allowed_token_ids must be below the vocabulary's size, {vocab_size}.", "allowed_token_ids"
             )
         for token in self.logit_bias:
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
@@ -145,19 +195,11 @@ NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
     "use_beam_search": Neutral((False,)),
     "length_penalty": Neutral((1.0,)),
     "spaces_between_special_tokens": Neutral((True,)),
-    "truncate_prompt_tokens": Neutral(),
-    "prompt_logprobs": Neutral(),
-    "allowed_token_ids": Neutral(),
-    "bad_words": Neutral(([],)),
     "structured_outputs": Neutral(),
-    "return_tokens_as_token_ids": Neutral((False,)),
-    "return_token_ids": Neutral((False,)),
-    "request_id": Neutral(),
 }
 
 NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
     "include_obfuscation": Neutral((False,)),
-    "continuous_usage_stats": Neutral((False,)),
 }
 
 R = TypeVar("R", bound=msgspec.Struct)

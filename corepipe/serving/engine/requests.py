@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from corepipe.scheduler.request import Request, Status
 from corepipe.serving.messages import Sampling, Submit
+from corepipe.serving.params import FLOAT32_MAX, NUMBERS
 
-FLOAT32_MAX = 3.4e38
-FLOAT32_TINY = 1.2e-38
-"""What is smaller may be 0 to the sampler, which has no more than a float32."""
+_CHECKED = tuple(name for name in Sampling.__struct_fields__ if name in NUMBERS and name != "seed")
+"""A seed may be any number: it counts modulo 2**64."""
+
+
+def _nothing() -> npt.NDArray[np.int32]:
+    return np.empty(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
-    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone."""
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone.
+
+    bad_words: sequences of tokens that the answer must not have; not_allowed: single ones, in order.
+    """
 
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
+    bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
+    not_allowed: npt.NDArray[np.int32] = field(default_factory=_nothing, kw_only=True)
 
 
 def to_request(
@@ -35,6 +48,7 @@ def to_request(
     _check_prompt(submit.prompt, vocab_size, max_model_len)
     _check_generated(submit, vocab_size, max_model_len)
     _check_sampling(submit.sampling, vocab_size)
+    _check_bad_words(submit.bad_words, vocab_size)
     if submit.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
     request = SampledRequest(
@@ -50,11 +64,22 @@ def to_request(
         prompt_logits=submit.sampling.prompt_logprobs is not None,
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,
+        bad_words=submit.bad_words,
+        not_allowed=_others(submit.sampling.allowed_token_ids, vocab_size),
     )
     if submit.replay:
         request.status = Status.PREEMPTED
     request.extend(submit.generated)
     return request
+
+
+def _others(allowed: list[int] | None, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The tokens that are not among these; None allows all."""
+    if allowed is None:
+        return _nothing()
+    others = np.full(vocab_size, fill_value=True)
+    others[allowed] = False
+    return np.flatnonzero(others).astype(np.int32)
 
 
 def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:
@@ -79,25 +104,26 @@ def _check_generated(submit: Submit, vocab_size: int, max_model_len: int) -> Non
 
 
 def _check_sampling(params: Sampling, vocab_size: int) -> None:
-    if not 0 <= params.temperature <= FLOAT32_MAX:
-        raise ValueError(f"temperature must be 0 or more, not {params.temperature}")
-    if not 0 < params.top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, not {params.top_p}")
-    if not 0 <= params.min_p <= 1:
-        raise ValueError(f"min_p must be between 0 and 1, not {params.min_p}")
-    if not FLOAT32_TINY <= params.repetition_penalty <= FLOAT32_MAX:
-        raise ValueError(f"repetition_penalty must be above 0, not {params.repetition_penalty}")
-    for penalty in (params.presence_penalty, params.frequency_penalty):
-        if not abs(penalty) <= FLOAT32_MAX:
-            raise ValueError(f"presence_penalty and frequency_penalty must be finite, not {penalty}")
+    for name in _CHECKED:
+        if not NUMBERS[name].allow(value := getattr(params, name)):
+            raise ValueError(f"{name} must be {NUMBERS[name].wanted}, not {value}")
     _check_ids(params, vocab_size)
 
 
+def _check_bad_words(sequences: Sequence[Sequence[int]], vocab_size: int) -> None:
+    if not all(sequences):
+        raise ValueError("bad_words holds an empty sequence of tokens")
+    if not all(0 <= token < vocab_size for one in sequences for token in one):
+        raise ValueError(f"bad_words names a token outside the vocabulary of {vocab_size}")
+
+
 def _check_ids(params: Sampling, vocab_size: int) -> None:
+    allowed = params.allowed_token_ids
+    if allowed is not None and not (allowed and min(allowed) >= 0 and max(allowed) < vocab_size):
+        raise ValueError(f"allowed_token_ids must be tokens of the vocabulary of {vocab_size}")
     if not all(0 <= token < vocab_size for token in params.logit_bias):
         raise ValueError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
     if not all(abs(bias) <= FLOAT32_MAX or bias == -math.inf for bias in params.logit_bias.values()):
         raise ValueError("logit_bias must be finite, or -inf to ban a token")
-    for wanted in (params.logprobs, params.prompt_logprobs):
-        if wanted is not None and not 0 <= wanted <= vocab_size:
-            raise ValueError(f"logprobs must be between 0 and {vocab_size}, not {wanted}")
+    if max(params.logprobs or 0, params.prompt_logprobs or 0) > vocab_size:
+        raise ValueError(f"logprobs and prompt_logprobs must be at most {vocab_size}")

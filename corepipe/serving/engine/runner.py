@@ -92,7 +92,7 @@ class Runner:
         self._requests[request.id] = RequestInputs(
             request,
             pack_scalars(params, request.seed),
-            RowLists.of(request, params),
+            RowLists.of(request, params, request.bad_words, request.not_allowed),
             None if top is None else pack_prompt_scalars(top),
         )
 
@@ -176,7 +176,8 @@ class StepResult:
         output, count = self.output, int(self.step.top_logprobs[row])
         ids, values = output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist()
         top = [(token, value) for token, value in zip(ids, values, strict=True) if token >= 0]
-        return TokenLogprobs(int(output.tokens[row]), float(output.logprobs[row]), top)
+        rank = int(output.ranks[row]) if len(output.ranks) else 0
+        return TokenLogprobs(int(output.tokens[row]), float(output.logprobs[row]), top, rank)
 
 
 def _want_logits(

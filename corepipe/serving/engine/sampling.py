@@ -99,29 +99,65 @@ class SeenTokens:
         self._counts[at] += 1
 
 
-class RowLists:
-    """The lists of a request's rows: biases, stop ids banned until `min_tokens`, seen tokens."""
+class Banned:
+    """The tokens that would complete one of some sequences of tokens."""
 
-    def __init__(self, request: Request, params: Sampling) -> None:
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self._always = {one[0] for one in sequences if len(one) == 1}
+        self._longer = [(list(one[:-1]), one[-1]) for one in sequences if len(one) > 1]
+        self._longest = max((len(start) for start, _ in self._longer), default=0)
+
+    def next(self, request: Request) -> Ids:
+        """What must not follow the tokens of the answer so far; those of the prompt do not count."""
+        said = request.tokens[max(len(request.prompt), len(request.tokens) - self._longest) :]
+        ending = {last for start, last in self._longer if said[-len(start) :] == start}
+        return np.array(sorted(self._always | ending), np.int32)
+
+
+class RowLists:
+    """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
+
+    Stop ids are banned until `min_tokens`, and all the time those that are not allowed.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]] = (),
+        not_allowed: Ids = NO_IDS,
+    ) -> None:
         self._request = request
+        self._banned = Banned(bad_words) if bad_words else None
         bias = sorted(params.logit_bias.items())
-        self._bias_ids = np.array([token for token, _ in bias], np.int32)
-        self._bias = np.array([value for _, value in bias], np.float32)
+        self._bias_ids = np.append(np.array([token for token, _ in bias], np.int32), not_allowed)
+        values = np.array([value for _, value in bias], np.float32)
+        self._bias = np.append(values, np.full(len(not_allowed), -np.inf, np.float32))
         banned = sorted(request.stop_ids) if request.min_tokens else []
         self._early_ids = np.append(self._bias_ids, np.array(banned, np.int32))
         self._early_bias = np.append(self._bias, np.full(len(banned), -np.inf, np.float32))
         self._seen = SeenTokens(request.prompt) if _penalises(params) else None
 
     @staticmethod
-    def of(request: Request, params: Sampling) -> RowLists | None:
+    def of(
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]] = (),
+        not_allowed: Ids = NO_IDS,
+    ) -> RowLists | None:
         """None where the request needs no lists, as most do."""
-        banned = request.min_tokens and request.stop_ids
-        return RowLists(request, params) if params.logit_bias or banned or _penalises(params) else None
+        banned = bad_words or len(not_allowed) or (request.min_tokens and request.stop_ids)
+        needed = params.logit_bias or banned or _penalises(params)
+        return RowLists(request, params, bad_words, not_allowed) if needed else None
 
     def bias(self) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw."""
         early = self._request.num_generated < self._request.min_tokens
-        return (self._early_ids, self._early_bias) if early else (self._bias_ids, self._bias)
+        ids, values = (self._early_ids, self._early_bias) if early else (self._bias_ids, self._bias)
+        if self._banned is None:
+            return ids, values
+        banned = self._banned.next(self._request)
+        return np.append(ids, banned), np.append(values, np.full(len(banned), -np.inf, np.float32))
 
     def seen(self) -> tuple[Ids, Ids]:
         """Ids and counts for the penalties of the next draw."""

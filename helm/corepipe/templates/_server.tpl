@@ -27,6 +27,9 @@
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
+{{- if .trustRequestChatTemplate }}
+- --trust-request-chat-template
+{{- end }}
 {{- if .allowSpecialTokensInText }}
 - --allow-special-tokens-in-text
 {{- end }}

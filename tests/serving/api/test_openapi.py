@@ -16,6 +16,7 @@ from tests.serving.http_support import MODEL, FakeEngine, running, saying, token
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 TEXT = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
 RICH = {"logprobs": 2, "echo": True, "n": 2, "device_metrics": True}
 
 
@@ -54,6 +55,8 @@ def test_the_document_has_the_routes_of_the_application_and_no_others(split, key
         ("/v1/completions", TEXT | {"stop": "b"}, completions.Completion),
         ("/v1/chat/completions", CHAT, chat.ChatCompletion),
         ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, chat.ChatCompletion),
+        ("/v1/completions", TEXT | RICH | TOKENS, completions.Completion),
+        ("/v1/chat/completions", CHAT | TOKENS, chat.ChatCompletion),
         ("/tokenize", {"prompt": "a", "return_token_strs": True}, tokens.Tokens),
         ("/tokenize", {"messages": CHAT["messages"]}, tokens.Tokens),
         ("/detokenize", {"tokens": [5, 6]}, tokens.Text),
@@ -92,7 +95,12 @@ def request_schema(name):
         ("CompletionRequest", TEXT, True),
         ("CompletionRequest", TEXT | {"stream_options": None, "user": "x", "temperature": None}, True),
         ("CompletionRequest", TEXT | {"temprature": 1}, False),
-        ("CompletionRequest", TEXT | {"suffix": "x"}, False),
+        ("CompletionRequest", TEXT | {"suffix": 1}, False),
+        ("CompletionRequest", TEXT | {"request_id": "a b"}, False),
+        ("CompletionRequest", TEXT | {"return_token_ids": True, "bad_words": ["x"]}, True),
+        ("ChatRequest", CHAT | {"chat_template_kwargs": {"a": 1}, "continue_final_message": True}, True),
+        ("ChatRequest", CHAT | {"prediction": {"type": "content", "content": "a"}}, True),
+        ("ChatRequest", CHAT | {"prediction": {"type": "content"}}, False),
         ("CompletionRequest", TEXT | {"prompt": None}, False),
         ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"include_usage": True}}, True),
         ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"other": True}}, False),

@@ -15,6 +15,7 @@ from corepipe.serving.api.protocol import decode, parse, weigh
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
 from corepipe.serving.messages import Sampling
+from corepipe.serving.params import NUMBERS
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -166,8 +167,8 @@ def test_rules_between_fields(ask, fields, param):
 def test_stream_options_have_lists_of_their_own():
     asked = completion(stream=True, stream_options={"include_usage": True, "include_obfuscation": False})
     assert asked.usage_chunk
-    error = refusal(completion, stream=True, stream_options={"continuous_usage_stats": True})
-    assert error.param == "stream_options.continuous_usage_stats"
+    error = refusal(completion, stream=True, stream_options={"include_obfuscation": True})
+    assert error.param == "stream_options.include_obfuscation"
 
 
 def test_sampling_is_what_was_asked_for():
@@ -179,7 +180,7 @@ def test_sampling_is_what_was_asked_for():
     assert drawn == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 0, "min_p": 0.1, "seed": 9, "logit_bias": {5: -100.0},
         "repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": -1.0, "logprobs": 3,
-        "prompt_logprobs": None,
+        "prompt_logprobs": None, "allowed_token_ids": None,
     }  # fmt: skip
     assert completion(seed=2**63 - 1).sampling(1, None, None).seed == 0
 
@@ -237,6 +238,21 @@ def test_a_body_weighs_what_is_there_whatever_its_strings_hold(value):
     for what, count in exact.items():
         with pytest.raises(ApiError, match=what):
             weigh(body, exact | {what: count - 1})
+
+
+@pytest.mark.parametrize("asked", [CompletionRequest, ChatRequest])
+def test_what_http_takes_any_sampler_can_follow(asked):
+    fields = msgspec.json.schema(asked)["$defs"][asked.__name__]["properties"]
+    told = NUMBERS.keys() & fields.keys() & {*Sampling.__struct_fields__}
+    assert len(told) >= 8
+    for name in told:
+        kinds = [
+            one for one in fields[name].get("anyOf", [fields[name]]) if one["type"] in ("integer", "number")
+        ]
+        for one in kinds:
+            least = one.get("minimum", one.get("exclusiveMinimum"))
+            assert NUMBERS[name].least <= least or "exclusiveMinimum" in one, name
+            assert one["maximum"] <= NUMBERS[name].most, name
 
 
 def test_what_is_not_said_is_what_the_engine_takes_it_for():

@@ -47,6 +47,9 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
         Sampling(logit_bias={1: math.nan}),
         Sampling(logit_bias={1: -1e300}),
         Sampling(logit_bias={1: math.inf}),
+        Sampling(allowed_token_ids=[]),
+        Sampling(allowed_token_ids=[-1]),
+        Sampling(allowed_token_ids=[5, 100]),
         Sampling(logprobs=-1),
         Sampling(prompt_logprobs=101),
     ],
@@ -54,6 +57,12 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
 def test_parameters_that_no_sampler_can_follow_are_refused(params: Sampling) -> None:
     with pytest.raises(ValueError, match=r"must|vocabulary"):
         to_request(Submit("a", [1], 1, params), 0.0, 0, vocab_size=100, max_model_len=8)
+
+
+@pytest.mark.parametrize("words", [[[]], [[1], []], [[100]], [[1, -1]]])
+def test_bad_words_that_no_answer_can_have_are_refused(words: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="bad_words"):
+        to_request(Submit("a", [1], 1, bad_words=words), 0.0, 0, vocab_size=100, max_model_len=8)
 
 
 def test_no_tokens_to_generate_is_refused() -> None:

@@ -32,7 +32,7 @@ class Recorder(NullExecutor):
         width = out.top_ids.shape[1]
         ids = np.where(np.arange(width) < 2, np.arange(width), -1) + np.zeros_like(out.top_ids)
         values = -rows[:, None] - np.arange(width, dtype=np.float32)
-        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds)
+        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds, ranks=out.ranks)
 
 
 def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:

@@ -43,6 +43,42 @@ def test_stop_ids_are_banned_until_min_tokens() -> None:
         request.append(3)
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.lists(st.integers(0, 3), max_size=8),
+)
+def test_bad_words_ban_what_would_complete_them(
+    words: list[list[int]], prompt: list[int], answer: list[int]
+) -> None:
+    """Whatever the prompt ends with; in the answer alone is a word one."""
+    request = Request("a", prompt, 20)
+    lists = RowLists.of(request, Sampling(logit_bias={9: 2.0}), words)
+    assert lists is not None
+    for said in range(len(answer) + 1):
+        ids, values = lists.bias()
+        begun = answer[:said]
+        expected = {
+            word[-1] for word in words if begun[said - len(word) + 1 :] == word[:-1] and len(word) <= said + 1
+        }
+        told = dict(zip(ids.tolist(), values.tolist(), strict=True))
+        assert told == {9: 2.0} | dict.fromkeys(expected, -np.inf)
+        if said < len(answer):
+            request.append(answer[said])
+
+
+def test_tokens_that_are_not_allowed_are_banned_beside_all_else() -> None:
+    request = Request("a", [1], 4, stop_ids=frozenset({2}), min_tokens=1)
+    lists = RowLists.of(request, Sampling(logit_bias={5: 1.5}), [[4]], np.array([0, 1, 3], np.int32))
+    assert lists is not None
+    ids, values = lists.bias()
+    told = dict(zip(ids.tolist(), values.tolist(), strict=True))
+    assert told == {5: 1.5} | dict.fromkeys((0, 1, 2, 3, 4), -np.inf)
+    request.append(5)
+    assert 2 not in lists.bias()[0]
+
+
 def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
     penalised = Request("a", [4, 4, 6], 9)
     penalised.append(6)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from corepipe.serving.api.http_errors import (
     ApiError,
@@ -15,11 +16,15 @@ from corepipe.serving.api.http_errors import (
     overloaded,
     unavailable,
 )
+from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.messages import Output
-from corepipe.serving.parts import Finish, Text
+from corepipe.serving.parts import Finish, Prompt, Text, Tokens
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished, RequestMetrics
-from corepipe.serving.text_answer import TextAnswer
+from corepipe.serving.text_answer import TextAnswer, prompt_entries
+
+AnswerPart = Text | Finish | Prompt | Tokens
+"""What a choice consists of."""
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "expired": (expired, "It has waited too long."),
@@ -30,12 +35,36 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
 """What is answered for an Output's `error_kind`, and what is said where it says nothing."""
 
 
+class Details(NamedTuple):
+    """What is told of an answer beside its text: token ids, and so many alternatives for the prompt's."""
+
+    token_ids: bool
+    prompt_logprobs: int | None
+
+    @staticmethod
+    def of(body: GenerationRequest) -> Details | None:
+        """None where nothing was asked for, as mostly."""
+        if body.return_token_ids or body.prompt_logprobs is not None:
+            return Details(body.return_token_ids, body.prompt_logprobs)
+        return None
+
+    def prompt(self, answer: TextAnswer, output: Output) -> Prompt:
+        """Of the first news."""
+        tokens = answer.submit.prompt if self.token_ids else None
+        wanted = self.prompt_logprobs
+        return Prompt(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
+
+
 class Choice:
     """Follows one sequence.  `failure`: "error" or "abort", where it has come to no end of its own."""
 
-    def __init__(self, answer: TextAnswer, arrival: float, metrics: RequestMetrics) -> None:
+    def __init__(
+        self, answer: TextAnswer, arrival: float, metrics: RequestMetrics, details: Details | None = None
+    ) -> None:
         self.answer = answer
         self.failure: str | None = None
+        self._details = details
+        self._begun = False
         self._arrival = arrival
         self._metrics = metrics
         self._first_at: float | None = None
@@ -49,7 +78,7 @@ class Choice:
     def ended(self) -> bool:
         return self.answer.finish is not None or self.failure is not None
 
-    def take(self, output: Output) -> list[Text | Finish]:
+    def take(self, output: Output) -> Sequence[AnswerPart]:
         """The parts that `output` adds; raises ApiError if it says that the request failed."""
         answer = self.answer
         if output.finish_reason in ("error", "abort"):
@@ -59,7 +88,17 @@ class Choice:
         parts = answer.take(output)
         if answer.generated > before:
             self._clock(answer.generated - before)
-        return parts
+        if self._details is None:
+            return parts
+        return [*self._told(self._details, output, answer.generated - before), *parts]
+
+    def _told(self, details: Details, output: Output, count: int) -> Iterator[AnswerPart]:
+        """What is told beside the text, `count` tokens of it."""
+        if not self._begun:
+            self._begun = True
+            yield details.prompt(self.answer, output)
+        if details.token_ids:
+            yield Tokens(self.index, output.tokens[:count])
 
     def finished(self, otherwise: str, n: int, stream: OutputStream) -> Finished:
         """What the metrics are told at the end, times by the server's own clock, whatever the engine's is.

@@ -17,13 +17,15 @@ from corepipe.serving.api.protocol import (
     Neutral,
 )
 from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.routes.endpoint import Endpoint
+from corepipe.serving.api.routes.cut import Cut
+from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
 from corepipe.serving.api.routes.generation import Plan
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Vocabulary
+from corepipe.serving.api.routes.rendering import Shape
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
 from corepipe.serving.messages import TokenLogprobs
 from corepipe.serving.parts import Finish, Logprobs
+from corepipe.serving.text_answer import Echo
 
 DEFAULT_TOKENS = 16
 
@@ -44,14 +46,25 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
     best_of: Annotated[int | None, Meta(description="only if equal to `n`")] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
+    suffix: Annotated[
+        str, Meta(description="text that follows the answer; where the tokenizer has tokens for that")
+    ] = ""
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The most that an echo or `prompt_logprobs` tell of."""
+        told = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in told if count is not None), default=None)
 
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         super().check(vocab_size, max_num_seqs)
         if self.best_of not in (None, self.n):
             raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            raise invalid("suffix goes with neither echo nor truncate_prompt_tokens.", "suffix")
 
 
-NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**NEUTRAL_EVERYWHERE, "suffix": Neutral(("",))}
+NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**NEUTRAL_EVERYWHERE}
 
 
 class CompletionLogprobs(Strict):
@@ -61,12 +74,13 @@ class CompletionLogprobs(Strict):
     text_offset: list[int]
 
 
-class CompletionChoice(Strict):
+class CompletionChoice(PromptDetails, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Strict):
@@ -80,7 +94,7 @@ class Completion(Strict):
     corepipe: DeviceTimes | UnsetType = UNSET
 
 
-class Completions(Endpoint[CompletionRequest]):
+class Completions(ChoicesEndpoint[CompletionRequest]):
     """The endpoint."""
 
     request = CompletionRequest
@@ -88,18 +102,16 @@ class Completions(Endpoint[CompletionRequest]):
     prefix = "cmpl"
     operation = "text_completion"
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._shape = CompletionShape(service.tokenizer)
-
-    def renderer(self, body: CompletionRequest, envelope: Envelope) -> Renderer:
-        return ChoicesRenderer(self._shape, envelope, usage_chunk=body.usage_chunk)
+    def shape(self, vocabulary: Vocabulary) -> Shape:
+        return CompletionShape(vocabulary)
 
     async def plan(self, body: CompletionRequest) -> list[Plan]:
         listed = prompt_list(body.prompt)
         if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
-        prompts = [await self._prompt(one, body) for one in listed]
+        context = self.service.require_ready().max_model_len
+        cut = Cut.of(body, context, DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1)
+        prompts = [await self._prompt(one, body, cut) for one in listed]
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens must be at least 1, or 0 with echo: true.", "max_tokens")
         return [
@@ -109,32 +121,49 @@ class Completions(Endpoint[CompletionRequest]):
                 max_tokens=body.max_tokens,
                 default_tokens=DEFAULT_TOKENS,
                 logprobs=body.logprobs,
-                prompt_logprobs=body.logprobs if body.echo else None,
-                echo=text if body.echo else None,
+                prompt_logprobs=body.prompt_alternatives,
+                echo=Echo(text, body.logprobs) if body.echo else None,
             )
             for ids, text in prompts
         ]
 
-    async def _prompt(self, prompt: str | Sequence[int], body: CompletionRequest) -> tuple[list[int], str]:
+    async def _prompt(
+        self, prompt: str | list[int], body: CompletionRequest, cut: Cut | None
+    ) -> tuple[list[int], str]:
         """Its token ids, and the text that an echo repeats."""
-        service = self.service
-        most = service.require_ready().max_model_len
+        service, tokenizer = self.service, self.service.tokenizer
+        most, special = service.require_ready().max_model_len, body.add_special_tokens
         if isinstance(prompt, str):
-            special = body.add_special_tokens
-            encode = service.tokenizer.encode
-            ids = await service.encode(prompt, "prompt", most, lambda text: encode(text, special))
-            text = prompt
+            text = self._filled(prompt, body.suffix)
+            readable = most if cut is None else cut.readable
+            ids = await service.encode(text, "prompt", readable, lambda one: tokenizer.encode(one, special))
         else:
-            ids = list(prompt)
-            self._check_ids(ids)
-            if len(ids) > most:
-                return ids, ""  # refused further on
-            text = service.tokenizer.decode(ids, body.skip_special_tokens) if body.echo else ""
+            self._check_ids(prompt, body.suffix)
+            ids = prompt
         if not prompt or not ids:
             raise invalid("prompt must not be empty.", "prompt")
-        return ids, text
+        if cut is not None:
+            ids = tokenizer.cut(ids, cut.most, cut.side, framed=special and isinstance(prompt, str))
+        if not body.echo or len(ids) > most:  # refused further on
+            return ids, ""
+        if isinstance(prompt, str) and cut is None:
+            return ids, prompt
+        return ids, tokenizer.decode(ids, body.skip_special_tokens)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _filled(self, prompt: str, suffix: str) -> str:
+        """A prompt that asks for what is to stand before the suffix, if there is one."""
+        if not suffix:
+            return prompt
+        marks = self.service.tokenizer.fill_in_the_middle
+        if marks is None:
+            message = "suffix: this model has no tokens to fill in the middle with."
+            raise invalid(message, "suffix", "unsupported_parameter")
+        before, between, after = marks
+        return f"{before}{prompt}{between}{suffix}{after}"
+
+    def _check_ids(self, ids: Sequence[int], suffix: str) -> None:
+        if suffix:
+            raise invalid("suffix needs a prompt of text.", "suffix", "unsupported_value")
         size = self.service.tokenizer.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < size):
             raise invalid(f"prompt: token ids must be from 0 to {size - 1}.", "prompt")
@@ -159,6 +188,7 @@ class CompletionShape:
     """`text_completion`."""
 
     whole_kind = chunk_kind = "text_completion"
+    one_prompt = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, parse
 from corepipe.serving.api.routes.generation import TRACE, Exchange, Generation, Plan
-from corepipe.serving.api.routes.rendering import Envelope, Renderer
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Shape
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.token_details import NamedById, Vocabulary
 from corepipe.serving.api.tenants import tenant_of
 
 R = TypeVar("R", bound=ModelRequest)
@@ -60,14 +61,16 @@ class Endpoint(ABC, Generic[B]):
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
         plans = await self.plan(body)
+        drawn = secrets.token_hex(12)
         envelope = Envelope(
-            id=f"{self.prefix}-{secrets.token_hex(12)}",
+            id=f"{self.prefix}-{body.request_id or drawn}",
             created=int(time.time()),
             model=body.model,
             fingerprint=service.fingerprint,
         )
         exchange = Exchange(
             id=envelope.id,
+            sequences=f"{self.prefix}-{drawn}",
             body=body,
             plans=plans,
             renderer=self.renderer(body, envelope),
@@ -78,6 +81,27 @@ class Endpoint(ABC, Generic[B]):
             trace=scope.get(TRACE),
         )
         await Generation(service, exchange).answer(receive, send)
+
+
+class ChoicesEndpoint(Endpoint[B]):
+    """One whose answers list choices; their tokens are named by their texts, or by their ids."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._shape = self.shape(service.tokenizer)
+        self._shape_by_id = self.shape(NamedById(service.tokenizer))
+
+    @abstractmethod
+    def shape(self, vocabulary: Vocabulary) -> Shape:
+        """How choices are written."""
+
+    def renderer(self, body: B, envelope: Envelope) -> Renderer:
+        return ChoicesRenderer(
+            self._shape_by_id if body.return_tokens_as_token_ids else self._shape,
+            self.service.tokenizer,
+            envelope,
+            usage_chunk=body.usage_chunk and not body.usage_everywhere,
+        )
 
 
 def wants_device_metrics(body: GenerationRequest, scope: Scope) -> bool:

@@ -10,15 +10,17 @@ from starlette.types import Receive, Send
 
 from corepipe.serving.api.http_errors import ApiError, internal, invalid
 from corepipe.serving.api.protocol import GenerationRequest
-from corepipe.serving.api.routes.choice import Choice
+from corepipe.serving.api.routes.choice import Choice, Details
 from corepipe.serving.api.routes.news import News, news_of, while_connected
 from corepipe.serving.api.routes.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
+from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.messages import Submit
+from corepipe.serving.parts import Prompt
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished
-from corepipe.serving.text_answer import TextAnswer
+from corepipe.serving.text_answer import Echo, TextAnswer
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,7 +45,7 @@ class Plan:
     """A prompt made ready, and how to answer it; `source` is the field of the body that it came from.
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
-    `prompt_logprobs` are as in `Sampling`.  echo: the prompt's text, if the answer begins with it.
+    `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
     """
 
     prompt: list[int]
@@ -52,7 +54,7 @@ class Plan:
     default_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    echo: str | None = None
+    echo: Echo | None = None
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -73,10 +75,12 @@ class Plan:
 class Exchange:
     """A request made ready: what was asked, what to compute for it, and who writes the answer.
 
-    `arrival` is when it came (perf_counter).
+    `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
+    names of its sequences in the engine begin with `sequences`.
     """
 
     id: str
+    sequences: str
     body: GenerationRequest
     plans: Sequence[Plan]
     renderer: Renderer
@@ -98,8 +102,10 @@ class Generation:
         self._service = service
         self._exchange = exchange
         self._renderer = exchange.renderer
+        self._bad_words = spelled(exchange.body.bad_words, service.tokenizer)
+        details = Details.of(exchange.body)
         self._choices = [
-            Choice(answer, exchange.arrival, service.metrics.requests) for answer in self._answers()
+            Choice(answer, exchange.arrival, service.metrics.requests, details) for answer in self._answers()
         ]
         self._left = len(self._choices)
 
@@ -147,8 +153,8 @@ class Generation:
         stop_ids = set(body.stop_token_ids)
         if not body.ignore_eos:
             stop_ids |= self._service.tokenizer.eos_ids
-        return Submit(
-            id=f"{self._exchange.id}-{index}",
+        submit = Submit(
+            id=f"{self._exchange.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
             sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs),
@@ -157,7 +163,9 @@ class Generation:
             priority=body.priority,
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
+            bad_words=self._bad_words,
         )
+        return require_some(submit)
 
     async def _whole(self, news: News, send: Send) -> None:
         parts: list[Part] = []
@@ -172,7 +180,7 @@ class Generation:
         """Wait for the first news, so that a refusal still has its own status; then send events."""
         parts = await self._next(news)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-        body = self._renderer.opening(len(self._choices))
+        body = self._renderer.opening(len(self._choices), self._known(parts))
         try:
             body += self._event(parts)
             while self._left:
@@ -194,12 +202,21 @@ class Generation:
             choice = self._choices[index]
             if not choice.ended:
                 break
-        parts = choice.take(output)
+        parts: Sequence[Part] = choice.take(output)
+        if self._exchange.body.usage_everywhere:
+            parts = [*parts, _usage_of(choice.answer, choice.answer.generated)]
         if choice.answer.finish is not None:
             self._left -= 1
             if choice.answer.cut:
                 await news.drop(index)
         return parts
+
+    def _known(self, parts: Sequence[Part]) -> list[Part]:
+        """What a stream can tell before its text; `parts` are the first."""
+        known: list[Part] = [part for part in parts if isinstance(part, Prompt)]
+        if self._exchange.body.usage_everywhere:
+            known.append(_usage_of(self._choices[0].answer, 0))
+        return known
 
     def _event(self, parts: Sequence[Part]) -> bytes:
         """The event of these parts, and after the last choice's end what is told of the whole answer."""
@@ -239,6 +256,10 @@ class Generation:
         self._service.metrics.requests.finish(parts)
         if exchange.trace is not None:
             exchange.trace.answered(exchange.operation, exchange.body, exchange.id, parts)
+
+
+def _usage_of(answer: TextAnswer, completion: int) -> Usage:
+    return Usage(prompt=len(answer.submit.prompt), completion=completion, cached=answer.cached)
 
 
 def _error_event(error: ApiError) -> bytes:

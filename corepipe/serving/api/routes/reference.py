@@ -65,12 +65,56 @@ Where the host cannot keep the device's pace, `valid` is false, and `time_scale_
 if the answer ended at a stop string, before the device was asked. Over several choices they are the earliest
 arrival, the earliest first token and the mean time per token.
 
+## Tokens, beside the text
+
+Names, forms and places are vLLM's, and a stream tells the same as a plain answer.
+
+- `return_token_ids` adds to each choice its tokens as `token_ids`, with those whose text is not shown: the
+  end token, a stop string's. In a stream they are those since the last chunk. It also adds
+  `prompt_token_ids`: to each choice of a completion, in a stream to the choice's first chunk; once to a chat,
+  in a stream to the first chunk of all.
+- `prompt_logprobs` adds a field of that name where `prompt_token_ids` stand. For each token of the prompt it
+  has an object `{"TOKEN ID": {"logprob", "rank", "decoded_token"}}` of the prompt's own token and of so many
+  likeliest; null for the first token, which nothing predicts.
+- `return_tokens_as_token_ids` puts `token_id:N` in place of a token's text into `logprobs`; `bytes` and
+  `text_offset` stay those of the text.
+- `stream_options.continuous_usage_stats` adds to every chunk the `usage` of its choice so far; the last chunk
+  has that of all choices.
+
+## What a chat's prompt is
+
+The chat template renders the messages, and the prompt ends where the assistant begins to speak.
+`"add_generation_prompt": false` leaves that beginning out. `"continue_final_message": true` ends the prompt
+within the last message, whoever speaks there, and the model goes on with it, as `apply_chat_template` of
+transformers does. The two cannot both be true. With `echo` the answer repeats the last message before it goes
+on, if that is the assistant's.
+
+`chat_template_kwargs` are variables for the template (`{"enable_thinking": false}`): up to 64, with up to
+4,096 values in them, up to 16 levels deep. What they say is text, as messages are. Names that a template has
+anyway (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for templates that name them, and
+are refused where the template does not. `chat_template` renders in place of the model's template, in the same
+sandbox, on servers with `--trust-request-chat-template`; the special tokens that it spells are tokens.
+
+`/tokenize` takes the same fields, to look at a prompt before it is sent.
+
 ## Rules
 
 - Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
 - Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
   times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
 - Prompts times `n` is at most 128.
+- `truncate_prompt_tokens` keeps so many tokens of each prompt: its end, or its beginning if
+  `truncation_side` is `right`; what the tokenizer puts around a text stays. -1 keeps as many as leave room
+  for `max_tokens` (in a chat without it, for one token). Text of more than 131,072 tokens is refused.
+- `bad_words` are token sequences, as in vLLM: a word as it is spelled at a text's beginning and, where that
+  has as many tokens, after a space. Its last token is banned where the answer ends with those before it. The
+  same text in other tokens is not found.
+- `suffix` is for tokenizers with tokens to fill in the middle: `<|fim_prefix|>`, `<|fim_suffix|>` and
+  `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
+  of text, and goes with neither `echo` nor `truncate_prompt_tokens`.
+- `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is another name, of the
+  exchange; it comes back as a header. Neither need be unique.
+- `prediction` is without effect: it could only make an answer faster.
 - What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as
   such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
   `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it
@@ -168,6 +212,8 @@ def _values(field: Mapping[str, Any]) -> str:
         return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
     if "$ref" in field:
         return "object"
+    if "enum" in field:
+        return " or ".join(f"`{_json(value)}`" for value in field["enum"])
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"

@@ -5,13 +5,23 @@ A stream's events with text alone are made from a template in which only the tex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
+from corepipe.serving.api.routes.choice import AnswerPart
+from corepipe.serving.api.routes.token_details import Vocabulary, prompt_fields
 from corepipe.serving.messages import DeviceTimes
-from corepipe.serving.parts import Finish, Logprobs, Text, joined_logprobs, joined_text
+from corepipe.serving.parts import (
+    Finish,
+    Logprobs,
+    Prompt,
+    Text,
+    joined_logprobs,
+    joined_text,
+)
 from corepipe.serving.telemetry.lateness import Verdict
 
 encode = msgspec.json.encode
@@ -56,15 +66,15 @@ class Emulated(msgspec.Struct, frozen=True):
         }
 
 
-Part = Text | Finish | Usage | Emulated
-"""Of what answers consist.  Texts and ends bear their choice's index, the others are of the whole answer."""
+Part = AnswerPart | Usage | Emulated
+"""Of what answers consist.  A choice's parts bear its index, the others are of the whole answer."""
 
 
 class Renderer(Protocol):
     """Writes the answer to one request."""
 
-    def opening(self, choices: int) -> bytes:
-        """What a stream of so many choices begins with."""
+    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+        """What a stream of so many choices begins with; `parts`: what is known by then beside the text."""
         ...
 
     def event(self, parts: Sequence[Part]) -> bytes:
@@ -85,6 +95,8 @@ class Shape(Protocol):
 
     whole_kind: str
     chunk_kind: str
+    one_prompt: bool
+    """Whether all choices answer the same one, of which the answer tells, not each choice."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice that opens a stream, if the API has one."""
@@ -99,14 +111,6 @@ class Shape(Protocol):
     ) -> dict[str, Any]: ...
 
     def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]: ...
-
-
-class Vocabulary(Protocol):
-    """What shapes need of a tokenizer."""
-
-    def decode_token(self, token: int, /) -> str: ...
-
-    def token_bytes(self, token: int, /) -> bytes: ...
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -130,48 +134,63 @@ class Envelope(msgspec.Struct, frozen=True):
 class ChoicesRenderer:
     """Answers that list `choices`.  With `usage_chunk` every chunk but that one says `"usage": null`."""
 
-    def __init__(self, shape: Shape, envelope: Envelope, *, usage_chunk: bool) -> None:
+    def __init__(
+        self, shape: Shape, vocabulary: Vocabulary, envelope: Envelope, *, usage_chunk: bool
+    ) -> None:
         self._shape = shape
+        self._vocabulary = vocabulary
         self._envelope = envelope
         self._head = b"data: " + encode(envelope.fields(shape.chunk_kind))[:-1]
         self._no_usage = b',"usage":null' if usage_chunk else b""
         self._pieces: dict[int, tuple[bytes, bytes]] = {}
 
-    def opening(self, choices: int) -> bytes:
-        opened = [self._shape.opening(index) for index in range(choices)]
-        return b"".join(self._chunk(choice, b"") for choice in opened if choice is not None)
+    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+        opened = [one for one in map(self._shape.opening, range(choices)) if one is not None]
+        if not opened:
+            return b""
+        told, fields = _sorted(parts)
+        rest = [_rest(fields | self._of_answer(told)), *[_rest(fields)] * (len(opened) - 1)]
+        return b"".join(map(self._chunk, opened, rest))
 
     def event(self, parts: Sequence[Part]) -> bytes:
         if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
             return self._piece(only.choice, only.text) if only.text else b""
-        texts, finish, rest = _sorted(parts)
-        if not texts and finish is None:
+        choices, fields = _sorted(parts)
+        rest = _rest(fields)
+        if not choices:
             return self._head + b',"choices":[]' + rest + b"}\n\n" if rest else b""
-        text, logprobs = joined_text(texts), joined_logprobs(texts)
-        if not text and logprobs is None and finish is None:
+        ((index, told),) = choices.items()
+        text, logprobs, finish = joined_text(told.texts), joined_logprobs(told.texts), told.finish
+        details = self._of_choice(told)
+        if not text and logprobs is None and finish is None and not any(details.values()):
             return b""
-        index = texts[0].choice if texts else finish.choice  # type: ignore[union-attr]
-        return self._chunk(self._shape.chunk(index, text, logprobs, finish), rest)
+        return self._chunk(self._shape.chunk(index, text, logprobs, finish) | details, rest)
 
     def closing(self) -> bytes:
         return b"data: [DONE]\n\n"
 
     def whole(self, parts: Sequence[Part]) -> bytes:
-        texts: dict[int, list[Text]] = {}
-        ends: dict[int, Finish] = {}
-        fields: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, Text):
-                texts.setdefault(part.choice, []).append(part)
-            elif isinstance(part, Finish):
-                ends[part.choice] = part
-            else:
-                fields |= _answer_fields(part)
-        choices = [self._whole(texts.get(index, []), ends[index]) for index in sorted(ends)]
-        return encode({**self._envelope.fields(self._shape.whole_kind), "choices": choices, **fields})
+        told, fields = _sorted(parts)
+        choices = [self._whole(index, one) for index, one in sorted(told.items())]
+        envelope = self._envelope.fields(self._shape.whole_kind)
+        return encode({**envelope, "choices": choices, **fields, **self._of_answer(told)})
 
-    def _whole(self, texts: Sequence[Text], finish: Finish) -> dict[str, Any]:
-        return self._shape.whole(finish.choice, joined_text(texts), joined_logprobs(texts), finish)
+    def _whole(self, index: int, told: _Told) -> dict[str, Any]:
+        assert told.finish is not None
+        text, logprobs = joined_text(told.texts), joined_logprobs(told.texts)
+        return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
+
+    def _of_choice(self, told: _Told) -> dict[str, Any]:
+        """Fields of a choice beside its text."""
+        fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
+        if told.prompt is not None and not self._shape.one_prompt:
+            fields |= prompt_fields(told.prompt, self._vocabulary)
+        return fields
+
+    def _of_answer(self, choices: Mapping[int, _Told]) -> dict[str, Any]:
+        """Fields of the whole answer, of which one choice knows as well as any."""
+        prompts = [one.prompt for one in choices.values() if one.prompt is not None]
+        return prompt_fields(prompts[0], self._vocabulary) if prompts and self._shape.one_prompt else {}
 
     def _piece(self, index: int, text: str) -> bytes:
         """An event with text alone: what a stream mostly consists of."""
@@ -188,19 +207,39 @@ class ChoicesRenderer:
         return self._head + b',"choices":[' + encode(choice) + b"]" + self._no_usage + rest + b"}\n\n"
 
 
-def _sorted(parts: Iterable[Part]) -> tuple[list[Text], Finish | None, bytes]:
-    """(texts, end, further fields of the object) of parts of one choice at most."""
-    texts, finish = [], None
+@dataclass(slots=True)
+class _Told:
+    """The parts of one choice, by what becomes of them."""
+
+    texts: list[Text] = field(default_factory=list)
+    finish: Finish | None = None
+    prompt: Prompt | None = None
+    tokens: list[int] | None = None
+
+    def add(self, part: AnswerPart) -> None:
+        if isinstance(part, Text):
+            self.texts.append(part)
+        elif isinstance(part, Finish):
+            self.finish = part
+        elif isinstance(part, Prompt):
+            self.prompt = part
+        else:
+            self.tokens = self.tokens or []
+            self.tokens += part.tokens
+
+
+def _sorted(parts: Iterable[Part]) -> tuple[dict[int, _Told], dict[str, Any]]:
+    """What is told of each choice, and fields of the whole object."""
+    choices: dict[int, _Told] = {}
     fields: dict[str, Any] = {}
     for part in parts:
-        if isinstance(part, Text):
-            texts.append(part)
-        elif isinstance(part, Finish):
-            finish = part
+        if isinstance(part, Usage | Emulated):
+            fields["usage" if isinstance(part, Usage) else "corepipe"] = part.fields()
         else:
-            fields |= _answer_fields(part)
-    return texts, finish, b"," + encode(fields)[1:-1] if fields else b""
+            choices.setdefault(part.choice, _Told()).add(part)
+    return choices, fields
 
 
-def _answer_fields(part: Usage | Emulated) -> dict[str, Any]:
-    return {"usage" if isinstance(part, Usage) else "corepipe": part.fields()}
+def _rest(fields: Mapping[str, Any]) -> bytes:
+    """Further fields of an object whose first are written."""
+    return b"," + encode(fields)[1:-1] if fields else b""

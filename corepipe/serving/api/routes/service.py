@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.messages import Progress, Ready, Stats
@@ -71,6 +72,8 @@ class Service:
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
+        trusted = tokenizer is not None and server.trust_request_chat_template
+        self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)

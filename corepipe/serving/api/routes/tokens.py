@@ -10,16 +10,32 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from corepipe.serving.api.chat import Conversation
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest, Neutral
+from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.chat import encode_chat
+from corepipe.serving.api.routes.chat import (
+    AddGenerationPrompt,
+    ContinueFinalMessage,
+    RequestTemplate,
+    TemplateVariables,
+    encode_chat,
+)
 from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""
+
+
+_OF_CHATS: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (False,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+}
+"""What these may be beside a prompt: they are about messages."""
 
 
 class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
@@ -33,6 +49,10 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     add_special_tokens: Annotated[
         bool | None, Meta(description="default: true for a prompt, false for chat")
     ] = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = False
+    chat_template: RequestTemplate = None
+    chat_template_kwargs: TemplateVariables = None
     return_token_strs: Annotated[bool, Meta(description="add each token's text")] = False
 
 
@@ -40,9 +60,6 @@ class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     tokens: Annotated[list[Count], Meta(description="token ids")]
-
-
-NEUTRAL_TOKENIZE: Mapping[str, Neutral] = {"add_generation_prompt": Neutral((True,))}
 
 
 class Tokens(Strict):
@@ -57,7 +74,7 @@ class Text(Strict):
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
-    asked = await read_request(service, request.receive, TokenizeRequest, NEUTRAL_TOKENIZE)
+    asked = await read_request(service, request.receive, TokenizeRequest, {})
     tokens = await _tokens(service, asked)
 
     def described() -> bytes:
@@ -98,7 +115,11 @@ async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
     special = asked.add_special_tokens
     if asked.messages is not None:
-        return await encode_chat(service, asked.messages, most, bool(special))
+        conversation = Conversation.of(asked.messages, asked, add_special_tokens=bool(special))
+        return await encode_chat(service, conversation, most)
+    for name, neutral in _OF_CHATS.items():
+        if getattr(asked, name) not in neutral:
+            raise invalid(f"{name} is for messages, not for a prompt.", name)
     encode = service.tokenizer.encode
     return await service.encode(
         asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
@@ -112,7 +133,6 @@ ROUTES = (
         "Text to token ids",
         plain(_tokenize),
         request=TokenizeRequest,
-        neutral=NEUTRAL_TOKENIZE,
         answer=Tokens,
         statuses=NO_MODEL,
         of_model=True,

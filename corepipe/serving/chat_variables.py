@@ -1,0 +1,59 @@
+"""`chat_template_kwargs`, the variables that clients give to a chat template: checked, for HTTP and `LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from corepipe.errors import UserError, shown
+from corepipe.models.text.tokenizer import SPECIAL_NAMES
+
+FIELD = "chat_template_kwargs"
+MOST = 64
+"""Variables."""
+MOST_VALUES = 4_096
+"""In all of them, at any depth."""
+DEEPEST = 16
+
+RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize", *SPECIAL_NAMES, "raise_exception", "strftime_now", "self"),
+    }
+)
+"""What a template has by these names is not the client's, or has a field of its own."""
+
+
+def checked_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy.  Raises UserError, which names the variable, for what no template is given."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise UserError(f"{FIELD} must be values by name, not {shown(repr(given))}", FIELD)
+    if len(given) > MOST:
+        raise UserError(f"{FIELD} has more than {MOST} variables", FIELD)
+    for name in given:
+        if not name.isidentifier():
+            raise UserError(f"{FIELD}: {shown(name)} is no name of a variable", FIELD)
+        if name in RESERVED:
+            raise UserError(f"{FIELD}: {name} is not for requests to set", f"{FIELD}.{name}")
+    _check_values(list(given.values()))
+    return dict(given)
+
+
+def _check_values(level: list[Any]) -> None:
+    """Level by level, so that no depth is too great for it."""
+    rest = MOST_VALUES
+    for _ in range(DEEPEST):
+        rest -= len(level)
+        if rest < 0:
+            raise UserError(f"{FIELD} holds more than {MOST_VALUES} values", FIELD)
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
+            raise UserError(f"{FIELD} holds an integer of more than 64 bits", FIELD)
+        level = [inner for one in level for inner in _inside(one)]
+    if level:
+        raise UserError(f"{FIELD} is nested more than {DEEPEST} levels deep", FIELD)
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()

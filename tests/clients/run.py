@@ -1,0 +1,198 @@
+"""Tries real clients against a real server of the default model, and prints what became of each row.
+
+    python -m tests.clients.run                       # all of them
+    python -m tests.clients.run openai litellm        # some
+    python -m tests.clients.run --rows tools --json   # rows with a word in their titles, for programs
+    python -m tests.clients.run --url http://127.0.0.1:8000   # a server that is there already
+
+A client is a file of this directory, and runs in an environment of its own, since clients pin each other's
+parts: tests/clients/requirements/NAME.txt, or node/package-lock.json.  `make clients` sets them up.  Exits
+with 1 if a row failed that is not explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Timer
+
+import httpx
+
+from tests.clients.rows import EXPLAINED, FAILED, PASSED, Result
+from tests.servers import served
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+ENVIRONMENTS = ROOT / ".venv-clients"
+NODE_MODULES = ROOT / "build" / "clients"
+LIMIT_SECONDS = 1800
+"""For a client that hangs."""
+CONTEXT = 4096
+NOT_RUN = "not run"
+OUTCOMES = (PASSED, EXPLAINED, FAILED, NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: what it is called, its file, and what it needs to run."""
+
+    name: str
+    package: str
+    file: str
+
+    @property
+    def of_node(self) -> bool:
+        return self.file.endswith(".mjs")
+
+    def version(self) -> str:
+        """Of the package that is pinned."""
+        if self.of_node:
+            lock = json.loads((HERE / "node" / "package-lock.json").read_text())
+            return str(lock["packages"][f"node_modules/{self.package}"]["version"])
+        pins = (HERE / "requirements" / f"{self.name}.txt").read_text().splitlines()
+        return next(line.split("==")[1] for line in pins if line.startswith(f"{self.package}=="))
+
+    def command(self) -> list[str]:
+        """How it is run; raises LookupError with what is missing."""
+        if self.of_node:
+            if shutil.which("node") is None:
+                raise LookupError("no node")
+            if not (NODE_MODULES / "node_modules" / self.package).exists():
+                raise LookupError(f"{self.package} is not installed: make clients")
+            for file in (HERE / "node").glob("*.mjs"):  # modules are looked for beside the file
+                shutil.copy(file, NODE_MODULES)
+            return ["node", str(NODE_MODULES / self.file)]
+        python = ENVIRONMENTS / self.name / "bin" / "python"
+        if not python.exists():
+            raise LookupError(f"{python.parent.parent.relative_to(ROOT)} is not there: make clients")
+        return [str(python), "-m", f"tests.clients.{Path(self.file).stem}"]
+
+
+CLIENTS = (
+    Client("openai", "openai", "openai_python.py"),
+    Client("langchain", "langchain-openai", "langchain_openai.py"),
+    Client("pydantic_ai", "pydantic-ai-slim", "pydantic_ai_chat.py"),
+    Client("instructor", "instructor", "instructor_openai.py"),
+    Client("litellm", "litellm", "litellm_openai.py"),
+    Client("llama_index", "llama-index-llms-openai-like", "llama_index_like.py"),
+    Client("npm-openai", "openai", "openai.mjs"),
+    Client("npm-ai", "ai", "ai.mjs"),
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a client's rows."""
+
+    client: Client
+    results: list[Result]
+
+    def counts(self) -> Counter[str]:
+        return Counter(result.outcome for result in self.results)
+
+
+def tried(client: Client, url: str, chosen: str) -> Tried:
+    """Runs a client's rows, and tells of each on stderr as it ends."""
+    try:
+        command = client.command()
+    except LookupError as missing:
+        return Tried(client, [Result("all rows", NOT_RUN, str(missing))])
+    results = []
+    with subprocess.Popen(
+        command, cwd=ROOT, env=_environment(url, chosen), stdout=subprocess.PIPE, text=True
+    ) as process:
+        stop = Timer(LIMIT_SECONDS, process.kill)
+        stop.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith('{"row":'):
+                results.append(Result(**json.loads(line)))
+                print(f"{client.name}: {results[-1].row}: {results[-1].outcome}", file=sys.stderr, flush=True)
+        stop.cancel()
+    if process.returncode or not (results or chosen):
+        why = f"ended with {process.returncode} after {len(results)} rows"
+        results.append(Result("all rows", FAILED, why))
+    return Tried(client, results)
+
+
+def _environment(url: str, chosen: str) -> dict[str, str]:
+    """Of a client: no proxy, no key, no word to its makers, no file of the project's settings."""
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "COREPIPE_"))
+    }
+    return {
+        **kept,
+        "CLIENTS_URL": f"{url}/v1",
+        "CLIENTS_MODEL": model,
+        "CLIENTS_ROWS": chosen,
+        "NO_PROXY": "127.0.0.1",
+        "OPENAI_API_KEY": "none",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANGSMITH_TRACING": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "ANONYMIZED_TELEMETRY": "false",
+    }
+
+
+def table(all_tried: list[Tried]) -> str:
+    """A line a client, then what was not passed."""
+    lines = [
+        "| client | version | passed | explained | failed | not run |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in all_tried:
+        counts = one.counts()
+        cells = [one.client.name, one.client.version(), *(str(counts[o]) for o in OUTCOMES)]
+        lines.append(f"| {' | '.join(cells)} |")
+    for outcome in OUTCOMES[1:]:
+        rows = [(one.client.name, r) for one in all_tried for r in one.results if r.outcome == outcome]
+        if rows:
+            lines += ["", f"{outcome}:", "", *(f"- {name}: {r.row}: {r.why}" for name, r in rows)]
+    return "\n".join(lines)
+
+
+def document(all_tried: list[Tried]) -> str:
+    """The same for programs."""
+    return json.dumps(
+        [
+            {
+                "client": one.client.name,
+                "version": one.client.version(),
+                "rows": [asdict(r) for r in one.results],
+            }
+            for one in all_tried
+        ],
+        indent=1,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "clients", nargs="*", choices=[[], *(c.name for c in CLIENTS)], help="all, if none is named"
+    )
+    parser.add_argument("--rows", default="", help="only those that have this in their titles")
+    parser.add_argument("--url", help="a server that is there, instead of one that is started")
+    parser.add_argument("--json", action="store_true", help="a document for programs, instead of the table")
+    asked = parser.parse_args()
+    chosen = [client for client in CLIENTS if client.name in (asked.clients or [c.name for c in CLIENTS])]
+    with ExitStack() as stack:
+        url = asked.url or stack.enter_context(served("--max-model-len", CONTEXT)).url
+        all_tried = [tried(client, url, asked.rows) for client in chosen]
+    print(document(all_tried) if asked.json else table(all_tried))
+    return int(any(r.outcome == FAILED for one in all_tried for r in one.results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
