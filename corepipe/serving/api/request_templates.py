@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from corepipe.errors import UserError
-
-if TYPE_CHECKING:  # heavy, and not there where answers are replayed alone
-    from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer import Tokenizer
 
 MOST = 4
 """Templates that are kept: each has a process that renders."""
