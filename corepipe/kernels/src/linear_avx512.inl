@@ -376,7 +376,7 @@ struct Fp32Product {
   static constexpr Multiply run = multiply_fp32<R>;
 };
 
-constexpr LinearTable linear_table(const ChainRows& chain) {
+constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   return {
       {
           {{kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>, prepare_int8_values}},
@@ -385,16 +385,17 @@ constexpr LinearTable linear_table(const ChainRows& chain) {
           {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
       },
       chain,
-      4,  // measured on Zen 4
+      unaided_rows,
       finish,
   };
 }
 
-constexpr LinearTable kLinear = linear_table({56, 56, 14, 7});  // measured on Zen 4
+constexpr LinearTable kLinear = linear_table({56, 56, 14, 7}, 4);  // measured on Zen 4
 
 // Measured on Emerald Rapids, where a core multiplies int8 twice as fast: a chain of fewer rows than 28 waits for
-// weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.
-constexpr LinearTable kIntelLinear = linear_table({28, 56, 28, 7});
+// weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.  Its
+// hardware does not fetch soon enough by itself, not even for one row.
+constexpr LinearTable kIntelLinear = linear_table({28, 56, 28, 7}, 0);
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe
