@@ -8,10 +8,11 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-constexpr AttentionTable kAttention = {
+template <class Rows>
+constexpr AttentionTable kAttentionBy = {
     scratch_bytes,
     write_rows,
-    attend,
+    attend<Rows>,
     combine,
 #if defined(__AMX_BF16__)
     claim_attention_tiles,
@@ -22,7 +23,9 @@ constexpr AttentionTable kAttention = {
 #endif
 };
 
-constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least};
+constexpr AttentionTable kAttention = kAttentionBy<Bf16Cache>;
+
+constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least, mask_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe
