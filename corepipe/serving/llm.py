@@ -24,6 +24,7 @@ from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
+from corepipe.serving.grammars import grammar_of
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parts import Text, joined_logprobs, joined_text
@@ -104,14 +105,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order; `params` for all, or one for each.
 
-        Raises UserError for a prompt or parameters that cannot be honoured, for logits that overflow, and
-        after `close`.
+        Raises UserError for a prompt, parameters or a constraint that cannot be honoured, for logits that
+        overflow, and after `close`.
         """
         self._check_open()
         listed = _listed(prompts)
         each = _for_each(SamplingParams() if params is None else params, len(listed))
         with _options_for_flags():
-            sequences = [self._sequence(*pair) for pair in zip(listed, each, strict=True)]
+            grammars = _grammars(each)
+            sequences = [
+                self._sequence(prompt, one, grammars[id(one)])
+                for prompt, one in zip(listed, each, strict=True)
+            ]
             try:
                 self._run(deque(sequences))
             finally:
@@ -199,7 +204,7 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams) -> _Sequence:
+    def _sequence(self, prompt: Prompt, params: SamplingParams, grammar: str) -> _Sequence:
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
@@ -213,6 +218,7 @@ class LLM:
             ),
             min_tokens=params.min_tokens,
             bad_words=spelled(params.bad_words, self._tokenizer),
+            grammar=grammar,
         )
         pieces = Pieces(self._tokenizer, params.skip_special_tokens)
         return _Sequence(text, require_some(submit), params, pieces)
@@ -311,6 +317,16 @@ def _for_each(params: object, count: int) -> list[SamplingParams]:
     if len(params) != count:
         raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _grammars(params: Sequence[SamplingParams]) -> dict[int, str]:
+    """What each holds its answers to, by its identity; empty where that is nothing."""
+    grammars: dict[int, str] = {}
+    for one in params:
+        if id(one) not in grammars:
+            constraint = one.constraint()
+            grammars[id(one)] = "" if constraint is None else grammar_of(constraint)
+    return grammars
 
 
 def _check_names(options: Mapping[str, object]) -> None:

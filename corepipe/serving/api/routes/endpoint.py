@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
@@ -60,7 +61,10 @@ class Endpoint(ABC, Generic[B]):
         body = await read_request(service, receive, self.request, self.neutral)
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
+        grammar = await service.grammar(body)
         plans = await self.plan(body)
+        if grammar:
+            plans = [replace(plan, grammar=grammar) for plan in plans]
         drawn = secrets.token_hex(12)
         envelope = Envelope(
             id=f"{self.prefix}-{body.request_id or drawn}",

@@ -46,6 +46,7 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
+    grammar: what the answer is held to, if anything.
     """
 
     prompt: list[int]
@@ -55,6 +56,7 @@ class Plan:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: Echo | None = None
+    grammar: str = ""
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -164,6 +166,7 @@ class Generation:
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
             bad_words=self._bad_words,
+            grammar=plan.grammar,
         )
         return require_some(submit)
 

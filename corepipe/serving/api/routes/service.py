@@ -14,9 +14,12 @@ import msgspec
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.constraints import ConstraintError
 from corepipe.serving.detokenizer import Pieces
+from corepipe.serving.grammar_checker import GrammarChecker
 from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
@@ -84,6 +87,7 @@ class Service:
         self.shown = Pieces(tokenizer, skip_special_tokens=True)
         self.raw = Pieces(tokenizer, skip_special_tokens=False)
         self._workers = ThreadPoolExecutor(WORKERS, "text")
+        self._grammars = GrammarChecker()
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
@@ -169,6 +173,30 @@ class Service:
                 return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except TimeoutError:
             raise overloaded("Too much long text is being worked on.") from None
+
+    async def grammar(self, asked: GenerationRequest) -> str:
+        """What the answer is held to, checked; empty where it is free.
+
+        Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
+        """
+        metrics = self.metrics.constraints
+        try:
+            constraint = asked.constraint()
+            if constraint is None:
+                return ""
+            verdict = await self._grammars.check(constraint)
+            if verdict.seconds:
+                metrics.took(verdict.seconds)
+            if verdict.error:
+                raise ConstraintError(verdict.error, verdict.param, verdict.code)
+        except ConstraintError as error:
+            metrics.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+        except TimeoutError:
+            metrics.refused("rate_limit_exceeded")
+            raise overloaded("Too many constraints are being checked.") from None
+        metrics.taken(constraint.kind)
+        return verdict.grammar
 
     @cached_property
     def fingerprint(self) -> str:
