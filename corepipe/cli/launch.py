@@ -51,6 +51,7 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
     app = create_app(client, tokenizer, engine, server, __version__)
     app.state.service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
+    errors().print(f"corepipe: {app.state.service.dialect.summary()}", markup=False)
     if server.inject:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
     try:

@@ -150,6 +150,24 @@ SpecialTokensInText = Annotated[
         panel=SERVER,
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    _option(
+        "--tool-call-parser",
+        help="How the model writes tool calls: hermes, qwen3_coder, llama3_json, pythonic, mistral or "
+        "another of docs/tools.md; none: not read; auto: as its files say.",
+        panel=SERVER,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    _option(
+        "--reasoning-parser",
+        help="How the model writes its reasoning: qwen3, deepseek_r1, smollm3 or mistral; none: not told "
+        "from text; auto: as its files say.",
+        panel=SERVER,
+    ),
+]
 Verify = Annotated[
     bool,
     _option(

@@ -38,6 +38,8 @@ def serve(
     chat_template: options.ChatTemplate = None,
     trust_request_chat_template: options.TrustRequestTemplate = False,
     allow_special_tokens_in_text: options.SpecialTokensInText = False,
+    tool_call_parser: options.ToolCallParser = "auto",
+    reasoning_parser: options.ReasoningParser = "auto",
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
     otlp_traces_endpoint: options.TracesEndpoint = None,

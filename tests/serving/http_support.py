@@ -210,20 +210,22 @@ class FakeEngine:
 
 
 @contextmanager
-def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object) -> Iterator[str]:
-    """The real app behind the real HTTP server, in a thread; yields its URL."""
-    with running_ports(engine, ready=ready, **server) as (public, *_):
+def running(
+    engine: FakeEngine, *, ready: Ready | None = READY, text: Tokenizer | None = None, **server: object
+) -> Iterator[str]:
+    """The real app behind the real HTTP server, in a thread; yields its URL.  text: another tokenizer."""
+    with running_ports(engine, ready=ready, text=text, **server) as (public, *_):
         yield public
 
 
 @contextmanager
 def running_ports(
-    engine: FakeEngine, *, ready: Ready | None = READY, **server: object
+    engine: FakeEngine, *, ready: Ready | None = READY, text: Tokenizer | None = None, **server: object
 ) -> Iterator[list[str]]:
     """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
     config = ServerConfig.model_validate({"port": 0, **server})
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
-    app = create_app(engine, tokenizer(), deployment, config, "1.2.3", ready)
+    app = create_app(engine, text or tokenizer(), deployment, config, "1.2.3", ready)
     listeners = listen_all(config)
     http = make_server(app, config)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))

@@ -38,6 +38,7 @@ from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
+    INSTEAD,
     KEYLESS_PATHS,
     ROUTES,
     admin_routes,
@@ -133,7 +134,7 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    http_errors.install(app)
+    http_errors.install(app, INSTEAD)
     return app
 
 

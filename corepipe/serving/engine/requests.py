@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.scheduler.request import Request, Status
+from corepipe.serving.engine.masks import Constraint
 from corepipe.serving.messages import Sampling, Submit
 from corepipe.serving.params import FLOAT32_MAX, NUMBERS
 
@@ -23,15 +24,19 @@ def _nothing() -> npt.NDArray[np.int32]:
 
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
-    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone.
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone, of those that
+    its `grammar` allows, if it has one.
 
     bad_words: sequences of tokens that the answer must not have; not_allowed: single ones, in order.
+    constraint: the grammar, and how far the answer has come in it; None before it is compiled.
     """
 
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
     not_allowed: npt.NDArray[np.int32] = field(default_factory=_nothing, kw_only=True)
+    grammar: str = field(default="", kw_only=True)
+    constraint: Constraint | None = field(default=None, init=False)
 
 
 def to_request(
@@ -66,6 +71,7 @@ def to_request(
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,
         bad_words=submit.bad_words,
         not_allowed=_others(submit.sampling.allowed_token_ids, vocab_size),
+        grammar=submit.grammar,
     )
     if submit.replay:
         request.status = Status.PREEMPTED

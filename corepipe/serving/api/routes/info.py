@@ -21,6 +21,8 @@ class ModelCard(Strict):
     parent: None
     max_model_len: int | None
     permission: list[Any]
+    tool_call_parser: str | None
+    reasoning_parser: str | None
 
 
 class ModelList(Strict):
@@ -42,7 +44,7 @@ async def _model(service: Service, request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    ready = service.ready
+    ready, dialect = service.ready, service.dialect
     return {
         "id": name,
         "object": "model",
@@ -52,6 +54,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": ready.max_model_len if ready else None,
         "permission": [],
+        "tool_call_parser": dialect.calls.name if dialect.calls else None,
+        "reasoning_parser": dialect.reasoning.name if dialect.reasoning else None,
     }
 
 

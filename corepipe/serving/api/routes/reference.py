@@ -149,6 +149,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
+| 500 | `constraint_failed` | the answer could not go on as its grammar wants, or came to a limit of it |
 | 500 | `internal_error` | the server's log says why |
 | 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
 | 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
@@ -221,7 +222,7 @@ def _values(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return "object"
     if "enum" in field:
-        return " or ".join(f"`{_json(value)}`" for value in field["enum"])
+        return " or ".join(f"`{_json(one)}`" for one in field["enum"] if one is not None)
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"

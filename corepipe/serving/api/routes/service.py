@@ -21,6 +21,8 @@ from corepipe.serving.constraints import ConstraintError
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.grammar_checker import GrammarChecker
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.parsing.choose import Dialect, choose
+from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
@@ -86,6 +88,9 @@ class Service:
         self.on_failure: Callable[[], None] = _nothing
         self.shown = Pieces(tokenizer, skip_special_tokens=True)
         self.raw = Pieces(tokenizer, skip_special_tokens=False)
+        self._parsers = (server.tool_call_parser, server.reasoning_parser)
+        self.dialect = choose(tokenizer, *self._parsers)
+        self._marked: dict[tuple[bool, bool], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
         self._grammars = GrammarChecker()
 
@@ -146,6 +151,20 @@ class Service:
             message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
+
+    def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
+        """How the model writes under this tokenizer's template, which may be a request's own."""
+        return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        """The bytes of tokens without the special ones, but for those that tell calls from text."""
+        if reading is None:
+            return self.shown
+        kinds = (reading.calls is not None, reading.reasoning is not None)
+        if kinds not in self._marked:
+            marks = reading.marks(self.tokenizer.added_tokens)
+            self._marked[kinds] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
+        return self._marked[kinds]
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.

@@ -32,6 +32,9 @@ KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
 GENERATING_PATHS = frozenset(route.path for route in ROUTES if route.generates)
 """What is traced, and meets faults that are injected."""
 
+INSTEAD = dict.fromkeys(("/v1/responses", "/v1/messages"), chat.ROUTE.path)
+"""What answers the requests of routes that other servers have, and this one has not yet."""
+
 
 def public_routes(*, admin_port: bool) -> list[Route]:
     """Those of the public port, of a server that has an admin port or none."""
