@@ -37,6 +37,17 @@ class PolicyChoice(StrEnum):
     SEGREGATED = "segregated"
 
 
+class Otherwise(StrEnum):
+    REFUSE = "refuse"
+    COMPUTE = "compute"
+    RECORD = "record"
+
+
+class Pace(StrEnum):
+    NONE = "none"
+    RECORDED = "recorded"
+
+
 class Emit(StrEnum):
     HELM = "helm"
     VLLM_NEURON = "vllm-neuron"
@@ -183,6 +194,31 @@ ShutdownTimeout = Annotated[
         min=0,
         max=86_400,
     ),
+]
+Record = Annotated[
+    Path | None,
+    _option("--record", help="Write each exchange with a client into this directory.", panel=SERVER),
+]
+RecordRedact = Annotated[
+    Path | None,
+    _option(
+        "--record-redact", help="TOML rules of what is replaced before anything is written.", panel=SERVER
+    ),
+]
+Replay = Annotated[
+    Path | None,
+    _option("--replay", help="Answer from the exchanges that were recorded there.", panel=SERVER),
+]
+ReplayElse = Annotated[
+    Otherwise,
+    _option(
+        "--replay-else",
+        help="What is not recorded: refuse (no model is loaded), compute, or compute and record it.",
+        panel=SERVER,
+    ),
+]
+ReplayPace = Annotated[
+    Pace, _option("--replay-pace", help="none: at once; recorded: when it came then.", panel=SERVER)
 ]
 TracesEndpoint = Annotated[
     str | None,

@@ -150,7 +150,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
     """What each core of a stage has done by the cost model, estimated as `neuron.activity` says.
 
-    `engine_seconds` are in the order of `neuron.tables.ENGINES`; `memory_bytes` went to and from device
+    `engine_seconds` are in the order of `neuron.hardware.ENGINES`; `memory_bytes` went to and from device
     memory.
     """
 

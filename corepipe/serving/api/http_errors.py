@@ -29,7 +29,12 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """A request that ends with `status`; `param` names the field at fault, `code` is for programs."""
+    """A request that ends with `status`; `param` names the field at fault, `code` is for programs.
+
+    A message is cut at `longest` characters.
+    """
+
+    longest = MAX_MESSAGE
 
     def __init__(
         self,
@@ -42,7 +47,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _cut(message, MAX_MESSAGE)
+        self.message = _cut(message, self.longest)
         self.code = code
         self.param = None if param is None else _cut(param, MAX_ECHO)
         self.headers = dict(headers or {})

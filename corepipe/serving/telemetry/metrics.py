@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.tables import ENGINES
+from corepipe.neuron.hardware import ENGINES
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Ready, StageWork, Stats
 from corepipe.serving.telemetry.constraints import ConstraintMetrics

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
@@ -28,6 +27,7 @@ from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
 STATES = {
@@ -38,6 +38,8 @@ STATES = {
     "failed": "The engine has stopped.",
 }
 """What the server can be, and what it tells of that."""
+
+NO_MODEL_LOADED = "Answers are replayed here; no model is loaded."
 
 LONG_TEXT = 16_384
 """Characters or tokens from which a thread works on them, so that other requests go on."""
@@ -55,6 +57,7 @@ R = TypeVar("R")
 class Service:
     """One deployment behind one server.  `ready` is None until the engine has loaded.
 
+    Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
     server is about to end; what is under way goes on, and nothing more is taken.
     """
@@ -62,19 +65,20 @@ class Service:
     def __init__(
         self,
         client: EngineClient,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         engine: EngineConfig,
         server: ServerConfig,
         version: str,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.engine = engine
         self.version = version
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
-        self.request_templates = RequestTemplates(tokenizer) if server.trust_request_chat_template else None
+        trusted = tokenizer is not None and server.trust_request_chat_template
+        self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
@@ -86,13 +90,28 @@ class Service:
         self.failure: Exception | None = None
         self.draining = False
         self.on_failure: Callable[[], None] = _nothing
-        self.shown = Pieces(tokenizer, skip_special_tokens=True)
-        self.raw = Pieces(tokenizer, skip_special_tokens=False)
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
-        self.dialect = choose(tokenizer, *self._parsers)
+        self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
         self._marked: dict[tuple[bool, bool], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
         self._grammars = GrammarChecker()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ApiError (503) where there is none."""
+        if self._tokenizer is None:
+            raise unavailable(NO_MODEL_LOADED)
+        return self._tokenizer
+
+    @cached_property
+    def shown(self) -> Pieces:
+        """Of tokens in texts that leave special ones out."""
+        return Pieces(self.tokenizer, skip_special_tokens=True)
+
+    @cached_property
+    def raw(self) -> Pieces:
+        """Of tokens in texts that have them all."""
+        return Pieces(self.tokenizer, skip_special_tokens=False)
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""

@@ -143,6 +143,7 @@ ROUTES = (
         request=TokenizeRequest,
         answer=Tokens,
         statuses=NO_MODEL,
+        of_model=True,
     ),
     Route(
         "POST",
@@ -152,5 +153,6 @@ ROUTES = (
         request=DetokenizeRequest,
         answer=Text,
         statuses=NO_MODEL,
+        of_model=True,
     ),
 )
