@@ -281,3 +281,24 @@ def test_engines_that_are_killed_change_no_answer() -> None:
     """Some had begun, some waited, for a seat or until their grammar was compiled."""
     found = asyncio.run(asyncio.wait_for(_killed(2), PATIENCE_SECONDS))
     assert told(found) == told(undisturbed())
+
+
+def test_allowed_tokens_and_a_grammar_hold_together() -> None:
+    """A token must be of both; where none is, the answer ends with an error, and nobody else's does."""
+    spelled = {
+        token for text in ("n", "o", "no") for token in tokenizer().encode(text, add_special_tokens=False)
+    }
+    both = Sampling(temperature=1.0, seed=1, allowed_token_ids=[*spelled, *EOS])
+    none = Sampling(temperature=1.0, allowed_token_ids=tokenizer().encode("x", add_special_tokens=False))
+    found = answers(
+        engine(),
+        constrained("both", "words", both),
+        constrained("none", "words", none),
+        constrained("json greedy", "json", KINDS["greedy"]),
+    )
+    assert text_of(found["both"]) == "no"
+    assert found["both"][-1].finish_reason == "stop"
+    (failed,) = found["none"]
+    assert (failed.error_kind, failed.tokens) == ("constraint", [])
+    assert "allowed_token_ids" in (failed.error or "")
+    assert tokens_of(found["json greedy"]) == tokens_of(undisturbed()["json greedy"])

@@ -147,6 +147,13 @@ class MaskBuffer:
         return masks
 
 
+def mask_of(tokens: Sequence[int], vocab: int) -> Mask:
+    """A mask that allows these tokens alone."""
+    bits = np.zeros(mask_words(vocab) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
 def ban(mask: Mask, tokens: Collection[int]) -> None:
     """Takes tokens out of a mask, unless none would be left."""
     kept = mask.view(np.uint32).copy()

@@ -25,6 +25,8 @@ OVERFLOW = (
     "drawn. Its weights do not fit the number format that it is served in."
 )
 
+NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_token_ids here."
+
 OnStart = Callable[[list[Started]], None]
 
 
@@ -70,7 +72,7 @@ class Step:
     drawn_rows: for each chunk the logit row that draws its token, None where it draws none.
     prompt_rows: logit rows that report on a prompt, by index of the chunk.
     top_logprobs [R]: alternatives asked for (-1: no logprob at all).
-    constrained: the chunks that draw as a grammar allows.
+    constrained: the chunks that draw under a mask.
     """
 
     ticket: int
@@ -110,9 +112,7 @@ class Runner:
         self._requests[request.id] = RequestInputs(
             request,
             pack_scalars(params, request.seed),
-            RowLists.of(
-                request, params, request.bad_words, request.not_allowed, masked=bool(request.grammar)
-            ),
+            RowLists.of(request, params, request.bad_words, masked=request.masked),
             None if top is None else pack_prompt_scalars(top),
         )
 
@@ -146,7 +146,7 @@ class Runner:
         self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk]
     ) -> Sequence[int]:
         """Fills the masks of a batch while it is computed; the chunks that have one."""
-        found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.constraint]
+        found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.masked]
         masks = self._masks.rows(len(found))
         try:
             for mask, at in zip(masks, found, strict=True):
@@ -225,7 +225,8 @@ def _take_tokens(step: Step, tokens: Sequence[int | None], failed: Collection[Re
         assert isinstance(request, SampledRequest)
         if request.status is Status.FINISHED or request in failed:
             continue
-        assert request.constraint is not None
+        if request.constraint is None:
+            continue
         assert token is not None
         request.constraint.take(token)
         request.complete = request.constraint.finished
@@ -237,8 +238,13 @@ def _take_tokens(step: Step, tokens: Sequence[int | None], failed: Collection[Re
 def _fill(mask: Ids, request: SampledRequest) -> None:
     """What the request may draw next: the end of an answer before `min_tokens` only where nothing else can
     follow."""
-    assert request.constraint is not None
-    request.constraint.fill(mask)
+    constraint = request.constraint
+    if constraint is not None:
+        constraint.fill(mask)
+    if request.allowed is not None:
+        mask &= request.allowed
+        if constraint is not None and constraint.error is None and not mask.any():
+            constraint.error = NOTHING_LEFT
     if request.num_generated < request.min_tokens:
         ban(mask, request.stop_ids)
 
@@ -255,7 +261,7 @@ def _want_logits(
         drawn_rows.append(len(wanted.rows) if chunk.samples else None)
         if chunk.samples:
             wanted.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
-            if state.request.constraint is not None:
+            if state.request.masked:
                 wanted.mask()
     return drawn_rows, prompt_rows
 

@@ -117,7 +117,7 @@ class Banned:
 class RowLists:
     """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
 
-    Stop ids are banned `early`, before `min_tokens`, and all the time those that are not allowed.
+    Stop ids are banned `early`, before `min_tokens`.
     """
 
     def __init__(
@@ -125,15 +125,13 @@ class RowLists:
         request: Request,
         params: Sampling,
         bad_words: Sequence[Sequence[int]],
-        not_allowed: Ids,
         early: Sequence[int],
     ) -> None:
         self._request = request
         self._banned = Banned(bad_words) if bad_words else None
         bias = sorted(params.logit_bias.items())
-        self._bias_ids = np.append(np.array([token for token, _ in bias], np.int32), not_allowed)
-        values = np.array([value for _, value in bias], np.float32)
-        self._bias = np.append(values, np.full(len(not_allowed), -np.inf, np.float32))
+        self._bias_ids = np.array([token for token, _ in bias], np.int32)
+        self._bias = np.array([value for _, value in bias], np.float32)
         self._early_ids = np.append(self._bias_ids, np.array(early, np.int32))
         self._early_bias = np.append(self._bias, np.full(len(early), -np.inf, np.float32))
         self._seen = SeenTokens(request.prompt) if _penalises(params) else None
@@ -143,14 +141,13 @@ class RowLists:
         request: Request,
         params: Sampling,
         bad_words: Sequence[Sequence[int]] = (),
-        not_allowed: Ids = NO_IDS,
         *,
         masked: bool = False,
     ) -> RowLists | None:
         """None where the request needs no lists, as most do.  masked: its masks ban the stop ids."""
         early = sorted(request.stop_ids) if request.min_tokens and not masked else []
-        needed = params.logit_bias or bad_words or len(not_allowed) or early or _penalises(params)
-        return RowLists(request, params, bad_words, not_allowed, early) if needed else None
+        needed = params.logit_bias or bad_words or early or _penalises(params)
+        return RowLists(request, params, bad_words, early) if needed else None
 
     def bias(self) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw."""

@@ -109,6 +109,8 @@ sandbox, on servers with `--trust-request-chat-template`; the special tokens tha
 - `bad_words` are token sequences, as in vLLM: a word as it is spelled at a text's beginning and, where that
   has as many tokens, after a space. Its last token is banned where the answer ends with those before it. The
   same text in other tokens is not found.
+- Of `allowed_token_ids` some must be left by `bad_words` and `min_tokens`. Where a constrained answer can go
+  on with none of them it ends with an error.
 - `suffix` is for tokenizers with tokens to fill in the middle: `<|fim_prefix|>`, `<|fim_suffix|>` and
   `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
   of text, and goes with neither `echo` nor `truncate_prompt_tokens`.
