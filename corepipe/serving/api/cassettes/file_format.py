@@ -245,13 +245,17 @@ def _size(answer: _Answer) -> int:
 
 def _pieces(answer: _Answer) -> list[bytes]:
     if answer.events is not UNSET:
-        common = {name: Raw(compact(bytes(value))) for name, value in answer.common.items()}
-        return [b"".join(_restored(bytes(one), common) for one in piece) for piece in answer.events]
+        head = compact(_encode(answer.common))[1:-1]
+        return [b"".join(_restored(bytes(one), head) for one in piece) for piece in answer.events]
     whole = compact(bytes(answer.body)) if answer.text is UNSET else answer.text.encode()
     return [whole] if answer.times_ms else []
 
 
-def _restored(event: bytes, common: Members) -> bytes:
+def _restored(event: bytes, head: bytes) -> bytes:
+    """`head`: the members that all have, as they stand in an object."""
     if event.startswith(b'"'):
         return msgspec.json.decode(event, type=str).encode()
-    return _data({**common, **_MEMBERS.decode(compact(event))})
+    rest = compact(event)
+    if not rest.startswith(b"{"):
+        raise Malformed("`answer.events` wants texts and objects")
+    return event_of(b"{" + b",".join(part for part in (head, rest[1:-1]) if part) + b"}")

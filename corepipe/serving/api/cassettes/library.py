@@ -142,10 +142,9 @@ def _read(folder: Path, name: str) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is no regular file")
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise Malformed(f"is larger than {MAX_FILE} bytes")
-    return data
+        if status.st_size > MAX_FILE:
+            raise Malformed(f"is larger than {MAX_FILE} bytes")
+        return file.read(status.st_size)
 
 
 def _wrong(file: Path, what: str) -> UserError:
