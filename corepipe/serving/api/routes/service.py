@@ -257,7 +257,10 @@ def _check_length(text: str, field: str, most: int, encode: Encode) -> None:
     for at in range(0, len(text), LONG_TEXT):
         count += len(encode(text[at : at + LONG_TEXT]))
         if count > 2 * most:
-            message = f"The {len(text)} characters of the {field} are more than the {most} tokens that fit."
+            message = (  # litellm knows a context that is exceeded by these words
+                f"The text of {field}, {len(text)} characters, is longer than the model's context length: "
+                f"it has more than the {most} tokens that fit."
+            )
             raise invalid(message, field, "context_length_exceeded")
 
 
