@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,8 @@ def _tokenizer(tokenizer: Tokenizer, rows: int) -> LLTokenizer:
 def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 -- see the module's docstring
 
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    limits: dict[str, Any] = {**LIMITS}
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
     if matcher.is_error():
         raise GrammarError(f"the grammar cannot be compiled: {_said(matcher)}")
     return matcher
