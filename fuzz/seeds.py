@@ -14,6 +14,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.packed_index import Entry, Index, Part
 from corepipe.serving.frames import encode_frame
 from corepipe.serving.messages import Abort, Output, Outputs, Sampling, Shutdown, Submit
+from corepipe.serving.parsing.formats import FORMATS
 from fuzz.targets import TINY, tiny_graph
 
 
@@ -205,6 +206,40 @@ def _stop_strings() -> list[bytes]:
         b"\x00\x00plain",
         b"\x03\x02aabaab" + b"a" * 20,
     ]
+
+
+def _tool_calls() -> list[bytes]:
+    """The first byte chooses a format, the second reasoning, the third how long pieces are."""
+    one = b'{"name": "f", "arguments": {"a": 1}}'
+    texts = {
+        "hermes": b"Hm.\n<tool_call>\n" + one + b"\n</tool_call>\n<tool_call>" + one + b"</tool_call>",
+        "llama3_json": b'{"name": "f", "parameters": {"a": "}"}}; {"name": "g", "parameters": {}}',
+        "pythonic": b"[f(a=1), g(s='x', t=[1, {'k': None}])]",
+        "mistral": b"[TOOL_CALLS] [" + one + b", " + one + b"]",
+        "mistral_v11": b'[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        "qwen3_coder": b"<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
+        b"<parameter=b>x</parameter>\n</function>\n</tool_call>",
+        "smollm3_python": b"so <code>f(a=1)\ng()</code>",
+    }
+    names = sorted(FORMATS)
+    made = [bytes((names.index(name), 0, 3)) + text for name, text in texts.items()]
+    return [*made, bytes((names.index("hermes"), 1, 2)) + b"<think>a</think>\n<tool_call>" + one]
+
+
+def _response_template() -> list[bytes]:
+    """As transformers has them for Qwen3 and for Qwen3.5."""
+    call = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+    tags = {
+        "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        "close_pattern": r"</function>\s*</tool_call>",
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+        "transform": call,
+    }
+    plain = {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json"}
+    thoughts = {"open": "<think>", "close": "</think>"}
+    fields = [{"reasoning_content": thoughts, "tool_calls": one} for one in (tags, plain)]
+    return [json.dumps({"fields": one, "start_anchor": "a"}).encode() for one in fields]
 
 
 def _engine_frames() -> list[bytes]:

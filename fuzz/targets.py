@@ -39,22 +39,14 @@ from corepipe.serving.api.protocol import parse
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
 from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
-from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.engine import requests
 from corepipe.serving.messages import Submit
+from fuzz.answers import response_template, stop_strings, tool_calls
+from fuzz.checks import check
 
 TINY = Path(__file__).parent.parent / "tests" / "data" / "tiny"
 MEMORY = Path("/dev/shm")  # noqa: S108 -- files that live for a millisecond need no disk
 VOCAB, MAX_LEN = 512, 128
-
-
-class FoundError(AssertionError):
-    """What a target found: our code did something that it says it never does."""
-
-
-def check(condition: bool, what: str) -> None:
-    if not condition:
-        raise FoundError(what)
 
 
 @contextmanager
@@ -221,50 +213,6 @@ def request(data: bytes) -> None:
             check(400 <= error.status < 500, f"status {error.status} for a client's mistake")
 
 
-def stop_strings(data: bytes) -> None:
-    """Streamed text is the plain one, and ends before the stop string that is complete first."""
-    tokens, stops = _split_stops(data)
-    text = tokens.decode("utf-8", errors="replace")
-    streamed = Detokenizer(Pieces(_Bytes(), skip_special_tokens=False), stops)
-    shown, used = "", 0
-    for at, token in enumerate(tokens):
-        part, _ = streamed.feed([token])
-        shown, used = shown + part, at + 1
-        if streamed.matched is not None:
-            break
-    else:
-        shown += streamed.flush()
-    whole = Detokenizer(Pieces(_Bytes(), skip_special_tokens=False), stops)
-    part, taken = whole.feed(list(tokens))
-    check((taken, whole.matched) == (used, streamed.matched), "one feed ends elsewhere than many")
-    check(part + ("" if whole.matched else whole.flush()) == shown, "one feed shows another text than many")
-    if streamed.matched is None:
-        check(shown == text, "text was lost")
-    else:
-        check(
-            shown + streamed.matched == text[: len(shown) + len(streamed.matched)], "cut in the wrong place"
-        )
-    check(not any(stop in shown for stop in stops), "a stop string was shown")
-
-
-def _split_stops(data: bytes) -> tuple[bytes, list[str]]:
-    """The first two bytes say how many stop strings there are, and how long each is."""
-    count, length = (data[0] % 4, data[1] % 6 + 1) if len(data) > 1 else (0, 1)
-    cut = 2 + count * length
-    parts = [data[2 + i * length : 2 + (i + 1) * length] for i in range(count)]
-    return data[cut:][:256], [text for part in parts if (text := part.decode("utf-8", errors="ignore"))]
-
-
-class _Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002 -- the protocol's
-        return bytes(ids).decode("utf-8", errors="replace")
-
-    def token_bytes(self, token: int, /) -> bytes:
-        return bytes([token])
-
-
 def engine_frames(data: bytes) -> None:
     """The stream between server and engine: frames or a FrameError, however it is cut."""
     for make in (frames.command_decoder, frames.event_decoder, frames.start_decoder):
@@ -365,6 +313,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
             tokenizer_config,
             request,
             stop_strings,
+            tool_calls,
+            response_template,
             engine_frames,
             template,
         )

@@ -27,6 +27,9 @@ class NullExecutor:
         self._pending.append((ticket, self._output(inputs, sampling)))
         return ticket
 
+    def give_masks(self, ticket: int, masks: npt.NDArray[np.int32]) -> None:
+        """Nothing is drawn, so that nothing is forbidden."""
+
     def wait(self, ticket: int) -> StepOutput:
         """The oldest batch's result.  Raises ValueError unless tickets are redeemed once and in order."""
         if not self._pending or self._pending[0][0] != ticket:

@@ -138,7 +138,7 @@ def test_an_unknown_field_is_refused_by_name(http: httpx.Client) -> None:
         (CHAT, {"messages": [{"role": "user", "content": "a " * 10_000}]}, "messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages"),
+        (CHAT, {"messages": [{"role": "function", "content": "a"}]}, "messages"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 import corepipe
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS, columns, vocabulary
+from corepipe.serving.api.cassettes.deck import CassetteMetrics
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.inject import InjectedFaults
 from corepipe.serving.api.routes.table import ROUTES
@@ -36,6 +37,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", 
 PAGES = [*TOP, *sorted(DOCS.rglob("*.md"))]
 HIDDEN = {".venv", ".venv-parity", ".venv-clients", "build", "dist", ".pytest_cache"}
 EVERY_PAGE = [page for page in sorted(ROOT.rglob("*.md")) if HIDDEN.isdisjoint(page.relative_to(ROOT).parts)]
+PLUGIN = (ROOT / "corepipe" / "pytest.py").read_text()
 SOURCES = {".py", ".cpp", ".h", ".inl"}
 OURS = re.compile(r"(?:vllm:|corepipe_)\w+")
 
@@ -195,7 +197,7 @@ def test_no_other_command_is_documented() -> None:
 def test_flags_in_the_text_exist(page: Path) -> None:
     known = {flag for name in COMMANDS for names in flags(name) for flag in quoted(names)}
     benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
-    known |= set(re.findall(r'"(--[a-z-]+)"', benchmarks))
+    known |= set(re.findall(r'"(--[a-z-]+)"', benchmarks + PLUGIN))
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text())
     assert [flag for flag in named if flag not in known] == []
 
@@ -222,6 +224,7 @@ async def collected() -> dict[str, tuple[str, str]]:
     HttpMetrics(metrics.registry, ROUTES)
     metrics.registry.register(ConnectionMetrics(ConnectionLimit(1)))
     InjectedFaults(metrics.registry)
+    metrics.registry.register(CassetteMetrics())
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))
     found = [*metrics.registry.collect(), *neuron.registry.collect()]
@@ -236,7 +239,7 @@ def test_every_metric_is_documented_as_it_is() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_metrics_in_the_text_exist(page: Path) -> None:
     named = [name for text in quoted(page.read_text()) for name in OURS.findall(text)]
-    known = families()
+    known = {*families(), *OURS.findall(PLUGIN)}
     assert [name for name in named if name not in known and name.removesuffix("_total") not in known] == []
 
 

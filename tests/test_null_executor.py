@@ -22,7 +22,8 @@ INPUTS = StepInputs(
 
 def _sampling(rows: int = 2, **given: np.ndarray) -> SamplingBatch:
     zeros = {f.name: np.zeros(rows, np.int32) for f in fields(SamplingBatch)}
-    return SamplingBatch(**(zeros | {"chosen": np.full(rows, -1, np.int32)} | given))
+    none = np.full(rows, -1, np.int32)
+    return SamplingBatch(**(zeros | {"chosen": none, "masked": none} | given))
 
 
 def test_tokens_depend_on_the_row_alone():

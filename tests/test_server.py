@@ -240,13 +240,14 @@ def test_preemption_changes_no_answer() -> None:
     """The cache holds one full sequence: eight at once must give way to each other."""
     with served(TINY, "--num-blocks", 8, "--served-model-name", "tiny") as server:
 
-        def ask(*prompts: list[int]) -> list[str]:
+        def ask(*prompts: list[int]) -> list[dict[str, object]]:
             body = {"prompt": prompts, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-            choices = server.post("/v1/completions", json={"model": "tiny", **body}).json()["choices"]
-            return [choice["text"] for choice in choices]
+            beside = {"bad_words": ["a", "on", " the"], "prompt_logprobs": 1, "return_token_ids": True}
+            answer = server.post("/v1/completions", json={"model": "tiny", **body, **beside}).json()
+            return [choice | {"index": 0} for choice in answer["choices"]]
 
         prompts = [[5 + number] * 40 for number in range(8)]
-        alone = [text for prompt in prompts for text in ask(prompt)]
+        alone = [choice for prompt in prompts for choice in ask(prompt)]
         assert server.metric("vllm:num_preemptions_total") == 0
 
         def preempted() -> bool:

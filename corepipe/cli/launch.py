@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,18 +11,16 @@ import uvloop
 from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.placement import print_placement
+from corepipe.cli.ports import open_ports, tell_of_admin_port, tell_of_faults, url_of
 from corepipe.errors import UserError
 from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.neuron.graph import FORMATS
-from corepipe.serving.api.app import create_app, listen_all, serve
-from corepipe.serving.api.connection_limit import make_room, too_few_files
-from corepipe.serving.api.limits import check_bind
-from corepipe.serving.api.tls import tls_certificate
+from corepipe.serving.api.app import create_app, serve
+from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.keys import read_keys
 from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.child import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
@@ -34,25 +31,21 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
 
     Listens first, so that a port in use is known at once; the engine loads behind the open port.
     """
-    check_bind(server)
-    tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
-    read_keys(server.api_keys, server.api_key_file)
-    listeners = listen_all(server)
-    warning = too_few_files(server.max_connections, make_room(server.max_connections))
-    if warning is not None:
-        errors().print(f"corepipe: {warning}")
+    listeners = open_ports(server)
+    deck = None if server.record is None and server.replay is None else Deck(server)
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
         if server.verify:
             integrity.verify(path, report)
     tokenizer = _tokenizer(path, server)
     resolved = engine.model_copy(update={"model": str(path)})
-    urls = [_url(one, server) for one in listeners]
+    urls = [url_of(one, server) for one in listeners]
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
-    app = create_app(client, tokenizer, engine, server, __version__)
+    app = create_app(client, tokenizer, engine, server, __version__, deck=deck)
     app.state.service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
-    if server.inject:
-        errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+    errors().print(f"corepipe: {app.state.service.dialect.summary()}", markup=False)
+    tell_of_faults(server)
+    _tell_of_cassettes(server, deck)
     try:
         with cache.in_use(path):
             uvloop.run(serve(app, server, listeners))
@@ -81,10 +74,12 @@ def _weights(model: str, fmt: str) -> str | None:
     return stored and f"weights: {stored} -> read as fp32, stored as {FORMATS[fmt].weights.value}"
 
 
-def _url(listener: socket.socket, server: ServerConfig) -> str:
-    scheme = "http" if server.ssl_certfile is None else "https"
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
+    if deck is not None and deck.library is not None:
+        errors().print(f"replaying {len(deck.library)} exchanges of {server.replay}", markup=False)
+    folder, _ = server.recorded_into
+    if folder is not None:
+        errors().print(f"recording into {folder}", markup=False)
 
 
 class _AnnouncedClient(ProcessClient):
@@ -113,6 +108,5 @@ class _AnnouncedClient(ProcessClient):
             f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it",
             markup=False,
         )
-        for admin_url in self._urls[1:]:
-            console.print(f"metrics, placement and control: {admin_url}", markup=False)
+        tell_of_admin_port(self._urls)
         return ready

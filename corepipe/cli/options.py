@@ -37,6 +37,17 @@ class PolicyChoice(StrEnum):
     SEGREGATED = "segregated"
 
 
+class Otherwise(StrEnum):
+    REFUSE = "refuse"
+    COMPUTE = "compute"
+    RECORD = "record"
+
+
+class Pace(StrEnum):
+    NONE = "none"
+    RECORDED = "recorded"
+
+
 class Emit(StrEnum):
     HELM = "helm"
     VLLM_NEURON = "vllm-neuron"
@@ -150,6 +161,24 @@ SpecialTokensInText = Annotated[
         panel=SERVER,
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    _option(
+        "--tool-call-parser",
+        help="How the model writes tool calls: hermes, qwen3_coder, llama3_json, pythonic, mistral or "
+        "another of docs/tools.md; none: not read; auto: as its files say.",
+        panel=SERVER,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    _option(
+        "--reasoning-parser",
+        help="How the model writes its reasoning: qwen3, deepseek_r1, smollm3 or mistral; none: not told "
+        "from text; auto: as its files say.",
+        panel=SERVER,
+    ),
+]
 Verify = Annotated[
     bool,
     _option(
@@ -165,6 +194,31 @@ ShutdownTimeout = Annotated[
         min=0,
         max=86_400,
     ),
+]
+Record = Annotated[
+    Path | None,
+    _option("--record", help="Write each exchange with a client into this directory.", panel=SERVER),
+]
+RecordRedact = Annotated[
+    Path | None,
+    _option(
+        "--record-redact", help="TOML rules of what is replaced before anything is written.", panel=SERVER
+    ),
+]
+Replay = Annotated[
+    Path | None,
+    _option("--replay", help="Answer from the exchanges that were recorded there.", panel=SERVER),
+]
+ReplayElse = Annotated[
+    Otherwise,
+    _option(
+        "--replay-else",
+        help="What is not recorded: refuse (no model is loaded), compute, or compute and record it.",
+        panel=SERVER,
+    ),
+]
+ReplayPace = Annotated[
+    Pace, _option("--replay-pace", help="none: at once; recorded: when it came then.", panel=SERVER)
 ]
 TracesEndpoint = Annotated[
     str | None,

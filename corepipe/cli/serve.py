@@ -38,8 +38,15 @@ def serve(
     chat_template: options.ChatTemplate = None,
     trust_request_chat_template: options.TrustRequestTemplate = False,
     allow_special_tokens_in_text: options.SpecialTokensInText = False,
+    tool_call_parser: options.ToolCallParser = "auto",
+    reasoning_parser: options.ReasoningParser = "auto",
     verify: options.Verify = False,
     shutdown_timeout: options.ShutdownTimeout = 5.0,
+    record: options.Record = None,
+    record_redact: options.RecordRedact = None,
+    replay: options.Replay = None,
+    replay_else: options.ReplayElse = options.Otherwise.REFUSE,
+    replay_pace: options.ReplayPace = options.Pace.NONE,
     otlp_traces_endpoint: options.TracesEndpoint = None,
     inject: options.Inject = None,
     inject_with_keys: options.InjectWithKeys = False,
@@ -74,22 +81,28 @@ def serve(
     signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
     write_without_waiting()
     # Heavy: the other commands do without.
-    from corepipe.cli.launch import launch  # noqa: PLC0415
     from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
 
     given = _given(ctx.params)
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
-    launch(engine, server)
+    if server.replays_alone:
+        from corepipe.cli.replay import replay as start  # noqa: PLC0415 -- a model would take seconds
+    else:
+        from corepipe.cli.launch import launch as start  # noqa: PLC0415
+    start(engine, server)
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, object]:
     """The flags, and what stands for those that were left out."""
     model = hub.DEFAULT_MODEL if flags["model"] is None else flags["model"]
+    names = [model]
+    if flags["model"] is None and flags["replay"] is not None and flags["replay_else"] == "refuse":
+        names = []  # those that are recorded
     return {
         **flags,
         "model": model,
-        "served_model_name": flags["served_model_name"] or [model],
+        "served_model_name": flags["served_model_name"] or names,
         "chat_template": _text(flags["chat_template"]),
         "api_key": flags["api_key"] or [],
         "admin_api_key": flags["admin_api_key"] or [],

@@ -140,14 +140,22 @@ class Executor:
         `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.
         """
+    def give_masks(self, ticket: int, masks: I32) -> None:
+        """Copies the masks [rows with one, (vocab + 31) // 32] of a batch, which may be computed meanwhile.
+
+        Raises ValueError for another shape, and where the batch wants none or has its masks.
+        """
     def wait(self, ticket: int) -> dict[str, Any]:
         """Waits with the GIL released; a dict with the fields of StepOutput, and
-        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core."""
+        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core.
+
+        Raises RuntimeError where the batch has failed, or wants masks and has none.
+        """
     def watch(self, hook: Callable[[int], None] | None) -> None:
         """Tests: called with the Program's index each time another core's part starts to run."""
 
 def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
     """Tests: x [M, k] -> int32 sums [k / 64 groups, M, n] before any scale."""
 
-def sample(logits: F32, sampling: object) -> dict[str, Any]:
+def sample(logits: F32, sampling: object, masks: I32 | None = None) -> dict[str, Any]:
     """Tests: the sampler alone, on logits [R, V]."""

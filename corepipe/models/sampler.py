@@ -4,7 +4,8 @@ A row goes through these steps, in this order:
 
 1. Log-probabilities that are reported are log_softmax of the logits as the model gave them.  A token that is
    `chosen` has a rank, too: how many tokens' logits are as large, its own among them.
-2. `bias_values` are added (-inf bans a token).
+2. Where the row has a mask, x of each token that it does not allow becomes -inf.  `bias_values` are added
+   (-inf bans a token).
 3. Repetition penalty for every seen token: x / r where x > 0, else x * r (Keskar et al. 2019).  Then
    presence and frequency for those seen in the output: x - presence - frequency * count.
 4. Greedy: the largest x, the lowest id on a tie.  So it is for temperatures below GREEDY_BELOW, 0 among
@@ -31,6 +32,7 @@ from corepipe.neuron.program import SamplingBatch, StepOutput
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 GREEDY_BELOW = np.float32(1e-30)
 """Colder than this only equal logits would share the draw, and some that differ and are below 1e-20."""
@@ -67,9 +69,13 @@ class _Row:
     position: int
 
 
-def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
-    """Draws a token for each row of `logits` [R, V]; a StepOutput without logits, of 0 seconds."""
+def sample_reference(logits: F32, batch: SamplingBatch, masks: I32 | None = None) -> StepOutput:
+    """Draws a token for each row of `logits` [R, V]; a StepOutput without logits, of 0 seconds.
+
+    masks [K, mask_words(V)]: of the rows that have one.
+    """
     rows = len(logits)
+    allowed = None if masks is None else allowed_tokens(masks, logits.shape[1])
     width = max(0, *batch.top_logprobs.tolist(), 0)
     tokens = np.zeros(rows, np.int32)
     logprobs = np.full(rows, np.nan, np.float32)
@@ -77,7 +83,8 @@ def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
     top_ids = np.full((rows, width), -1, np.int32)
     top_logprobs = np.full((rows, width), np.nan, np.float32)
     for r in range(rows):
-        tokens[r] = _choose(logits[r], batch, r)
+        mask = int(batch.masked[r])
+        tokens[r] = _choose(logits[r], batch, r, None if allowed is None or mask < 0 else allowed[mask])
         wanted = int(batch.top_logprobs[r])
         if wanted < 0 and batch.chosen[r] < 0:
             continue
@@ -94,6 +101,12 @@ def sample_reference(logits: F32, batch: SamplingBatch) -> StepOutput:
     return StepOutput(tokens, logprobs, top_ids, top_logprobs, None, 0.0, overflowed, ranks)
 
 
+def allowed_tokens(masks: I32, vocab: int) -> Flags:
+    """Of packed masks [K, mask_words(vocab)] each token's bit [K, vocab]."""
+    words = np.ascontiguousarray(masks.astype("<i4")).view(np.uint8)
+    return np.unpackbits(words, axis=1, count=vocab, bitorder="little").astype(np.bool_)
+
+
 def log_softmax(logits: F32) -> F64:
     """log_softmax over the last axis in double precision; NaN counts as -inf."""
     x = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
@@ -103,9 +116,11 @@ def log_softmax(logits: F32) -> F64:
     return logged
 
 
-def _choose(logits: F32, batch: SamplingBatch, r: int) -> int:
+def _choose(logits: F32, batch: SamplingBatch, r: int, allowed: Flags | None) -> int:
     if batch.chosen[r] >= 0:
         return int(batch.chosen[r])
+    if allowed is not None:
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     x = np.where(np.isnan(adjusted := _adjust(logits, batch, r)), np.float32(-np.inf), adjusted)
     temperature = batch.temperature[r]
     with np.errstate(over="ignore"):

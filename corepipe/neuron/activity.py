@@ -13,8 +13,8 @@ from random import Random
 from typing import Protocol
 
 from corepipe.neuron.engines import Engines
+from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.tables import ENGINES
 
 
 class Costs(Protocol):
@@ -31,7 +31,7 @@ class Costs(Protocol):
 
 @dataclass(slots=True)
 class Work:
-    """What a core of a stage has done: seconds of each engine, in the order of `tables.ENGINES`.
+    """What a core of a stage has done: seconds of each engine, in the order of `hardware.ENGINES`.
 
     `memory_bytes` went to and from device memory.
     """

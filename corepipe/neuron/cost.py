@@ -17,7 +17,7 @@ import numpy.typing as npt
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.ops import Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
@@ -25,7 +25,6 @@ from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import (
-    ENGINES,
     Bottleneck,
     Breakdown,
     OpTime,

@@ -214,6 +214,9 @@ class NativeExecutor:
             )
         )
 
+    def give_masks(self, ticket: int, masks: npt.NDArray[np.int32]) -> None:
+        self._native.give_masks(ticket, masks)
+
     def wait(self, ticket: int) -> StepOutput:
         result = self._native.wait(ticket)
         return StepOutput(**{name: result[name] for name in StepOutput.__slots__})

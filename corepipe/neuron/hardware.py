@@ -19,6 +19,9 @@ from corepipe.neuron.graph import DType, Format
 GIB = 1024**3
 MIB = 1024**2
 
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "collectives")
+"""The engines of a core as `tables.OpTime` names them; no Op runs on GpSimdE yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sourced:

@@ -127,11 +127,20 @@ class StepInputs:
     logit_rows: npt.NDArray[np.int32]
 
 
+def mask_words(vocab: int) -> int:
+    """int32 words of a row's mask: bit i & 31 of word i >> 5 says whether token i is allowed."""
+    return (vocab + 31) // 32
+
+
 class Executor(Protocol):
     """Runs the Programs of one replica.  Batches complete in the order in which they were submitted."""
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
         """Starts a batch and returns its ticket; does not wait."""
+
+    def give_masks(self, ticket: int, masks: npt.NDArray[np.int32]) -> None:
+        """What may be drawn of the masked rows [K, mask_words(vocab)] of a batch, once, before anybody waits
+        for it: what comes before the draw is computed meanwhile."""
 
     def wait(self, ticket: int) -> StepOutput:
         """Waits for a batch.  Each ticket is redeemed once."""
@@ -152,6 +161,8 @@ class SamplingBatch:
     seen_ids i32 / seen_counts i32: distinct tokens of prompt and output with the number of times each
     occurs in the output (0: prompt only), for the penalties; empty where no penalty is set.
     chosen [R] i32: -1 = draw; otherwise do not draw but report this token's logprob (prompt logprobs).
+    masked [R] i32: -1 = every token may be drawn; the other rows count from 0 and have a mask each, which
+    `Executor.give_masks` brings.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -171,6 +182,7 @@ class SamplingBatch:
     seen_ids: npt.NDArray[np.int32]
     seen_counts: npt.NDArray[np.int32]
     chosen: npt.NDArray[np.int32]
+    masked: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,22 @@ from corepipe.neuron.collectives import Links
 from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
 from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.ops import AllReduce
-from corepipe.neuron.program import Program, SamplingBatch, StepInputs, StepOutput, WeightShard, cut, of_heads
+from corepipe.neuron.program import (
+    Program,
+    SamplingBatch,
+    StepInputs,
+    StepOutput,
+    WeightShard,
+    cut,
+    mask_words,
+    of_heads,
+)
 
 ReadTensor = Callable[[str], F32]
 """The whole weight of a WeightSpec's name, fp32; `read_tied` finds those that share a tensor."""
 
-Sample = Callable[[F32, SamplingBatch], StepOutput]
-"""Draws tokens from logits [R, V]; its `seconds` are replaced."""
+Sample = Callable[[F32, SamplingBatch, I32 | None], StepOutput]
+"""Draws tokens from logits [R, V], of masked rows by their masks; its `seconds` are replaced."""
 
 
 def read_tied(graph: Graph, read: ReadTensor) -> ReadTensor:
@@ -157,7 +166,8 @@ def _caches(program: Program, slots: int) -> dict[int, F32]:
 
 
 class ReferenceExecutor:
-    """Implements `program.Executor` for one replica; a batch runs when it is submitted.
+    """Implements `program.Executor` for one replica; a batch runs when it is submitted, and where it wants
+    masks its tokens are drawn when it has them.
 
     programs: the compiler's, index stage * tensor + rank.  read: the whole weight of a name in the
     Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions.
@@ -175,22 +185,36 @@ class ReferenceExecutor:
         tensor = max(program.rank for program in programs) + 1
         self.cores = [ReferenceCore(p, read, blocks, block_size, tensor) for p in programs]
         self._sample = sample
+        self._undrawn: dict[int, tuple[F32, SamplingBatch, float]] = {}
         self._outputs: dict[int, StepOutput] = {}
         self._next = 0
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
         start = time.perf_counter()
         logits = self.logits(inputs)
-        output = _unsampled(logits) if sampling is None else self._draw(logits, sampling)
         ticket, self._next = self._next, self._next + 1
+        if sampling is not None and sampling.masked.max(initial=-1) >= 0:
+            self._undrawn[ticket] = (logits, sampling, time.perf_counter() - start)
+            return ticket
+        output = _unsampled(logits) if sampling is None else self._draw(logits, sampling)
         self._outputs[ticket] = replace(output, seconds=time.perf_counter() - start)
         return ticket
 
+    def give_masks(self, ticket: int, masks: I32) -> None:
+        """See `program.Executor`.  Raises KeyError for a batch that wants none, or has its masks, and
+        ValueError where these are not as many as it wants."""
+        logits, sampling, seconds = self._undrawn.pop(ticket)
+        wanted = (int(sampling.masked.max()) + 1, mask_words(logits.shape[1]))
+        if masks.shape != wanted:
+            raise ValueError(f"masks must be {wanted}, not {masks.shape}")
+        self._outputs[ticket] = replace(self._draw(logits, sampling, masks), seconds=seconds)
+
     def wait(self, ticket: int) -> StepOutput:
-        """The batch's result.  Raises KeyError for a ticket that is unknown or was redeemed."""
+        """The batch's result.  Raises KeyError for a ticket that is unknown, was redeemed, or lacks masks."""
         return self._outputs.pop(ticket)
 
     def close(self) -> None:
+        self._undrawn.clear()
         self._outputs.clear()
 
     def logits(self, inputs: StepInputs) -> F32:
@@ -206,10 +230,10 @@ class ReferenceExecutor:
             raise RuntimeError("the Programs wait for each other")
         return runs[-1][self.cores[-1].program.outputs[0].value]
 
-    def _draw(self, logits: F32, sampling: SamplingBatch) -> StepOutput:
+    def _draw(self, logits: F32, sampling: SamplingBatch, masks: I32 | None = None) -> StepOutput:
         if self._sample is None:
             raise ValueError("this executor was made without a sampler")
-        return self._sample(logits, sampling)
+        return self._sample(logits, sampling, masks)
 
 
 def _unsampled(logits: F32) -> StepOutput:

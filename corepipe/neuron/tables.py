@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.engines import AttentionCost, Cost, Engines
+from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, Link
@@ -39,10 +40,6 @@ class Breakdown:
     @property
     def bottleneck(self) -> Bottleneck:
         return max(self.seconds, key=self.seconds.__getitem__)
-
-
-ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "collectives")
-"""The engines of a core as OpTime names them; no Op runs on GpSimdE yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,10 @@ _Turn = tuple[int, bool, int, float, int]
 class WaitingQueue:
     """Requests that wait to run, at most `max_requests` and `max_tokens` known tokens of them.
 
-    In order of rank, except that among those of equal priority the preempted ones come first, and that owners
-    take turns: of several with new requests of equal priority the one is next who started one longest ago.
+    Those that are held have their place, which counts, and cannot start before they are released.  The others
+    start in order of rank, except that among those of equal priority the preempted ones come first, and that
+    owners take turns: of several with new requests of equal priority the one is next who started one longest
+    ago.
     The bounds hold for new requests: one that was preempted is always taken back.
     """
 
@@ -38,6 +40,7 @@ class WaitingQueue:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._lines: dict[str, list[_Entry]] = {}  # by owner; none is empty
+        self._held: set[Request] = set()
         self._last_turns: dict[str, int] = {}  # of every owner that ever started a request
         self._turns = 0
         self._length = 0
@@ -46,8 +49,13 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def num_held(self) -> int:
+        """Requests that cannot start yet."""
+        return len(self._held)
+
     def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would start, if no other came."""
+        """Those that may start, in the order in which they would, if no other came."""
         last, turns = self._last_turns.copy(), self._turns
         heads = [(self._turn(owner, line[0], last), owner, 0) for owner, line in self._lines.items()]
         heapify(heads)
@@ -68,12 +76,21 @@ class WaitingQueue:
         """Queues a request.  Raises QueueFull where it is a new one and there is no room for it."""
         if request.status is Status.WAITING:
             self._check_room(request.num_tokens)
-        insort(self._lines.setdefault(request.owner, []), (*_order(request, rank), request))
+        if request.held:
+            self._held.add(request)
+        else:
+            self._line_up(request, rank)
         self._length += 1
         self.num_tokens += request.num_tokens
 
+    def release(self, request: Request, rank: Rank) -> None:
+        """A request that is held may start."""
+        self._held.remove(request)
+        request.held = False
+        self._line_up(request, rank)
+
     def peek(self) -> Request | None:
-        """The request whose turn it is; None where nobody waits."""
+        """The request whose turn it is; None where nobody may start."""
         if not self._lines:
             return None
         heads = (
@@ -90,12 +107,21 @@ class WaitingQueue:
 
     def remove(self, request: Request, rank: Rank) -> None:
         """Takes out a request that is in the queue."""
+        if request.held:
+            self._held.remove(request)
+        else:
+            self._step_out(request, rank)
+        self._length -= 1
+        self.num_tokens -= request.num_tokens
+
+    def _line_up(self, request: Request, rank: Rank) -> None:
+        insort(self._lines.setdefault(request.owner, []), (*_order(request, rank), request))
+
+    def _step_out(self, request: Request, rank: Rank) -> None:
         line = self._lines[request.owner]
         del line[bisect_left(line, _order(request, rank))]
         if not line:
             del self._lines[request.owner]
-        self._length -= 1
-        self.num_tokens -= request.num_tokens
 
     @staticmethod
     def _turn(owner: str, entry: _Entry, last_turns: Mapping[str, int]) -> _Turn:

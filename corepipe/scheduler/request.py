@@ -38,6 +38,8 @@ class Request:
     `owner`: whose it is; owners take turns.
     `cache_salt` keeps prefix-cache entries apart.  `prompt_logits`: the caller wants a result for
     every prompt position, so the prompt's cached prefix may not be skipped.
+    `held`: it may not start yet, as something that it needs is still being made.
+    `complete`: nothing can follow what it has, whatever `stop_ids` and `min_tokens` say.
     """
 
     id: str
@@ -64,6 +66,8 @@ class Request:
     """Those that have been asked for."""
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
+    held: bool = field(default=False, init=False)
+    complete: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -57,7 +57,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, request: Request) -> None:
-        """Queues a new request.
+        """Queues a new request; one that is held starts only after its `release`.
 
         Raises QueueFull where too much is waiting, ValueError for a request that can never run.
         """
@@ -67,6 +67,10 @@ class Scheduler:
         self._num_added += 1
         self._requests[request.id] = request
         self._ranks[request] = rank
+
+    def release(self, request: Request) -> None:
+        """A request that was added and is held may start, as if it had not been."""
+        self._queue.release(request, self._ranks[request])
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """Ends a request for this reason, wherever it is; None where it is unknown or has ended.
@@ -102,12 +106,8 @@ class Scheduler:
         self._check_result(batch, tokens)
         self._num_updated += 1
         self._generating.popleft()
-        events = []
-        for chunk, token in zip(batch.chunks, tokens, strict=True):
-            event = self._land(chunk, token)
-            if event is not None:
-                events.append(event)
-        return events
+        landed = [self._land(chunk, token) for chunk, token in zip(batch.chunks, tokens, strict=True)]
+        return [event for event in landed if event is not None]
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""
@@ -160,6 +160,11 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def held(self) -> int:
+        """Waiting requests that may not start yet."""
+        return self._queue.num_held
 
     @property
     def waiting_tokens(self) -> int:
@@ -307,7 +312,7 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         generated = request.num_tokens - request.num_prompt
-        if token in request.stop_ids and generated >= request.min_tokens:
+        if request.complete or (token in request.stop_ids and generated >= request.min_tokens):
             return FinishReason.STOP
         if generated >= request.max_tokens or request.num_tokens >= self._config.max_model_len:
             return FinishReason.LENGTH

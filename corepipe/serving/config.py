@@ -18,6 +18,8 @@ from corepipe.serving.keys import digest_of
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
 FormatName = Literal["fp32", "bf16", "int8", "int8-weights"]
+ReplayElse = Literal["refuse", "compute", "record"]
+ReplayPace = Literal["none", "recorded"]
 
 
 _ORIGIN = re.compile(
@@ -96,7 +98,14 @@ class ServerConfig(_Config):
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     allow_special_tokens_in_text: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     verify: bool = False
+    record: Path | None = None
+    record_redact: Path | None = None
+    replay: Path | None = Field(default=None, validate_default=True)
+    replay_else: ReplayElse = Field(default="refuse", validate_default=True)
+    replay_pace: ReplayPace = Field(default="none", validate_default=True)
     otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()
     inject_with_keys: bool = Field(default=False, validate_default=True)
@@ -104,6 +113,32 @@ class ServerConfig(_Config):
     @property
     def has_api_keys(self) -> bool:
         return _has_keys(self.__dict__)
+
+    @property
+    def replays_alone(self) -> bool:
+        """Whether nothing is computed, so that no model is loaded."""
+        return self.replay is not None and self.replay_else == "refuse"
+
+    @property
+    def recorded_into(self) -> tuple[Path | None, str]:
+        """The directory of what is recorded, if anything is, and the flag that names it."""
+        return (self.replay, "replay") if self.replay_else == "record" else (self.record, "record")
+
+    @field_validator("replay")
+    @classmethod
+    def _records_or_replays(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
+        if folder is not None and info.data.get("record") is not None:
+            raise ValueError("--record asks for everything anew; --replay-else record adds what is missing")
+        if folder is None and info.data.get("record") is None and info.data.get("record_redact") is not None:
+            raise ValueError("--record-redact has no effect without this, or --record")
+        return folder
+
+    @field_validator("replay_else", "replay_pace")
+    @classmethod
+    def _is_of_a_replay(cls, value: str, info: ValidationInfo) -> str:
+        if value not in ("refuse", "none") and info.data.get("replay") is None:
+            raise ValueError(f"{value} has no effect without --replay")
+        return value
 
     @field_validator("otlp_traces_endpoint")
     @classmethod

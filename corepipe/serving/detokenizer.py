@@ -8,7 +8,7 @@ one take the same path, so that they cannot differ.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
@@ -21,11 +21,15 @@ class Decoding(Protocol):
 
 
 class Pieces:
-    """The bytes of each token of a vocabulary, looked up once; none for special tokens to be skipped."""
+    """The bytes of each token of a vocabulary, looked up once; none for special tokens to be skipped.
 
-    def __init__(self, tokenizer: Decoding, skip_special_tokens: bool) -> None:
+    Tokens to `keep` are not: whoever reads the text looks for them.
+    """
+
+    def __init__(self, tokenizer: Decoding, skip_special_tokens: bool, keep: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._keep = keep
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token: int) -> bytes:
@@ -39,7 +43,7 @@ class Pieces:
         return b"".join([self[token] for token in tokens])
 
     def _look_up(self, token: int) -> bytes:
-        if self._skip and self._is_special(token):
+        if self._skip and token not in self._keep and self._is_special(token):
             return b""
         return self._tokenizer.token_bytes(token)
 
@@ -79,10 +83,11 @@ class StopStrings:
 
     def _undecided(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        return max(_overlap(text, stop) for stop in self._stops)
+        return max(overlap(text, stop) for stop in self._stops)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`, but is not all of it."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:
         if stop.startswith(text[start:]):

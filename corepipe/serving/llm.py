@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
@@ -27,7 +27,19 @@ from corepipe.serving.engine.driver import Driver
 from corepipe.serving.grammars import grammar_of
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
-from corepipe.serving.parts import Text, joined_logprobs, joined_text
+from corepipe.serving.parsing.choose import AUTO, choose
+from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
+from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.parsing.tools import offered_by
+from corepipe.serving.parts import (
+    Call,
+    Said,
+    Text,
+    joined_calls,
+    joined_logprobs,
+    joined_reasoning,
+    joined_text,
+)
 from corepipe.serving.text_answer import TextAnswer
 
 Prompt = str | list[int]
@@ -53,9 +65,9 @@ FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
 class RequestOutput:
     """An answer.
 
-    finish_reason: "stop" (a stop token or string) or "length".  logprobs: one entry for each token id,
-    prompt_logprobs one for each prompt token after the first; empty where not asked for.  device: what
-    the emulated device would have taken.
+    finish_reason: "stop" (a stop token or string), "length" or "tool_calls".  logprobs: one entry for each
+    token id, prompt_logprobs one for each prompt token after the first; empty where not asked for.  device:
+    what the emulated device would have taken.  tool_calls, reasoning: of a chat.
     """
 
     prompt: str | None
@@ -67,21 +79,41 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs]
     cached_tokens: int
     device: DeviceTimes | None
+    tool_calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt, and how its answer is read."""
+
+    prompt: Prompt
+    reading: Reading | None = None
 
 
 class LLM:
     """A model, loaded and ready; use it in a `with` statement, or `close` it.
 
-    `options` are the fields of EngineConfig.  Raises UserError where the model or an option is at fault.
+    `options` are the fields of EngineConfig.  How the model writes tool calls and reasoning is what its files
+    say, unless the parsers are named.  Raises UserError where the model or an option is at fault.
     """
 
-    def __init__(self, model: str | Path = hub.DEFAULT_MODEL, **options: object) -> None:
+    def __init__(
+        self,
+        model: str | Path = hub.DEFAULT_MODEL,
+        *,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+        **options: object,
+    ) -> None:
         with _options_for_flags():
             _check_names(options)
             path = str(model) if isinstance(model, Path) else model
             config = validated(EngineConfig, {"model": path, **options})
             tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
-            self._open(assemble(config, lambda _what, _done: None), tokenizer)
+            parsers = (tool_call_parser, reasoning_parser)
+            choose(tokenizer, *parsers)  # before anything is loaded
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, parsers)
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
@@ -90,8 +122,12 @@ class LLM:
         llm._open(deployment, tokenizer)
         return llm
 
-    def _open(self, deployment: Deployment, tokenizer: Tokenizer) -> None:
+    def _open(
+        self, deployment: Deployment, tokenizer: Tokenizer, parsers: tuple[str, str] = (AUTO, AUTO)
+    ) -> None:
         self._tokenizer = tokenizer
+        self._parsers = parsers
+        self._dialect = choose(tokenizer, *parsers)
         self._driver = Driver(deployment)
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
@@ -109,7 +145,11 @@ class LLM:
         overflow, and after `close`.
         """
         self._check_open()
-        listed = _listed(prompts)
+        return self._answers([_Asked(prompt) for prompt in _listed(prompts)], params)
+
+    def _answers(
+        self, listed: Sequence[_Asked], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(listed))
         with _options_for_flags():
             grammars = _grammars(each)
@@ -123,12 +163,15 @@ class LLM:
                 self._drop_rest()
         return [sequence.result() for sequence in sequences]
 
-    def chat(
+    def chat(  # noqa: PLR0913 -- as many as there are fields of a chat
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         allow_special_tokens_in_text: bool = False,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -137,32 +180,37 @@ class LLM:
         """Answers one conversation or several, put into words by the model's chat template.
 
         What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
-        these are allowed.  chat_template: in place of the model's.  The prompt ends where the assistant
-        begins to speak, or (`continue_final_message`) within the last message, or
-        (`add_generation_prompt=False`) after it.  chat_template_kwargs: variables for the template.
+        these are allowed.  `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.
+        chat_template: in place of the model's.  The prompt ends where the assistant begins to speak, or
+        (`continue_final_message`) within the last message, or (`add_generation_prompt=False`) after it.
+        chat_template_kwargs: variables for the template.
         """
         self._check_open()
-        tokenizer = self._tokenizer
+        tokenizer, dialect = self._tokenizer, self._dialect
         if chat_template is not None:
             tokenizer = tokenizer.with_chat_template(chat_template)
+            dialect = choose(tokenizer, *self._parsers)
         if continue_final_message and add_generation_prompt:
             raise UserError(
                 "continue_final_message goes on with the last message, and add_generation_prompt begins "
                 "another: give one of them",
                 "continue_final_message",
             )
+        offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
+        check_callable(dialect, offer)
         begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         given = checked_variables(chat_template_kwargs or {})
 
-        def prompt(turns: Conversation) -> Prompt:
-            if allow_special_tokens_in_text:
-                text = tokenizer.apply_chat_template(turns, begins, continue_final_message, **given)
-                return tokenizer.encode(text, add_special_tokens=False)
-            return tokenizer.encode_chat(
-                tokenizer.render_chat(turns, begins, continue_final_message, **given)
-            )
+        def asked(messages: Conversation) -> _Asked:
+            turns, told = template_input(messages, offer, dialect)
+            render = tokenizer.apply_chat_template if allow_special_tokens_in_text else tokenizer.render_chat
+            text = render(turns, begins, continue_final_message, **{**given, **told})
+            encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
+            prompt = encode(text, add_special_tokens=False)
+            tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+            return _Asked(prompt, reading_of(dialect, offer, tail))
 
-        return self.generate([prompt(turns) for turns in _conversations(messages)], params)
+        return self._answers([asked(turns) for turns in _conversations(messages)], params)
 
     def close(self) -> None:
         """Frees the model; once is enough."""
@@ -204,7 +252,8 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams, grammar: str) -> _Sequence:
+    def _sequence(self, asked: _Asked, params: SamplingParams, grammar: str) -> _Sequence:
+        prompt = asked.prompt
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
@@ -214,24 +263,29 @@ class LLM:
             max_tokens=self._max_model_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling(),
             stop_ids=sorted(
-                {*params.stop_token_ids, *(() if params.ignore_eos else self._tokenizer.eos_ids)}
+                {
+                    *params.stop_token_ids,
+                    *(() if params.ignore_eos and not grammar else self._tokenizer.eos_ids),
+                }
             ),
             min_tokens=params.min_tokens,
             bad_words=spelled(params.bad_words, self._tokenizer),
             grammar=grammar,
         )
-        pieces = Pieces(self._tokenizer, params.skip_special_tokens)
-        return _Sequence(text, require_some(submit), params, pieces)
+        marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
+        pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
+        answer = TextAnswer(0, submit, params, pieces, reading=asked.reading)
+        return _Sequence(text, require_some(submit), answer)
 
 
 class _Sequence:
     """One answer as it grows."""
 
-    def __init__(self, prompt: str | None, submit: Submit, params: SamplingParams, pieces: Pieces) -> None:
+    def __init__(self, prompt: str | None, submit: Submit, answer: TextAnswer) -> None:
         self.submit = submit
         self._prompt = prompt
-        self._answer = TextAnswer(0, submit, params, pieces)
-        self._texts: list[Text] = []
+        self._answer = answer
+        self._parts: list[Said] = []
         self._tokens: list[int] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._device: DeviceTimes | None = None
@@ -248,23 +302,26 @@ class _Sequence:
         self._device = output.device
         if self.ended:
             return
-        self._texts += [part for part in self._answer.take(output) if isinstance(part, Text)]
+        self._parts += self._answer.take(output)
         self._tokens += output.tokens[: self._answer.generated - len(self._tokens)]
         self._prompt_logprobs += output.prompt_logprobs
 
     def result(self) -> RequestOutput:
         """The whole answer."""
-        logprobs, finish = joined_logprobs(self._texts), self._answer.finish
+        texts = [part for part in self._parts if isinstance(part, Text)]
+        logprobs, finish = joined_logprobs(texts), self._answer.finish
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self.submit.prompt,
-            text=joined_text(self._texts),
+            text=joined_text(texts),
             token_ids=self._tokens,
             finish_reason=finish.finish_reason if finish else "",
             logprobs=[entry for entry in logprobs.entries if entry] if logprobs else [],
             prompt_logprobs=self._prompt_logprobs,
             cached_tokens=self._answer.cached,
             device=self._device,
+            tool_calls=joined_calls(self._parts),
+            reasoning=joined_reasoning(self._parts),
         )
 
 

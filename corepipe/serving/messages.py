@@ -54,16 +54,16 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """A sequence to generate.  `stop_ids` includes eos unless it is to be ignored.
+    """A sequence to generate.  `stop_ids` includes eos unless it is to be ignored; a grammar's end never is.
 
     `owner`: of those who wait each gets as many turns, whoever asked first; empty where there is one alone.
 
     `bad_words`: sequences of tokens that the answer must not have.
 
-    `grammar`: what the answer is held to, as llguidance takes it; empty where it is free.
-
     `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
+
+    `grammar`: what the answer must be, in llguidance's own text; empty where anything may be answered.
     """
 
     id: str
@@ -130,8 +130,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
     with it, except for a request that has lost an engine.  `error` says why a request was refused or failed
     (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
-    has computed no numbers, and where a retry helps "overloaded" (`retry_seconds` from now), "expired" (it
-    has waited too long) or "unavailable".
+    has computed no numbers, "constraint" where the answer could not go on as its grammar wants, and where a
+    retry helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
     """
 
     id: str
@@ -150,7 +150,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
     """What each core of a stage has done by the cost model, estimated as `neuron.activity` says.
 
-    `engine_seconds` are in the order of `neuron.tables.ENGINES`; `memory_bytes` went to and from device
+    `engine_seconds` are in the order of `neuron.hardware.ENGINES`; `memory_bytes` went to and from device
     memory.
     """
 
@@ -205,6 +205,10 @@ class Stats(msgspec.Struct, frozen=True):
     overflows: int = 0
     """Requests that ended because their logits were not numbers."""
     paces: list[StepPace] = []
+    constraint_failures: int = 0
+    """Requests that ended because their grammar allowed no token, or came to a limit."""
+    held: int = 0
+    """Those of the waiting ones that may not start before their grammar is compiled."""
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""

@@ -25,6 +25,30 @@ class Text(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
+class Reasoning(msgspec.Struct, frozen=True):
+    """The next of what a choice says to itself before it answers."""
+
+    choice: int
+    text: str
+
+
+class CallStart(msgspec.Struct, frozen=True):
+    """A choice calls a tool, its call number `index`."""
+
+    choice: int
+    index: int
+    id: str
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """The next text of a call's arguments, which are JSON together."""
+
+    choice: int
+    index: int
+    text: str
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """What is told of a choice's prompt: its tokens, and their logprobs; None for what was not asked for."""
 
@@ -46,6 +70,33 @@ class Finish(msgspec.Struct, frozen=True):
     choice: int
     finish_reason: str
     stop_reason: str | int | None = None
+
+
+Said = Text | Reasoning | CallStart | CallArguments | Finish
+"""What a choice consists of."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A whole call: its arguments are JSON, if the answer was not cut and the model made no mistake."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+def joined_calls(parts: Sequence[Said]) -> list[Call]:
+    """The calls of one choice."""
+    starts = [part for part in parts if isinstance(part, CallStart)]
+    texts: dict[int, list[str]] = {one.index: [] for one in starts}
+    for part in parts:
+        if isinstance(part, CallArguments):
+            texts[part.index].append(part.text)
+    return [Call(one.id, one.name, "".join(texts[one.index])) for one in starts]
+
+
+def joined_reasoning(parts: Iterable[Said]) -> str:
+    """What one choice says to itself."""
+    return "".join([part.text for part in parts if isinstance(part, Reasoning)])
 
 
 def joined_text(texts: Sequence[Text]) -> str:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from corepipe.serving.detokenizer import Detokenizer, Pieces
 from corepipe.serving.messages import Output, Submit, TokenLogprobs
-from corepipe.serving.parts import Finish, Logprobs, Text
+from corepipe.serving.parsing.reading import AnswerReader, Reading
+from corepipe.serving.parts import Finish, Logprobs, Said, Text
 
 
 class Wanted(Protocol):
@@ -36,6 +37,7 @@ class TextAnswer:
     """Follows one submitted sequence: news in, parts out.
 
     echo: what the answer begins with, if anything.  silent: nothing but the prompt is wanted.
+    reading: how calls and reasoning are told from text, where the model may write them.
     finish: None until the answer has ended; `cut`: it did so at a stop string, while the engine goes on.
     generated: tokens of the answer so far; cached: those of the prompt that the cache had.
     last: the engine's last word, if it came.
@@ -50,6 +52,7 @@ class TextAnswer:
         echo: Echo | None = None,
         *,
         silent: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         self.choice = choice
         self.submit = submit
@@ -64,25 +67,41 @@ class TextAnswer:
         self._pieces = pieces
         self._text = Detokenizer(pieces, wanted.stops, wanted.include_stop_str_in_output, submit.min_tokens)
         self._begun = echo is None
+        self._reader = None if reading is None else AnswerReader(choice, reading)
 
-    def take(self, output: Output) -> list[Text | Finish]:
+    def take(self, output: Output) -> list[Said]:
         """What these news add; nothing after the end.  They are no failure."""
         if output.finish_reason is not None:
             self.last = output
         if self.finish is not None:
             return []
-        parts: list[Text | Finish] = []
+        parts: list[Said] = []
         self.cached = max(self.cached, output.cached)
         if not self._begun:
             self._begun = True
             parts.append(self._prompt(output))
         if not self.silent:
-            parts.append(self._next(output))
+            said = self._next(output)
+            parts += [said] if self._reader is None else self._read(self._reader, said, output)
         if output.finish_reason is not None and self.finish is None:
             reason = "length" if self.silent else output.finish_reason
             self.finish = Finish(self.choice, reason, self._stop_token(output))
         if self.finish is not None:
-            parts.append(self.finish)
+            parts += [self.finish] if self._reader is None else self._end(self._reader, self.finish)
+        return parts
+
+    def _read(self, reader: AnswerReader, said: Text, output: Output) -> list[Said]:
+        """The parts of this text; the answer ends with the last call that is wanted."""
+        parts = reader.take(said)
+        if reader.full and self.finish is None:
+            self.cut = output.finish_reason is None
+            self.finish = Finish(self.choice, "stop")
+        return parts
+
+    def _end(self, reader: AnswerReader, finish: Finish) -> list[Said]:
+        parts = reader.end(finish)
+        assert isinstance(parts[-1], Finish)
+        self.finish = parts[-1]
         return parts
 
     def _prompt(self, output: Output) -> Text:

@@ -41,6 +41,8 @@ SETTINGS = {
     "verify": (True, "verify"),
     "trustRequestChatTemplate": (True, "trust_request_chat_template"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
+    "toolCallParser": ("hermes", "tool_call_parser"),
+    "reasoningParser": ("qwen3", "reasoning_parser"),
     "format": ("bf16", "format"),
     "seed": (3, "seed"),
     "instance": ("trn1.2xlarge", "instance"),

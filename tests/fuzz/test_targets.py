@@ -12,8 +12,9 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.text import chat_sandbox
 from corepipe.serving import detokenizer
+from fuzz.checks import FoundError
 from fuzz.seeds import seeds
-from fuzz.targets import TARGETS, FoundError
+from fuzz.targets import TARGETS
 
 MUTATIONS = {
     "tokenizer": 150,
@@ -22,6 +23,7 @@ MUTATIONS = {
     "gguf_checkpoint": 1500,
     "config": 1500,
     "template": 1500,
+    "tool_calls": 1000,
 }
 """Of the slower targets; the others get DEFAULT."""
 DEFAULT = 3000

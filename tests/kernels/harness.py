@@ -147,7 +147,7 @@ def sampling(rows: int, **fields: object) -> SamplingBatch:
         "temperature": (np.float32, 0.0), "top_k": (np.int32, 0), "top_p": (np.float32, 1.0),
         "min_p": (np.float32, 0.0), "repetition": (np.float32, 1.0), "presence": (np.float32, 0.0),
         "frequency": (np.float32, 0.0), "seed": (np.uint64, 0), "position": (np.int64, 0),
-        "top_logprobs": (np.int32, -1), "chosen": (np.int32, -1),
+        "top_logprobs": (np.int32, -1), "chosen": (np.int32, -1), "masked": (np.int32, -1),
     }  # fmt: skip
     arrays = {
         name: np.ascontiguousarray(np.broadcast_to(np.asarray(fields.pop(name, default), dtype), (rows,)))

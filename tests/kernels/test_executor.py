@@ -19,7 +19,7 @@ VOCAB, WIDTH, ROWS = 50, 24, 16
 
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
-    run_isolated(__file__, isa, "embed or linear or all_reduce")
+    run_isolated(__file__, isa, "embed or linear or all_reduce or masks")
 
 
 @pytest.fixture
@@ -247,6 +247,88 @@ def test_sampling_in_the_executor(table: np.ndarray, pool: _native.Pool) -> None
     assert np.array_equal(got["tokens"], expected.tokens)
     assert np.array_equal(got["top_ids"], expected.top_ids)
     assert np.allclose(got["logprobs"], expected.logprobs, equal_nan=True, atol=1e-5)
+
+
+MASKED = {"sampling": sampling(3, masked=[0, -1, 1], temperature=[0.0, 0.0, 1.0])}
+MASKS = np.array([[1 << 5 | 1 << 9], [1 << 20 | 1 << 2]], np.int32)
+
+
+def test_masks_may_come_while_a_batch_is_computed(table: np.ndarray, pool: _native.Pool) -> None:
+    """They are copied; batches before and after have none, or others."""
+    executor = embedding(pool, table)
+    entered, gate = threading.Event(), threading.Event()
+    executor.watch(lambda _: (entered.set(), gate.wait()))
+    before = submit(executor, [1], [0], sampling=sampling(1))
+    masked, after = (submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED) for _ in range(2))
+    executor.give_masks(after, MASKS[::-1].copy())
+    entered.wait()
+    masks = MASKS.copy()
+    executor.give_masks(masked, masks)
+    masks[:] = 0
+    gate.set()
+    rows = table[[3, 5, 6]]
+    for ticket, given in ((before, None), (masked, MASKS), (after, MASKS[::-1])):
+        expected = sample_reference(rows, MASKED["sampling"], given) if given is not None else None
+        got = executor.wait(ticket)["tokens"]
+        assert got.tolist() == [int(table[1].argmax())] if expected is None else expected.tokens.tolist()
+
+
+def test_a_batch_waits_for_its_masks(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    ticket = submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
+    found: list[dict] = []
+    other = embedding(pool, table)
+    later = submit(other, [1], [0])
+    waiting = threading.Thread(target=lambda: found.append(other.wait(later)))
+    waiting.start()
+    assert not found, "batches run one after the other"
+    executor.give_masks(ticket, MASKS)
+    waiting.join()
+    assert executor.wait(ticket)["tokens"].shape == (3,)
+    assert np.array_equal(found[0]["logits"][0], table[1])
+
+
+def test_a_batch_that_is_never_given_its_masks_fails(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    ticket = submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
+    with pytest.raises(RuntimeError, match="never given its masks"):
+        executor.wait(ticket)
+    assert np.array_equal(run(executor, [1], [0])["logits"][0], table[1])
+
+
+def test_an_executor_may_go_while_a_batch_waits_for_masks(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    for _ in range(3):
+        submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
+    del executor
+    assert np.array_equal(run(embedding(pool, table), [2], [0])["logits"][0], table[2])
+
+
+def test_a_pool_may_close_while_a_batch_waits_for_masks(table: np.ndarray) -> None:
+    pool = _native.Pool(2)
+    executor = embedding(pool, table)
+    ticket = submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
+    pool.close()
+    with pytest.raises(RuntimeError, match=r"never given its masks|closed"):
+        executor.wait(ticket)
+
+
+def test_refuses_masks(table: np.ndarray, pool: _native.Pool) -> None:
+    executor = embedding(pool, table)
+    plain = submit(executor, [1], [0], sampling=sampling(1))
+    with pytest.raises(ValueError, match="no masked rows"):
+        executor.give_masks(plain, MASKS)
+    ticket = submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
+    for masks in (MASKS[:1], np.zeros((2, 2), np.int32), np.zeros((0, 1), np.int32)):
+        with pytest.raises(ValueError, match="a mask of 1 words for each of 2 rows"):
+            executor.give_masks(ticket, masks.copy())
+    executor.give_masks(ticket, MASKS)
+    with pytest.raises(ValueError, match="has its masks"):
+        executor.give_masks(ticket, MASKS)
+    executor.wait(plain)
+    executor.wait(ticket)
+    with pytest.raises(ValueError, match="ticket"):
+        executor.give_masks(ticket, MASKS)
 
 
 def test_tickets_are_redeemed_once(table: np.ndarray, pool: _native.Pool) -> None:

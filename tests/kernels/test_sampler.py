@@ -15,7 +15,7 @@ VOCAB = 5003
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa: str) -> None:
     run_isolated(
-        __file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers"
+        __file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers or masks"
     )
 
 
@@ -261,6 +261,9 @@ def test_small_vocabularies(data: st.DataObject) -> None:
         ({"bias": [{3: np.nan}]}, "bias"),
         ({"seen": [{3: -1}]}, "seen_counts"),
         ({"chosen": VOCAB}, "chosen"),
+        ({"masked": 1}, "count the masks"),
+        ({"masked": -2}, "count the masks"),
+        ({"masked": 0, "chosen": 7}, "has no mask"),
         ({"bias": [{VOCAB: 1.0}]}, "bias id"),
         ({"seen": [{-1: 1}]}, "seen id"),
     ],
@@ -275,3 +278,101 @@ def test_refuses_other_shapes(logits: np.ndarray) -> None:
         _native.sample(logits[:2], sampling(1))
     with pytest.raises(TypeError):
         _native.sample(logits.astype(np.float64), sampling(len(logits)))
+
+
+def random_masks(rng: np.random.Generator, rows: int, vocab: int = VOCAB) -> np.ndarray:
+    """Each allows another share of the tokens: one token, few, about as many as are gathered, most."""
+    shares = np.resize([0.0, 1e-3, 0.02, 0.06, 0.065, 0.5, 0.97, 1.0], rows)
+    allowed = rng.random((rows, vocab)) < shares[:, None]
+    allowed[np.arange(rows), rng.integers(0, vocab, rows)] = True
+    packed = np.packbits(allowed, axis=1, bitorder="little")
+    width = -(-vocab // 32) * 4
+    # What lies beyond the vocabulary is set, and means nothing.
+    padded = np.pad(packed, ((0, 0), (0, width - packed.shape[1])), constant_values=0xFF)
+    padded[:, vocab // 8] |= (0xFF << vocab % 8) & 0xFF
+    return np.ascontiguousarray(padded).view(np.int32)
+
+
+MASKED = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.8},
+    {"temperature": 1.3, "top_k": 20},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 2.0, "top_k": 400, "top_p": 0.9, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("fields", MASKED, ids=str)
+@pytest.mark.parametrize("lists", [False, True])
+def test_masks_equal_the_definition(fields: dict, lists: bool, logits: np.ndarray) -> None:
+    """Masked rows beside others; ties; NaN; biases and penalties of tokens that are and are not allowed."""
+    rng = np.random.default_rng(11)
+    rows = np.arange(len(logits))
+    logits[8:16] = np.round(logits[8:16])
+    logits[16, ::5] = np.nan
+    masked = np.where(rows % 3 < 2, np.cumsum(rows % 3 < 2) - 1, -1)
+    masks = random_masks(rng, int(masked.max()) + 1)
+    more = {}
+    if lists:
+        ids = [rng.choice(VOCAB, 300, replace=False) for _ in rows]
+        more = {
+            "bias": [{int(i): float(rng.choice([-np.inf, 3.0, -4.0])) for i in row[:80]} for row in ids],
+            "seen": [
+                {int(i): int(n) for i, n in zip(row, rng.integers(0, 3, 300), strict=True)} for row in ids
+            ],
+            "repetition": 1.2,
+            "presence": 0.3,
+            "frequency": 0.1,
+        }
+    batch = sampling(
+        len(rows), **fields, **more, masked=masked, seed=rows, position=rows * 7, top_logprobs=rows % 4 - 1
+    )
+    got = _native.sample(logits, batch, masks)
+    with np.errstate(invalid="ignore"):
+        expected = sample_reference(logits, batch, masks)
+    assert np.array_equal(got["tokens"], expected.tokens)
+    assert got["overflowed"] == expected.overflowed == [16]
+    assert np.array_equal(got["top_ids"], expected.top_ids)
+    assert np.allclose(got["logprobs"], expected.logprobs, atol=2e-5, equal_nan=True)
+    free = _native.sample(logits, sampling(len(rows), **fields, **more, seed=rows, position=rows * 7))
+    assert np.array_equal(got["tokens"][masked < 0], free["tokens"][masked < 0])
+    for row, mask in zip(rows[masked >= 0], masks, strict=True):
+        token = int(got["tokens"][row])
+        allowed = mask.view(np.uint32)[token >> 5] >> (token & 31) & 1
+        assert allowed or (lists and token == 0), "0: all that are allowed were banned"
+
+
+def test_masks_that_allow_nothing_take_token_0(logits: np.ndarray) -> None:
+    masks = np.zeros((2, -(-VOCAB // 32)), np.int32)
+    masks[1, 9] = 1 << 3
+    batch = sampling(2, masked=[0, 1], bias=[{}, {9 * 32 + 3: -np.inf}], temperature=[1.0, 0.0])
+    got, expected = _native.sample(logits[:2], batch, masks), sample_reference(logits[:2], batch, masks)
+    assert got["tokens"].tolist() == expected.tokens.tolist() == [0, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_masks_of_small_vocabularies(data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(1, 90))
+    steps = st.integers(-12, 12).map(lambda i: i / 4)
+    x = np.array(data.draw(st.lists(steps, min_size=vocab, max_size=vocab)), np.float32)[None]
+    words = st.integers(-(2**31), 2**31 - 1)
+    masks = np.array(
+        [data.draw(st.lists(words, min_size=-(-vocab // 32), max_size=-(-vocab // 32)))], np.int32
+    )
+    batch = sampling(
+        1,
+        masked=0,
+        temperature=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
+        top_k=data.draw(st.integers(0, vocab + 1)),
+        top_p=data.draw(st.sampled_from([0.3, 1.0])),
+        seed=data.draw(st.integers(0, 2**64 - 1)),
+    )
+    assert np.array_equal(_native.sample(x, batch, masks)["tokens"], sample_reference(x, batch, masks).tokens)
+
+
+@pytest.mark.parametrize("masks", [None, np.zeros((1, 157), np.int32), np.zeros((2, 156), np.int32)])
+def test_refuses_masks_of_another_size(masks: np.ndarray | None, logits: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="a mask for each"):
+        _native.sample(logits[:2], sampling(2, masked=[0, 1]), masks)

@@ -13,10 +13,10 @@ from corepipe.neuron.compiler import compile_for_timing
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.engines import Engines
 from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.tables import ENGINES
 
 SHORT, LONG = StepShape.decode(1, 8), StepShape.decode(4, 4096)
 TENSOR, DMA = ENGINES.index("tensor"), ENGINES.index("dma")

@@ -29,7 +29,7 @@ from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, vocabulary
 from corepipe.neuron.ops import Attention, Receive
 from corepipe.neuron.placement import Placement, local_heads
 from corepipe.neuron.placement import whole as all_of
-from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard, cut
+from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard, cut, mask_words
 from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied, tensor_parallel_bound
 
 ONE_CORE = Placement()
@@ -238,7 +238,7 @@ def test_tickets_are_redeemed_once():
     twin.close()
 
 
-def greedy(logits: np.ndarray, _sampling: SamplingBatch) -> StepOutput:
+def greedy(logits: np.ndarray, _sampling: SamplingBatch, _masks: np.ndarray | None) -> StepOutput:
     rows = np.full(len(logits), np.nan, np.float32)
     empty = np.empty((len(logits), 0), np.float32)
     return StepOutput(logits.argmax(1).astype(np.int32), rows, empty.astype(np.int32), empty, None, 0.0)
@@ -255,6 +255,39 @@ def test_the_sampler_is_the_callers():
     np.testing.assert_array_equal(output.tokens, executor(graph).logits(inputs).argmax(1))
     with pytest.raises(ValueError, match="without a sampler"):
         executor(graph).submit(inputs, sampling)
+
+
+def test_a_batch_is_drawn_from_when_it_has_its_masks():
+    graph = build(Features())
+    inputs = step_inputs(graph, PROMPTS)
+    rows, vocab = len(inputs.logit_rows), graph.vocab_size
+    masked = np.where(np.arange(rows) == 1, 0, -1)
+    sampling = replace(
+        SamplingBatch(*[np.zeros(rows)] * len(SamplingBatch.__slots__)), masked=masked.astype(np.int32)
+    )
+    seen: list[np.ndarray | None] = []
+
+    def draw(logits: np.ndarray, sampling: SamplingBatch, masks: np.ndarray | None) -> StepOutput:
+        seen.append(masks)
+        return greedy(logits, sampling, masks)
+
+    twin = ReferenceExecutor(
+        compile_graph(graph, Placement()),
+        read_weights(graph),
+        BLOCKS,
+        BLOCK_SIZE,
+        draw,
+    )
+    ticket = twin.submit(inputs, sampling)
+    assert not seen
+    with pytest.raises(ValueError, match="masks must be"):
+        twin.give_masks(twin.submit(inputs, sampling), np.zeros((2, mask_words(vocab)), np.int32))
+    masks = np.full((1, mask_words(vocab)), 5, np.int32)
+    twin.give_masks(ticket, masks)
+    assert seen == [masks]
+    np.testing.assert_array_equal(twin.wait(ticket).tokens, executor(graph).logits(inputs).argmax(1))
+    with pytest.raises(KeyError):
+        twin.give_masks(ticket, masks)
 
 
 def test_programs_that_wait_for_each_other_are_found_out():

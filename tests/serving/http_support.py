@@ -16,6 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.app import create_app, listen_all, make_server
+from corepipe.serving.api.cassettes.deck import Deck
+from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (
     DeviceTimes,
@@ -210,20 +212,39 @@ class FakeEngine:
 
 
 @contextmanager
-def running(engine: FakeEngine, *, ready: Ready | None = READY, **server: object) -> Iterator[str]:
-    """The real app behind the real HTTP server, in a thread; yields its URL."""
-    with running_ports(engine, ready=ready, **server) as (public, *_):
+def replaying(folder: Path, **server: object) -> Iterator[str]:
+    """As `running`, of a server without an engine that answers from a directory."""
+    with running(NoEngine(), ready=NOTHING_LOADED, replay=folder, **server) as url:
+        yield url
+
+
+@contextmanager
+def running(
+    engine: FakeEngine | NoEngine,
+    *,
+    ready: Ready | None = READY,
+    text: Tokenizer | None = None,
+    **server: object,
+) -> Iterator[str]:
+    """The real app behind the real HTTP server, in a thread; yields its URL.  text: another tokenizer."""
+    with running_ports(engine, ready=ready, text=text, **server) as (public, *_):
         yield public
 
 
 @contextmanager
 def running_ports(
-    engine: FakeEngine, *, ready: Ready | None = READY, **server: object
+    engine: FakeEngine | NoEngine,
+    *,
+    ready: Ready | None = READY,
+    text: Tokenizer | None = None,
+    **server: object,
 ) -> Iterator[list[str]]:
     """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
     config = ServerConfig.model_validate({"port": 0, **server})
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
-    app = create_app(engine, tokenizer(), deployment, config, "1.2.3", ready)
+    deck = None if config.record is None and config.replay is None else Deck(config)
+    vocabulary = None if config.replays_alone else text or tokenizer()
+    app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, deck)
     listeners = listen_all(config)
     http = make_server(app, config)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))

@@ -17,7 +17,7 @@ from rich.text import Text
 from corepipe.cli.run.reading import Between, CoreUse, ServedDeployment
 from corepipe.cli.tables import Figures, facts
 from corepipe.neuron.cost import dollars_per_million_tokens
-from corepipe.neuron.tables import ENGINES
+from corepipe.neuron.hardware import ENGINES
 
 LEVELS = "·▁▂▃▄▅▆▇█"
 BAR = 10

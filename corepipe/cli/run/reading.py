@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.tables import ENGINES
+from corepipe.neuron.hardware import ENGINES, Instance
 
 TIMEOUT_SECONDS = 5.0
 

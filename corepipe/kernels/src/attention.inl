@@ -25,7 +25,7 @@ constexpr AttentionTable kAttentionBy = {
 
 constexpr AttentionTable kAttention = kAttentionBy<Bf16Cache>;
 
-constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least};
+constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least, mask_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -1,6 +1,8 @@
 // What a step is given, and what it yields; see corepipe.neuron.program.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -27,9 +29,17 @@ struct Sampling {
   std::vector<int32_t> bias_offsets, bias_ids;
   std::vector<float> bias_values;
   std::vector<int32_t> seen_offsets, seen_ids, seen_counts;
+  std::vector<int32_t> masked;  // the row's place among the masks, which come later; -1: it has none
 
   int rows() const { return static_cast<int>(temperature.size()); }
+  int masks() const { return static_cast<int>(masked.size() - std::count(masked.begin(), masked.end(), -1)); }
 };
+
+// Throws std::invalid_argument where sizes, offsets, ids or ranges are wrong.
+void check_sampling(const Sampling& sampling, int rows, int vocab);
+
+// Words of a row's mask.  Bit i & 31 of word i >> 5 says whether token i is allowed.
+constexpr size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 struct Drawn {
   std::vector<int32_t> tokens, top_ids;

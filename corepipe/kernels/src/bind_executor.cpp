@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <unordered_map>
 
 #include "bind_program.h"
@@ -49,7 +50,14 @@ std::optional<Sampling> read_sampling(nb::handle object) {
   read_field(object, "seen_ids", s.seen_ids);
   read_field(object, "seen_counts", s.seen_counts);
   read_field(object, "chosen", s.chosen);
+  read_field(object, "masked", s.masked);
   return s;
+}
+
+std::vector<uint32_t> words_of(const Array<int32_t, 2>& masks) {
+  std::vector<uint32_t> words(masks.size());
+  if (!words.empty()) std::memcpy(words.data(), masks.data(), masks.size() * sizeof(uint32_t));
+  return words;
 }
 
 nb::dict drawn_to_python(Drawn&& drawn) {
@@ -152,10 +160,13 @@ class PyExecutor {
     return last_ticket_;
   }
 
+  void give_masks(int64_t ticket, Array<int32_t, 2> masks) {
+    executor_->give_masks(*job_of(ticket), words_of(masks));
+  }
+
   nb::dict wait(int64_t ticket) {
-    const auto found = jobs_.find(ticket);
-    if (found == jobs_.end()) throw nb::value_error("unknown ticket, or one that has been redeemed");
-    const std::shared_ptr<Job> job = found->second;
+    const std::shared_ptr<Job> job = job_of(ticket);
+    if (job->wanted_masks > 0) executor_->queue().forsake(*job);
     for (bool done = false; !done;) {
       {
         nb::gil_scoped_release released;
@@ -171,6 +182,12 @@ class PyExecutor {
   void watch(nb::object hook) { executor_->watch(hook_of(std::move(hook))); }
 
  private:
+  std::shared_ptr<Job> job_of(int64_t ticket) const {
+    const auto found = jobs_.find(ticket);
+    if (found == jobs_.end()) throw nb::value_error("unknown ticket, or one that has been redeemed");
+    return found->second;
+  }
+
   std::vector<std::shared_ptr<PyProgram>> programs_;
   const int vocab_;
   std::unique_ptr<Executor> executor_;
@@ -178,17 +195,21 @@ class PyExecutor {
   int64_t last_ticket_ = 0;
 };
 
-nb::dict sample(Array<float, 2> logits, nb::object object) {
+nb::dict sample(Array<float, 2> logits, nb::object object, std::optional<Array<int32_t, 2>> masks) {
   const int rows = static_cast<int>(logits.shape(0)), vocab = static_cast<int>(logits.shape(1));
   const std::optional<Sampling> sampling = read_sampling(object);
   if (!sampling) throw nb::type_error("sampling must be a SamplingBatch");
   if (vocab < 1) throw std::invalid_argument("the vocabulary is empty");
   check_sampling(*sampling, rows, vocab);
+  const std::vector<uint32_t> words = masks ? words_of(*masks) : std::vector<uint32_t>();
+  if (words.size() != sampling->masks() * mask_words(vocab)) {
+    throw std::invalid_argument("there must be a mask for each masked row");
+  }
   std::vector<const float*> pointers;
   for (int r = 0; r < rows; ++r) pointers.push_back(logits.data() + static_cast<size_t>(r) * vocab);
   Pool pool(1);
   Sampler sampler(1);
-  return drawn_to_python(sampler.run(kernels(), pool, pointers, vocab, *sampling));
+  return drawn_to_python(sampler.run(kernels(), pool, pointers, vocab, *sampling, words));
 }
 
 }  // namespace
@@ -204,9 +225,10 @@ void bind_executor(nb::module_& m) {
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
            "sampling"_a.none())
+      .def("give_masks", &PyExecutor::give_masks, "ticket"_a, "masks"_a.noconvert())
       .def("wait", &PyExecutor::wait, "ticket"_a)
       .def("watch", &PyExecutor::watch, "hook"_a.none());
-  m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a);
+  m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "masks"_a.noconvert().none() = nb::none());
 }
 
 }  // namespace corepipe

@@ -137,9 +137,18 @@ std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampl
   auto job = std::make_shared<Job>();
   job->executor = this;
   job->batch = std::move(batch);
+  job->wanted_masks = sampling ? sampling->masks() : 0;
   job->sampling = std::move(sampling);
   queue_->push(job);
   return job;
+}
+
+void Executor::give_masks(Job& job, std::vector<uint32_t> masks) {
+  require(job.wanted_masks > 0, "the batch has no masked rows");
+  require(masks.size() == job.wanted_masks * mask_words(vocab_),
+          "there must be a mask of " + std::to_string(mask_words(vocab_)) + " words for each of " +
+              std::to_string(job.wanted_masks) + " rows");
+  queue_->give_masks(job, std::move(masks));
 }
 
 void Executor::watch(std::function<void(int)> hook) {
@@ -243,7 +252,8 @@ void Executor::finish(const Run& run, Job& job) {
     rows.push_back(logits_.row(logits_.rows == Rows::logits ? i : job.batch.logit_rows[i]));
   }
   if (job.sampling) {
-    job.drawn = queue_->sampler_.run(run.kernels, run.pool, rows, vocab_, *job.sampling);
+    if (job.wanted_masks > 0) queue_->await_masks(job);
+    job.drawn = queue_->sampler_.run(run.kernels, run.pool, rows, vocab_, *job.sampling, job.masks);
     return;
   }
   job.logits.resize(rows.size() * vocab_);
@@ -272,6 +282,31 @@ void JobQueue::push(std::shared_ptr<Job> job) {
 bool JobQueue::wait(const Job& job, double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   return done_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return job.done; });
+}
+
+void JobQueue::give_masks(Job& job, std::vector<uint32_t> masks) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    require(!job.has_masks, "the batch has its masks");
+    job.masks = std::move(masks);
+    job.has_masks = true;
+  }
+  masks_.notify_all();
+}
+
+void JobQueue::forsake(Job& job) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    job.forsaken = true;
+  }
+  masks_.notify_all();
+}
+
+// Without a beat: whoever fills the masks for seconds is seen to work, and whoever sleeps meanwhile hangs.
+void JobQueue::await_masks(Job& job) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  masks_.wait(lock, [&] { return job.has_masks || job.forsaken || closed_; });
+  if (!job.has_masks) throw std::runtime_error("the batch was never given its masks");
 }
 
 void JobQueue::work() {
@@ -309,6 +344,8 @@ void JobQueue::fail_waiting(const Executor* executor, const char* reason) {
 void JobQueue::withdraw(const Executor* executor) {
   std::unique_lock<std::mutex> lock(mutex_);
   fail_waiting(executor, "the executor is gone");
+  if (running_ != nullptr && running_->executor == executor) running_->forsaken = true;
+  masks_.notify_all();
   done_.wait(lock, [&] { return running_ == nullptr || running_->executor != executor; });
 }
 
@@ -319,6 +356,7 @@ void JobQueue::close() {
     fail_waiting(nullptr, "the pool was closed");
   }
   work_.notify_all();
+  masks_.notify_all();
   std::lock_guard<std::mutex> lock(closing_);
   if (thread_.joinable()) thread_.join();
 }

@@ -30,6 +30,13 @@ struct Job {
   Batch batch;
   std::optional<Sampling> sampling;
 
+  // What may be drawn of masked rows, [wanted_masks, mask_words]: given while the batch is computed, under the queue's
+  // mutex, as the two that follow.
+  int wanted_masks = 0;
+  std::vector<uint32_t> masks;
+  bool has_masks = false;
+  bool forsaken = false;  // nobody will give them any more
+
   // The result, valid once done; `error` instead if it failed.
   Drawn drawn;
   std::vector<float> logits;
@@ -55,6 +62,12 @@ class JobQueue {
   // False if the job is not done within `seconds`.
   bool wait(const Job& job, double seconds);
 
+  // The masks that a job's sampling speaks of.  Throws std::invalid_argument where it wants none, or has them already.
+  void give_masks(Job& job, std::vector<uint32_t> masks);
+
+  // Nobody gives a job masks any more: one that has none fails when it needs them.
+  void forsake(Job& job);
+
   // Fails the jobs of `executor` that have not started and waits for the one that has.
   void withdraw(const Executor* executor);
 
@@ -65,6 +78,7 @@ class JobQueue {
   friend class Executor;
 
   void work();
+  void await_masks(Job& job);
   void fail_waiting(const Executor* executor, const char* reason);
 
   Pool pool_;
@@ -73,7 +87,7 @@ class JobQueue {
   Sampler sampler_;
 
   std::mutex mutex_;
-  std::condition_variable work_, done_;
+  std::condition_variable work_, masks_, done_;
   std::deque<std::shared_ptr<Job>> waiting_;
   std::shared_ptr<Job> running_;
   bool closed_ = false;
@@ -92,6 +106,9 @@ class Executor {
 
   // Throws std::invalid_argument for a batch that disagrees with the programs.
   std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
+
+  // See JobQueue::give_masks; throws, too, where they have another size than the job's sampling wants.
+  void give_masks(Job& job, std::vector<uint32_t> masks);
 
   JobQueue& queue() { return *queue_; }
   void watch(std::function<void(int)> hook);

@@ -35,10 +35,11 @@ CP_INLINE void store_pair(float* x, const __m512 v[2]) {
   _mm512_storeu_ps(x + 16, v[1]);
 }
 
-// Brings in 1 / parts of the `bytes` that a step takes of the panel.
-CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
+// Brings in the lines of `step` bytes, at most two; a line asked for twice would take the place of another.
+CP_INLINE void fetch(Fetch& ahead, int step) {
   constexpr int kIntoL2 = 2;
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i, 0, kIntoL2);
+  __builtin_prefetch(ahead.from, 0, kIntoL2);
+  if (step > 64) __builtin_prefetch(ahead.from + 64, 0, kIntoL2);
   ahead.from += step;
 }
 
@@ -65,7 +66,7 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
     const uint8_t* q = x + 8 * R;
     for (int i = 0; i < kGroup / 4; ++i) {
       const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-      fetch(ahead, step, kStepBytes);
+      fetch(ahead, step);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512i v = broadcast_word(q + kGroup * r.value);
         dot_u8s8(acc[r.value][0], w0, v);
@@ -279,7 +280,7 @@ static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float*
     for (int i = 0; i < kGroup / 2; ++i) {
       __m512i v[2];
       Weights::load(w, v);
-      fetch(ahead, step, Weights::kStepBytes);
+      fetch(ahead, step);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512i pair = broadcast_word(x + kBf16RowGroup * r.value);
         dot_bf16(sums[r.value][0], v[0], pair);
@@ -318,7 +319,7 @@ static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float*
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; ++i) {
       const __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 64);
-      fetch(ahead, step, kStepBytes);
+      fetch(ahead, step);
       unrolled<R>([&](auto r) CP_LAMBDA {
         const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r.value));
         sums[r.value][0] = _mm512_fmadd_ps(w0, v, sums[r.value][0]);
@@ -375,7 +376,7 @@ struct Fp32Product {
   static constexpr Multiply run = multiply_fp32<R>;
 };
 
-constexpr LinearTable linear_table(const ChainRows& chain) {
+constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   return {
       {
           {{kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>, prepare_int8_values}},
@@ -384,16 +385,17 @@ constexpr LinearTable linear_table(const ChainRows& chain) {
           {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
       },
       chain,
-      4,  // measured on Zen 4
+      unaided_rows,
       finish,
   };
 }
 
-constexpr LinearTable kLinear = linear_table({56, 56, 14, 7});  // measured on Zen 4
+constexpr LinearTable kLinear = linear_table({56, 56, 14, 7}, 4);  // measured on Zen 4
 
 // Measured on Emerald Rapids, where a core multiplies int8 twice as fast: a chain of fewer rows than 28 waits for
-// weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.
-constexpr LinearTable kIntelLinear = linear_table({28, 56, 28, 7});
+// weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.  Its
+// hardware does not fetch soon enough by itself, not even for one row.
+constexpr LinearTable kIntelLinear = linear_table({28, 56, 28, 7}, 0);
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

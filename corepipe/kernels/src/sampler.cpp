@@ -4,8 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
 namespace corepipe {
 
@@ -16,6 +14,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGreedyBelow = 1e-30f;  // GREEDY_BELOW of the definition
 constexpr int kBins = 1024;
 constexpr int kChunk = 256;
+constexpr int kFew = 16;  // fewer than one token in so many: the draw works on a row of those alone
 
 uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -39,20 +38,25 @@ double uniform(uint64_t seed, int64_t position) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-// One thread's working memory, and the work on one row.
+// One thread's working memory, and the work on one row.  `size`: how many tokens are looked at, those of the
+// vocabulary, or the few that are allowed.
 struct alignas(128) Sampler::Thread {
   const SamplerTable* table = nullptr;
-  int vocab = 0;
-  std::vector<float> logits, weights, maxima;
-  std::vector<int32_t> ids;
+  int vocab = 0, size = 0;
+  std::vector<float> logits, few, weights, maxima;
+  std::vector<int32_t> ids, allowed;
   std::vector<double> sums, chunks;
   std::vector<Candidate> candidates, members;
 
   void prepare(const SamplerTable& t, int v);
-  void run(const float* raw, const Sampling& s, int row, Drawn& drawn) noexcept;
-  int choose(const float* raw, const Sampling& s, int row, bool* finite);
+  void run(const float* raw, const Sampling& s, int row, const uint32_t* mask, Drawn& drawn) noexcept;
+  int choose(const float* raw, const Sampling& s, int row, const uint32_t* mask, bool* finite);
+  int choose_masked(const float* x, const Sampling& s, int row, const uint32_t* mask);
+  int choose_of(const float* x, const Sampling& s, int row);
   bool is_adjusted(const Sampling& s, int row) const;
   const float* adjusted(const float* raw, const Sampling& s, int row);
+  int gather(const float* x, const uint32_t* mask);
+  int blocks() const { return (size + kSampleBlock - 1) / kSampleBlock; }
   int draw(const float* x, float largest, const Sampling& s, int row);
   int draw_from_all(double u) const;
   int draw_candidate(double u);
@@ -70,6 +74,8 @@ void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   table = &t;
   if (v == vocab) return;
   logits.resize(v);
+  few.resize(v / kFew + 1);
+  allowed.resize(v / kFew + 1);
   weights.resize(v);
   maxima.resize((v + kMaximaGroup - 1) / kMaximaGroup);
   ids.resize(v + 16);
@@ -80,12 +86,14 @@ void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   vocab = v;  // all of it is there
 }
 
-void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& drawn) noexcept {
+void Sampler::Thread::run(const float* raw, const Sampling& s, int row, const uint32_t* mask, Drawn& drawn) noexcept {
   bool* finite = &drawn.finite[row];
-  const int token = choose(raw, s, row, finite);
+  size = vocab;
+  const int token = choose(raw, s, row, mask, finite);
   drawn.tokens[row] = token;
   const int wanted = s.top_logprobs[row];
   if (wanted < 0 && s.chosen[row] < 0) return;
+  size = vocab;
   const double sum = log_sum(raw, finite);
   const float x = std::isnan(raw[token]) ? kNone : raw[token];
   drawn.logprobs[row] = static_cast<float>(x - sum);
@@ -94,17 +102,52 @@ void Sampler::Thread::run(const float* raw, const Sampling& s, int row, Drawn& d
   if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
 }
 
-// `finite` is told of the raw row, by the pass that looks for the largest of it where there is one.
-int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, bool* finite) {
+// `finite` is told of the raw row, by the pass that looks for the largest of it where there is one.  A mask is null
+// where all tokens are allowed.
+int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, const uint32_t* mask, bool* finite) {
   if (s.chosen[row] >= 0) return s.chosen[row];
-  const bool greedy = s.temperature[row] < kGreedyBelow;
-  if (!is_adjusted(s, row)) {
+  if (mask == nullptr && !is_adjusted(s, row)) {
+    const bool greedy = s.temperature[row] < kGreedyBelow;
     return greedy ? table->argmax(raw, vocab, finite) : draw(raw, table->max(raw, vocab, finite), s, row);
   }
   table->max(raw, vocab, finite);
-  const float* x = adjusted(raw, s, row);
+  const float* x = is_adjusted(s, row) ? adjusted(raw, s, row) : raw;
+  return mask == nullptr ? choose_of(x, s, row) : choose_masked(x, s, row, mask);
+}
+
+// Bias and penalties leave -inf as it is, so that a mask may come after them.  Where few tokens are allowed they are
+// drawn from a row of their own, in the order of their ids: the others weigh nothing.
+int Sampler::Thread::choose_masked(const float* x, const Sampling& s, int row, const uint32_t* mask) {
+  size = gather(x, mask);
+  if (size == 0) return 0;
+  if (size < static_cast<int>(few.size())) {
+    const int at = choose_of(few.data(), s, row);
+    return few[at] > kNone ? allowed[at] : 0;
+  }
+  size = vocab;
+  table->mask(x, mask, logits.data(), vocab);
+  return choose_of(logits.data(), s, row);
+}
+
+int Sampler::Thread::choose_of(const float* x, const Sampling& s, int row) {
   bool unused;
-  return greedy ? table->argmax(x, vocab, &unused) : draw(x, table->max(x, vocab, &unused), s, row);
+  const bool greedy = s.temperature[row] < kGreedyBelow;
+  return greedy ? table->argmax(x, size, &unused) : draw(x, table->max(x, size, &unused), s, row);
+}
+
+// Puts what is allowed into `few`, until that is full; how many there are.
+int Sampler::Thread::gather(const float* x, const uint32_t* mask) {
+  const int most = static_cast<int>(few.size());
+  int found = 0;
+  for (int base = 0; base < vocab; base += 32) {
+    for (uint32_t bits = mask[base / 32]; bits != 0; bits &= bits - 1) {
+      const int id = base + __builtin_ctz(bits);
+      if (id >= vocab || found == most) return found;
+      few[found] = x[id];
+      allowed[found++] = id;
+    }
+  }
+  return found;
 }
 
 bool Sampler::Thread::is_adjusted(const Sampling& s, int row) const {
@@ -130,15 +173,15 @@ const float* Sampler::Thread::adjusted(const float* raw, const Sampling& s, int 
 int Sampler::Thread::draw(const float* x, float largest, const Sampling& s, int row) {
   const float top = largest / s.temperature[row];
   bool unused;
-  if (!std::isfinite(top)) return table->argmax(x, vocab, &unused);
-  table->divide(x, s.temperature[row], logits.data(), vocab);
+  if (!std::isfinite(top)) return table->argmax(x, size, &unused);
+  table->divide(x, s.temperature[row], logits.data(), size);
   x = logits.data();
-  table->weigh(x, vocab, top, weights.data(), sums.data());
+  table->weigh(x, size, top, weights.data(), sums.data());
   const double u = uniform(s.seed[row], s.position[row]);
   const int k = s.top_k[row];
   const double p = s.top_p[row];
   const float min_p = s.min_p[row];
-  if (k > 0 && k < vocab) {
+  if (k > 0 && k < size) {
     keep_top_k(x, k);
     if (p < 1) keep_nucleus_of_few(p);
     std::sort(candidates.begin(), candidates.end(),
@@ -146,7 +189,7 @@ int Sampler::Thread::draw(const float* x, float largest, const Sampling& s, int 
   } else if (p < 1) {
     keep_nucleus(x, top, p);
   } else if (min_p > 0) {
-    collect(x, table->at_least(weights.data(), vocab, min_p, ids.data()));
+    collect(x, table->at_least(weights.data(), size, min_p, ids.data()));
   } else {
     return draw_from_all(u);
   }
@@ -160,20 +203,20 @@ int Sampler::Thread::draw(const float* x, float largest, const Sampling& s, int 
 // The first token, by id, up to which the weights exceed u times their sum.
 int Sampler::Thread::draw_from_all(double u) const {
   double total = 0;
-  for (double sum : sums) total += sum;
+  for (int block = 0; block < blocks(); ++block) total += sums[block];
   const double target = u * total;
   double cumulated = 0;
-  for (int block = 0; block < static_cast<int>(sums.size()); ++block) {
+  for (int block = 0; block < blocks(); ++block) {
     if (cumulated + sums[block] > target) {
       double inside = cumulated;
-      for (int i = block * kSampleBlock; i < std::min(vocab, (block + 1) * kSampleBlock); ++i) {
+      for (int i = block * kSampleBlock; i < std::min(size, (block + 1) * kSampleBlock); ++i) {
         inside += weights[i];
         if (inside > target) return i;
       }
     }
     cumulated += sums[block];
   }
-  int last = vocab - 1;  // rounding has left a sliver at the end
+  int last = size - 1;  // rounding has left a sliver at the end
   while (last > 0 && weights[last] == 0) --last;
   return last;
 }
@@ -214,15 +257,15 @@ void Sampler::Thread::collect(const float* x, int found) {
 // A bound that at least `count` elements reach and not many more: the count-th largest of the maxima of
 // groups.  -inf where there are fewer groups.
 float Sampler::Thread::floor_of_top(const float* x, int count) {
-  const int groups = static_cast<int>(maxima.size());
+  const int groups = (size + kMaximaGroup - 1) / kMaximaGroup;
   if (count > groups) return kNone;
-  table->group_maxima(x, vocab, maxima.data());
-  std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
+  table->group_maxima(x, size, maxima.data());
+  std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.begin() + groups, std::greater<float>());
   return maxima[count - 1];
 }
 
 void Sampler::Thread::keep_top_k(const float* x, int k) {
-  collect(x, table->at_least(x, vocab, floor_of_top(x, k), ids.data()));
+  collect(x, table->at_least(x, size, floor_of_top(x, k), ids.data()));
   std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), before);
   candidates.resize(k);
 }
@@ -242,12 +285,12 @@ void Sampler::Thread::keep_nucleus_of_few(double p) {
 // Tokens so light that all of them together weigh less than what top-p leaves out needn't be looked at.
 void Sampler::Thread::keep_nucleus(const float* x, float top, double p) {
   double total = 0;
-  for (double sum : sums) total += sum;
-  const double share = (1 - std::max(p, 0.0)) * total / vocab;
+  for (int block = 0; block < blocks(); ++block) total += sums[block];
+  const double share = (1 - std::max(p, 0.0)) * total / size;
   const float bottom = static_cast<float>(top + std::log(share) - 1e-3);
-  const int found = table->at_least(x, vocab, bottom, ids.data());
+  const int found = table->at_least(x, size, bottom, ids.data());
   const Candidate last = last_of_nucleus(x, found, top, bottom, p * total);
-  collect(x, table->at_least(x, vocab, last.x, ids.data()));
+  collect(x, table->at_least(x, size, last.x, ids.data()));
   const auto beyond = [&](const Candidate& c) { return c.x == last.x && c.id > last.id; };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), beyond), candidates.end());
 }
@@ -276,14 +319,14 @@ Candidate Sampler::Thread::last_of_nucleus(const float* x, int found, float top,
       if (sum >= target) return members[i];
     }
   }
-  return {bottom, 0, vocab};  // rounding has kept the sum below the target: all are in
+  return {bottom, 0, size};  // rounding has kept the sum below the target: all are in
 }
 
 double Sampler::Thread::log_sum(const float* raw, bool* finite) {
   const float top = table->max(raw, vocab, finite);
   table->weigh(raw, vocab, top, nullptr, sums.data());
   double total = 0;
-  for (double sum : sums) total += sum;
+  for (int block = 0; block < blocks(); ++block) total += sums[block];
   return top + std::log(total);
 }
 
@@ -306,7 +349,7 @@ Sampler::Sampler(int threads) {
 Sampler::~Sampler() = default;
 
 Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<const float*>& rows, int vocab,
-                   const Sampling& sampling) {
+                   const Sampling& sampling, const std::vector<uint32_t>& masks) {
   const int n = static_cast<int>(rows.size());
   Drawn drawn;
   for (int wanted : sampling.top_logprobs) drawn.top_width = std::max(drawn.top_width, wanted);
@@ -318,57 +361,12 @@ Drawn Sampler::run(const KernelTable& kernels, Pool& pool, const std::vector<con
   drawn.top_ids.assign(static_cast<size_t>(n) * drawn.top_width, -1);
   drawn.top_logprobs.assign(static_cast<size_t>(n) * drawn.top_width, kNaN);
   for (auto& thread : threads_) thread->prepare(kernels.sampler, vocab);
-  pool.parallel(n, [&](int row, int thread) noexcept { threads_[thread]->run(rows[row], sampling, row, drawn); });
+  const size_t words = mask_words(vocab);
+  pool.parallel(n, [&](int row, int thread) noexcept {
+    const int at = sampling.masked[row];
+    threads_[thread]->run(rows[row], sampling, row, at < 0 ? nullptr : &masks[at * words], drawn);
+  });
   return drawn;
-}
-
-namespace {
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(std::string("sampling: ") + what);
-}
-
-void check_offsets(const std::vector<int32_t>& offsets, size_t rows, size_t items, const char* what) {
-  require(offsets.size() == rows + 1 && offsets.front() == 0, what);
-  require(std::is_sorted(offsets.begin(), offsets.end()), what);
-  require(static_cast<size_t>(offsets.back()) == items, what);
-}
-
-}  // namespace
-
-void check_sampling(const Sampling& s, int rows, int vocab) {
-  const size_t n = rows;
-  for (const auto* field : {&s.temperature, &s.top_p, &s.min_p, &s.repetition, &s.presence, &s.frequency}) {
-    require(field->size() == n, "each parameter has one value a logit row");
-    require(std::none_of(field->begin(), field->end(), [](float x) { return std::isnan(x); }), "NaN is no parameter");
-  }
-  require(std::none_of(s.bias_values.begin(), s.bias_values.end(), [](float x) { return std::isnan(x); }),
-          "NaN is no bias");
-  for (const auto* field : {&s.top_k, &s.top_logprobs, &s.chosen}) {
-    require(field->size() == n, "each parameter has one value a logit row");
-  }
-  require(s.seed.size() == n && s.position.size() == n, "each parameter has one value a logit row");
-  check_offsets(s.bias_offsets, n, s.bias_ids.size(), "bias_offsets must ascend from 0 to len(bias_ids)");
-  check_offsets(s.seen_offsets, n, s.seen_ids.size(), "seen_offsets must ascend from 0 to len(seen_ids)");
-  require(s.bias_values.size() == s.bias_ids.size(), "bias_ids and bias_values differ in length");
-  require(s.seen_counts.size() == s.seen_ids.size(), "seen_ids and seen_counts differ in length");
-  require(std::none_of(s.seen_counts.begin(), s.seen_counts.end(), [](int32_t n) { return n < 0; }),
-          "seen_counts must be >= 0");
-  const auto outside = [&](int32_t id) { return id < 0 || id >= vocab; };
-  require(std::none_of(s.bias_ids.begin(), s.bias_ids.end(), outside), "a bias id is outside the vocabulary");
-  require(std::none_of(s.seen_ids.begin(), s.seen_ids.end(), outside), "a seen id is outside the vocabulary");
-  for (size_t r = 0; r < n; ++r) {
-    require(s.temperature[r] >= 0 && std::isfinite(s.temperature[r]), "temperature must be finite and >= 0");
-    require(s.top_p[r] >= 0 && s.top_p[r] <= 1, "top_p must be 0 .. 1");
-    require(s.min_p[r] >= 0 && s.min_p[r] <= 1, "min_p must be 0 .. 1");
-    require(s.repetition[r] > 0 && std::isfinite(s.repetition[r]), "repetition must be finite and > 0");
-    require(std::isfinite(s.presence[r]), "presence must be finite");
-    require(std::isfinite(s.frequency[r]), "frequency must be finite");
-    require(s.top_k[r] >= 0, "top_k must be >= 0");
-    require(s.position[r] >= 0, "position must be >= 0");
-    require(s.chosen[r] >= -1 && s.chosen[r] < vocab, "a chosen id is outside the vocabulary");
-    require(s.top_logprobs[r] >= -1 && s.top_logprobs[r] <= vocab, "top_logprobs must be -1 .. vocabulary size");
-  }
 }
 
 }  // namespace corepipe

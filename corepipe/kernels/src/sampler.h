@@ -20,16 +20,14 @@ class Sampler {
   explicit Sampler(int threads);
   ~Sampler();
 
-  // rows[r] points to the logits [vocab] of row r.  Throws std::bad_alloc.
+  // rows[r] points to the logits [vocab] of row r; masks [sampling.masks(), mask_words(vocab)].  Throws
+  // std::bad_alloc.
   Drawn run(const KernelTable& kernels, Pool& pool, const std::vector<const float*>& rows, int vocab,
-            const Sampling& sampling);
+            const Sampling& sampling, const std::vector<uint32_t>& masks);
 
  private:
   struct Thread;
   std::vector<std::unique_ptr<Thread>> threads_;
 };
-
-// Throws std::invalid_argument where sizes, offsets, ids or ranges are wrong.
-void check_sampling(const Sampling& sampling, int rows, int vocab);
 
 }  // namespace corepipe

@@ -126,5 +126,16 @@ static int at_least(const float* x, int n, float bound, int32_t* ids) {
   return found;
 }
 
+static void mask_row(const float* x, const uint32_t* words, float* out, int n) {
+  int32_t powers[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) powers[lane] = 1 << lane;
+  const i32x16 bit = load(powers);
+  const f32x16 none = broadcast(kNoLogit);
+  for_lanes(n, [&](int i, int count) {
+    const i32x16 bits = broadcast_i32((int32_t)(words[i >> 5] >> (i & 31) & 0xffffu));
+    store_part(out + i, select((bits & bit) == bit, load_part(x + i, count), none), count, false);
+  });
+}
+
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

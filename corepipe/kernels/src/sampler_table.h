@@ -22,6 +22,8 @@ struct SamplerTable {
   void (*weigh)(const float* x, int n, float max, float* weights, double* sums);
   // Indices of the elements >= bound, ascending; returns how many (`ids` has room for n + 16).
   int (*at_least)(const float* x, int n, float bound, int32_t* ids);
+  // out = x where the mask has a bit, -inf elsewhere.  out may be x.
+  void (*mask)(const float* x, const uint32_t* words, float* out, int n);
 };
 
 }  // namespace corepipe

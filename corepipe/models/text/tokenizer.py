@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
@@ -50,6 +50,7 @@ class Tokenizer:
     """Wraps a `tokenizers` backend.
 
     `special` maps "bos_token" and the like to their texts, as chat templates expect them.
+    `response_template` is what tokenizer_config.json says of how the model writes its answers.
     `eos_ids` are the ids that end an answer.  Methods raise UserError for what they cannot take.
     """
 
@@ -60,11 +61,13 @@ class Tokenizer:
         chat_template: str | None,
         eos_ids: Iterable[int] = (),
         bos_id: int | None = None,
+        response_template: Mapping[str, Any] | None = None,
     ) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
         self._backend = backend
         self._special = dict(special)
         self._chat_template = chat_template
+        self.response_template = response_template
         bos = self._token_id(special.get("bos_token"))
         self.bos_id = bos_id if bos is None else bos
         self.eos_ids = frozenset(eos_ids) | self._end_ids()
@@ -92,6 +95,16 @@ class Tokenizer:
         """One of `FILL_IN_THE_MIDDLE`, whose tokens the tokenizer has been given; None: it knows none."""
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
         return next((marks for marks in FILL_IN_THE_MIDDLE if added.issuperset(marks)), None)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Its text."""
+        return self._chat_template
+
+    @cached_property
+    def added_tokens(self) -> Mapping[str, int]:
+        """The ids of the tokens that were added to the vocabulary, by their texts."""
+        return {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
 
     @property
     def backend(self) -> Backend:
@@ -226,7 +239,9 @@ class Tokenizer:
 
     def with_chat_template(self, text: str) -> Tokenizer:
         """The same tokenizer with another template; raises UserError if it is not valid."""
-        other = Tokenizer(self._backend, self._special, text, self.eos_ids, self.bos_id)
+        other = Tokenizer(
+            self._backend, self._special, text, self.eos_ids, self.bos_id, self.response_template
+        )
         other.check_chat_template()
         return other
 
@@ -305,7 +320,9 @@ def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None =
             special.get("eos_token") if config.get("add_eos_token") else None,
             path / "tokenizer_config.json",
         )
-    return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id)
+    said = config.get("response_template")
+    response_template = said if isinstance(said, dict) else None
+    return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id, response_template)
 
 
 def _read_backend(path: Path) -> Backend:

@@ -24,9 +24,9 @@ from starlette.responses import Response
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api import http_errors
 from corepipe.serving.api.admin_router import STATE_KEY, AdminRouter
+from corepipe.serving.api.cassettes.deck import Deck, replayed_routes
 from corepipe.serving.api.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
@@ -38,6 +38,7 @@ from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
+    INSTEAD,
     KEYLESS_PATHS,
     ROUTES,
     admin_routes,
@@ -55,6 +56,7 @@ from corepipe.serving.messages import Ready
 from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
 ADMIN_CONNECTIONS = 64
@@ -71,11 +73,12 @@ LAST_WORDS_SECONDS = 2
 
 def create_app(
     client: EngineClient,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     engine: EngineConfig,
     server: ServerConfig,
     version: str,
     ready: Ready | None = None,
+    deck: Deck | None = None,
 ) -> FastAPI:
     """The ASGI application of one deployment; its `state.service` is the `Service`, and its `state.admin` the
     application of the admin port, if there is one.
@@ -83,8 +86,10 @@ def create_app(
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
     `run_server` then raises what made the start fail.  Raises UserError for a bad chat template or key file.
+
+    `deck`: what is recorded, or replayed; closed at the end.  One that replays alone needs no `tokenizer`.
     """
-    if server.chat_template is not None:
+    if tokenizer is not None and server.chat_template is not None:
         tokenizer = tokenizer.with_chat_template(server.chat_template)
     service = Service(client, tokenizer, engine, server, version)
     if ready is not None:
@@ -99,11 +104,15 @@ def create_app(
     )
     app.state.tenants = tenants
     routes = public_routes(admin_port=server.admin_port is not None)
+    if tokenizer is None:
+        routes = replayed_routes(routes)
     _furnish(app, service, routes, keys=bool(tenants))
+    if deck is not None:
+        deck.install(app, service)
     if server.inject:
         draw, counts = Draw(server.inject, engine.seed), InjectedFaults(service.metrics.registry)
         app.add_middleware(Inject, draw=draw, counts=counts, paths=GENERATING_PATHS)
-    app.state.close = _trace(app, server, engine, version)
+    app.state.closers = [_trace(app, server, engine, version), _nothing if deck is None else deck.close]
     app.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
@@ -133,7 +142,7 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    http_errors.install(app)
+    http_errors.install(app, INSTEAD)
     return app
 
 
@@ -325,7 +334,8 @@ def _nothing() -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, app.state.close)
+        for close in app.state.closers:
+            stack.push_async_callback(asyncio.to_thread, close)
         if service.ready is None:
             await stack.enter_async_context(_started(service))
         yield

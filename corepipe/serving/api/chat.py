@@ -6,18 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from corepipe.serving.api.http_errors import echo, invalid
 from corepipe.serving.api.protocol import Neutral, screen
 from corepipe.serving.chat_variables import checked_variables
+from corepipe.serving.parsing.tools import MAX_DEPTH, Offer, deeper_than
 
 ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 
 _HONOURED = ("role", "content", "name")
+_OF_ROLE: Mapping[str, tuple[str, ...]] = {
+    "assistant": ("tool_calls", "reasoning", "reasoning_content"),
+    "tool": ("tool_call_id",),
+}
 NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "refusal": Neutral(),
     "audio": Neutral(),
@@ -28,6 +36,10 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "reasoning": Neutral(),
     "reasoning_content": Neutral(),
 }
+_NEUTRAL_CALL: Mapping[str, Neutral] = {"index": Neutral(type=int)}
+
+Plain = dict[str, Any]
+"""A message as templates take it."""
 
 
 MAX_TEMPLATE = 65_536
@@ -54,15 +66,18 @@ class ChatFields(Protocol):
 class Conversation:
     """What a chat template is given.
 
-    template: the request's own, if it brings one.  variables: what the template sees besides.
+    template: the request's own, if it brings one.  variables: what the template sees besides.  offer: the
+    tools.  effort: of its reasoning.
     """
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Plain]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+    offer: Offer | None = None
+    effort: str | None = None
 
     @staticmethod
     def of(
@@ -71,6 +86,8 @@ class Conversation:
         documents: Sequence[Mapping[str, str]] = (),
         *,
         add_special_tokens: bool = False,
+        offer: Offer | None = None,
+        effort: str | None = None,
     ) -> Conversation:
         """Checked: raises ApiError, which names the field."""
         opens, continues = fields.add_generation_prompt, fields.continue_final_message
@@ -90,46 +107,111 @@ class Conversation:
             template=fields.chat_template,
             variables=variables,
             add_special_tokens=add_special_tokens,
+            offer=offer,
+            effort=effort,
         )
 
     @property
     def last_said(self) -> str:
         """The last message, if it is the assistant's."""
         last = self.messages[-1]
-        return last["content"] if last["role"] == "assistant" else ""
+        said: str = last["content"] if last["role"] == "assistant" else ""
+        return said
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """`{"role", "content"[, "name"]}` for each message, its text parts joined by newlines.
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
+    """Each message with its text parts joined by newlines, and the arguments of its calls as objects.
 
-    A developer message becomes a system message.  Raises ApiError for what is not text, and for the
-    fields of a message that ask for more, such as `tool_calls`.
+    A developer message becomes a system message; reasoning goes by both of its names.  Raises ApiError for
+    what is not text, and for the fields of a message that ask for more.
     """
     if not messages:
         raise invalid("messages must not be empty.", "messages", "invalid_value")
     return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def joined(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """One message for those of the same role and name that follow each other, with empty lines between."""
-    turns: list[dict[str, str]] = []
+def joined(messages: Sequence[Plain]) -> list[Plain]:
+    """One message for those of the same role and name that follow each other, with empty lines between.
+
+    What bears calls or their results stays as it is.
+    """
+    turns: list[Plain] = []
     for message in messages:
-        if turns and {**turns[-1], "content": ""} == {**message, "content": ""}:
+        texts_alone = message.keys() <= {*_HONOURED} and message["role"] != "tool"
+        if turns and texts_alone and {**turns[-1], "content": ""} == {**message, "content": ""}:
             turns[-1]["content"] += "\n\n" + message["content"]
         else:
             turns.append(dict(message))
     return turns
 
 
-def _plain(message: Mapping[str, Any], where: str) -> dict[str, str]:
-    fields = screen(message, _HONOURED, NEUTRAL_MESSAGE, f"{where}.")
-    role = fields.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(role)}.", f"{where}.role")
-    plain = {"role": ROLES[role], "content": _text(fields.get("content"), f"{where}.content")}
-    if "name" in fields:
-        plain["name"] = _string(fields["name"], f"{where}.name")
-    return plain
+def _plain(message: Mapping[str, Any], where: str) -> Plain:
+    said = message.get("role")
+    role = ROLES.get(said) if isinstance(said, str) else None
+    fields = screen(message, _HONOURED + _OF_ROLE.get(role or "", ()), NEUTRAL_MESSAGE, f"{where}.")
+    if role is None:
+        raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(said)}.", f"{where}.role")
+    calls = _calls(fields.get("tool_calls", []), f"{where}.tool_calls")
+    content = fields.get("content", "") if calls or _reasons(fields) else fields.get("content")
+    plain: Plain = {"role": role, "content": _text(content, f"{where}.content")}
+    for name in ("name", "tool_call_id"):
+        if name in fields:
+            plain[name] = _string(fields[name], f"{where}.{name}")
+    if calls:
+        plain["tool_calls"] = calls
+    return plain | _reasoning(fields, where)
+
+
+def _reasons(fields: Mapping[str, Any]) -> bool:
+    return "reasoning" in fields or "reasoning_content" in fields
+
+
+def _reasoning(fields: Mapping[str, Any], where: str) -> Plain:
+    """Under both names, of which clients send one and templates read one."""
+    if not _reasons(fields):
+        return {}
+    for name in ("reasoning", "reasoning_content"):
+        _string(fields.get(name, ""), f"{where}.{name}")
+    text = fields.get("reasoning") or fields.get("reasoning_content", "")
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _calls(calls: object, where: str) -> list[Plain]:
+    if not isinstance(calls, list):
+        raise invalid(f"{where} must be a list.", where, "invalid_type")
+    return [_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _call(call: object, where: str) -> Plain:
+    fields = screen(_object(call, where), ("id", "type", "function"), _NEUTRAL_CALL, f"{where}.")
+    if fields.get("type", "function") != "function":
+        raise invalid(f"{where}.type: calls of functions are the only kind.", f"{where}.type")
+    inside = f"{where}.function"
+    function = screen(_object(fields.get("function"), inside), ("name", "arguments"), {}, f"{inside}.")
+    name = _string(function.get("name"), f"{inside}.name")
+    written = _string(function.get("arguments", ""), f"{inside}.arguments")
+    arguments = _arguments(written, f"{inside}.arguments")
+    number = {"id": _string(fields["id"], f"{where}.id")} if "id" in fields else {}
+    return {**number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(written: str, where: str) -> object:
+    """The object that they are; as they are written, where a model has written none."""
+    if not written.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError):
+        return written
+    if deeper_than(MAX_DEPTH, value):
+        raise invalid(f"{where}: nested deeper than {MAX_DEPTH}.", where)
+    return value if isinstance(value, dict) else written
+
+
+def _object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(f"{where} must be an object.", where, "invalid_type")
+    return value
 
 
 def _text(content: object, where: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -28,7 +29,12 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """A request that ends with `status`; `param` names the field at fault, `code` is for programs."""
+    """A request that ends with `status`; `param` names the field at fault, `code` is for programs.
+
+    A message is cut at `longest` characters.
+    """
+
+    longest = MAX_MESSAGE
 
     def __init__(
         self,
@@ -41,7 +47,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _cut(message, MAX_MESSAGE)
+        self.message = _cut(message, self.longest)
         self.code = code
         self.param = None if param is None else _cut(param, MAX_ECHO)
         self.headers = dict(headers or {})
@@ -86,6 +92,11 @@ def overflowed(message: str) -> ApiError:
     return ApiError(500, message, code="logits_overflow")
 
 
+def unconstrained(message: str) -> ApiError:
+    """500: the answer could not go on as its grammar wants; with other words, or another grammar, it may."""
+    return ApiError(500, message, code="constraint_failed")
+
+
 def internal() -> ApiError:
     """500, without a word of what went wrong: that is for the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")
@@ -105,11 +116,14 @@ async def send_error(send: Send, error: ApiError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def install(app: FastAPI) -> None:
-    """Make `app` answer every refusal in this shape, its framework's own included."""
+def install(app: FastAPI, instead: Mapping[str, str]) -> None:
+    """Make `app` answer every refusal in this shape, its framework's own included.
+
+    instead: routes that do what others' routes do which are not there.
+    """
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, partial(_on_http_exception, instead))
     app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
@@ -123,10 +137,13 @@ async def _on_user_error(_request: Request, error: Exception) -> Response:
     return invalid(error.message, error.param).response()
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def _on_http_exception(instead: Mapping[str, str], request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {echo(request.url.path)}"
-    message = {404: f"Unknown route: {where}.", 405: f"Method not allowed: {where}."}.get(
+    path = request.url.path
+    where = f"{request.method} {echo(path)}"
+    other = next((to for missing, to in instead.items() if f"{path}/".startswith(f"{missing}/")), None)
+    hint = f" Use {other} instead." if other else ""
+    message = {404: f"Unknown route: {where}.{hint}", 405: f"Method not allowed: {where}."}.get(
         error.status_code, str(error.detail)
     )
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)

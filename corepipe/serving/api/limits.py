@@ -64,6 +64,18 @@ async def read_body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
+def read_again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` for who comes after `read_body`: it gives the whole body first."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def received() -> Message:
+        nonlocal first
+        message, first = first, None
+        return message or await receive()
+
+    return received
+
+
 class Guard:
     """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
 

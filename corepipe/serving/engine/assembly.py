@@ -65,7 +65,8 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     """
     started = time.perf_counter()
     native()  # says what is missing before anything large is read
-    model = registry.load(hub.resolve(config.model, progress))
+    path = hub.resolve(config.model, progress)
+    model = registry.load(path)
     timed = model if config.timing_model is None else timing_model(config.timing_model)
     device = plan_device(config, timed)  # before the weights are asked for
     host = plan_host(config, model, device)
@@ -87,7 +88,14 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         pid=os.getpid(),
         threads=str(cpus),
     )
-    return Deployment(replicas, _clock(config), host.graph.vocab_size, config.seed, ready)
+    return Deployment(
+        replicas,
+        _clock(config),
+        host.graph.vocab_size,
+        config.seed,
+        ready,
+        tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
+    )
 
 
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from corepipe.errors import UserError
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import Clock
 from corepipe.neuron.program import Executor
 from corepipe.neuron.timeline import Timeline
@@ -28,11 +30,16 @@ class ReplicaParts:
     policy: Policy
 
 
+def _no_tokenizer() -> Tokenizer:
+    raise UserError("there is no tokenizer")
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
-    seed makes the draws of requests that bring no seed of their own repeatable.
+    seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
+    for who asks for it; it raises UserError.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -40,6 +47,7 @@ class Deployment:
     vocab_size: int
     seed: int
     ready: Ready
+    tokenizer: Callable[[], Tokenizer] = _no_tokenizer
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
-from corepipe.scheduler.request import FinishReason
+from corepipe.neuron.clock import VirtualClock
+from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
+from corepipe.serving.engine.grammar_pool import GrammarPool
 from corepipe.serving.engine.loop import LEAD_SECONDS, Loop, Source
+from corepipe.serving.engine.masks import Constraint, Vocabulary
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
 from corepipe.serving.engine.replica_stats import ReplicaStats
 from corepipe.serving.engine.reporter import Reporter
-from corepipe.serving.engine.requests import to_request
+from corepipe.serving.engine.requests import SampledRequest, to_request
 from corepipe.serving.engine.router import load_margin
-from corepipe.serving.engine.runner import OnStart, Runner
+from corepipe.serving.engine.runner import Failure, OnStart, Runner
 from corepipe.serving.engine.sampling import derive_seed
 from corepipe.serving.messages import Abort, Output, Started, Stats, Submit
 
@@ -24,9 +27,10 @@ def _nothing(_started: list[Started]) -> None:
     """For those whose requests go down with the engine."""
 
 
-def _replica(number: int, parts: ReplicaParts, on_start: OnStart, *, paced: bool) -> Replica:
+def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
     scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds)
-    return Replica(number, scheduler, Runner(parts.executor, on_start), parts.timeline, paced=paced)
+    runner = Runner(parts.executor, deployment.vocab_size, on_start)
+    return Replica(number, scheduler, runner, parts.timeline, paced=deployment.clock.paced)
 
 
 class Driver:
@@ -34,19 +38,26 @@ class Driver:
 
     A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
     tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
+    `on_compiled` is called by another thread when there is something to `release`.
     """
 
-    def __init__(self, deployment: Deployment, on_start: OnStart = _nothing) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        on_start: OnStart = _nothing,
+        on_compiled: Callable[[], None] = lambda: None,
+    ) -> None:
         limits = deployment.replicas[0].scheduler
         replicas = [
-            _replica(number, parts, on_start, paced=deployment.clock.paced)
-            for number, parts in enumerate(deployment.replicas)
+            _replica(number, parts, deployment, on_start) for number, parts in enumerate(deployment.replicas)
         ]
         self._deployment = deployment
         self._max_model_len = limits.max_model_len
         self._loop = Loop(replicas, deployment.clock, self, load_margin(limits.max_num_seqs))
         self._stats = [ReplicaStats(replica) for replica in replicas]
         self._reporter = Reporter()
+        self._grammars = GrammarPool(self._constrain, on_compiled)
+        self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
         self._accepted = 0
         self._untold: deque[Completed] = deque()
         self._outputs: list[Output] = []
@@ -69,7 +80,10 @@ class Driver:
 
     def patience(self) -> float | None:
         """Host seconds to wait for commands before the next turn; None: as long as it takes."""
-        return 0.0 if self._untold or self._outputs else self._loop.patience()
+        if self._untold or self._outputs:
+            return 0.0
+        known = [each for each in (self._loop.patience(), self._grammars.patience()) if each is not None]
+        return min(known, default=None)
 
     def turns(self, source: Source) -> Iterator[None]:
         """Runs until the source is at its end; after each turn there may be `outputs`."""
@@ -77,7 +91,10 @@ class Driver:
 
     def turn(self) -> list[Output]:
         """A whole turn, for those who wait for no commands: the next event, however far off it is."""
+        if self._loop.next_event() == inf and not self._outputs:
+            self._grammars.wait()
         self.complete(within=inf)
+        self.release()
         self.submit()
         return self.outputs()
 
@@ -104,6 +121,19 @@ class Driver:
             self._admit(command)
         else:
             self._abort(command.ids)
+
+    def release(self) -> None:
+        """Lets requests start whose grammars have been compiled, and refuses those whose cannot be."""
+        for done in self._grammars.take():
+            request = done.request
+            if request.status is Status.FINISHED:
+                continue
+            if done.constraint is None:
+                self._loop.abort(request.id)
+                self._outputs.append(self._reporter.fail(Failure(request, "invalid", done.error or "")))
+            else:
+                request.constraint = done.constraint
+                self._loop.release(request)
 
     def abort_all(self) -> None:
         """Gives every request up."""
@@ -144,9 +174,23 @@ class Driver:
         seed = derive_seed(self._deployment.seed, self._accepted)
         vocab_size = self._deployment.vocab_size
         request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len)
+        request.held = bool(request.grammar)
         replica = self._loop.add(request)
         self._reporter.add(request, replica.device_now)
         self._accepted += 1
+        if request.held:
+            self._compile(request)
+
+    def _compile(self, request: SampledRequest) -> None:
+        """In virtual time that takes none: what happens next must not depend on how long it takes here."""
+        self._grammars.start(request)
+        while isinstance(self._deployment.clock, VirtualClock) and len(self._grammars):
+            self._grammars.wait()
+            self.release()
+
+    def _constrain(self, request: SampledRequest) -> Constraint:
+        """See `grammar_pool.Compile`; called by its threads."""
+        return self._vocabulary.constraint(request.grammar, request.tokens[request.num_prompt :])
 
     def _refuse(self, request_id: str, error: str, kind: str) -> None:
         ended = FinishReason.ERROR.value

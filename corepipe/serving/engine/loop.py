@@ -122,6 +122,13 @@ class Loop:
         replica.add(request)
         return replica
 
+    def release(self, request: Request) -> None:
+        """A request that was added and is held may start."""
+        moment = self.moment()
+        for replica in self.replicas:
+            if request.id in replica.scheduler:
+                replica.release(request, moment)
+
     def abort(self, request_id: str) -> Request | None:
         """Gives a request up; None where it is unknown or has ended."""
         moment = self.moment()

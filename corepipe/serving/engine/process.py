@@ -39,12 +39,20 @@ EXIT_FAULT, EXIT_USER = 1, 2
 
 
 class SocketInbox:
-    """Commands from a socket; beats while it waits for them."""
+    """Commands from a socket; beats while it waits for them.  Any thread may `wake` who waits."""
 
     def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
         self._connection = connection
         self._pulse = pulse
         self._frames = command_decoder()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.settimeout(0.0)
+        self._waker.settimeout(0.0)
+
+    def wake(self) -> None:
+        """Ends the wait of `receive`, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # so often that it will be heard
+            self._waker.send(b"\0")
 
     def receive(self, timeout: float | None) -> list[Command]:
         """See `serve.Inbox`.  Raises FrameError for what is not a command."""
@@ -61,8 +69,11 @@ class SocketInbox:
         while True:
             self._pulse.beat()
             wait = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
-            if select.select([self._connection], [], [], wait)[0]:
-                return True
+            ready = select.select([self._connection, self._woken], [], [], wait)[0]
+            if self._woken in ready:
+                self._woken.recv(READ_BYTES)
+            if ready:
+                return self._connection in ready
             if timeout is not None:
                 timeout -= wait
                 if timeout <= 0.0:
@@ -97,12 +108,13 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
     start = read_start(connection)
     config = EngineConfig.model_validate(start.config)
     deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
-    driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)))
+    inbox = SocketInbox(connection, pulse)
+    driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)), inbox.wake)
     try:
         freeze_heap()
         wake_promptly()
         send(deployment.ready)
-        serve(driver, SocketInbox(connection, pulse), send, epoch=start.epoch)
+        serve(driver, inbox, send, epoch=start.epoch)
     finally:
         driver.close()
 

@@ -15,7 +15,7 @@ from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.scheduler.request import Batch, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.engine.router import ReplicaView
-from corepipe.serving.engine.runner import Step, StepResult
+from corepipe.serving.engine.runner import Failure, Step, StepResult
 
 
 class BatchRunner(Protocol):
@@ -47,7 +47,7 @@ class InFlight:
 class Completed:
     """A batch that is complete, what it meant for its requests, and the device time of it.
 
-    ended: the requests that ended with it; overflowed: those of them of whose logits no token can be drawn.
+    ended: the requests that ended with it; failures: those of them that could not go on.
     due: when it was, on the clock.
     """
 
@@ -55,7 +55,7 @@ class Completed:
     result: StepResult
     events: list[TokenEvent]
     ended: list[Request]
-    overflowed: list[Request]
+    failures: list[Failure]
     device_now: float
     due: float
 
@@ -115,6 +115,11 @@ class Replica:
         self.scheduler.add(request)
         self._runner.add(request)
 
+    def release(self, request: Request, moment: float) -> None:
+        """A request that was added and is held may start from `moment` on."""
+        self._hear(moment)
+        self.scheduler.release(request)
+
     def abort(self, request_id: str, moment: float) -> Request | None:
         """Gives a request up at `moment`; None where it is unknown or has ended."""
         request = self.scheduler.abort(request_id)
@@ -140,16 +145,17 @@ class Replica:
         """Waits for the oldest batch and tells the scheduler what came of it."""
         batch = self.in_flight.popleft()
         result = self._runner.wait(batch.step)
-        overflowed = [r for r in result.overflowed if r.status is not Status.FINISHED]
-        for request in overflowed:
-            self.scheduler.abort(request.id, FinishReason.ERROR)
+        failures = [each for each in result.failures if each.request.status is not Status.FINISHED]
+        for failure in failures:
+            self.scheduler.abort(failure.request.id, FinishReason.ERROR)
         events = self.scheduler.update(batch.step.batch, result.tokens)
-        ended = overflowed + [event.request for event in events if event.finish_reason is not None]
+        ended = [failure.request for failure in failures]
+        ended += [event.request for event in events if event.finish_reason is not None]
         for request in ended:
             self._runner.remove(request.id)
         self.device_now = max(self.device_now, batch.timing.ready_at)
         self._wake(batch.due)
-        return Completed(batch.timing, result, events, ended, overflowed, self.device_now, batch.due)
+        return Completed(batch.timing, result, events, ended, failures, self.device_now, batch.due)
 
     def resume(self, in_flight: Iterable[InFlight], accepts_at: float, device_now: float) -> None:
         """Goes on from moves that were made in its place: what is in flight since, and where it stands."""

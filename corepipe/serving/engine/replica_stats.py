@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from corepipe.neuron.activity import Activity
 from corepipe.neuron.clock import LATE_SECONDS
 from corepipe.serving.engine.replica import Completed, Replica
@@ -14,7 +16,7 @@ class ReplicaStats:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._steps = 0
-        self._overflows = 0
+        self._failures: Counter[str] = Counter()
         self._host_seconds = 0.0
         self._prompt_tokens = 0
         self._prompt_tokens_cached = 0
@@ -33,7 +35,7 @@ class ReplicaStats:
         """
         timing, result = batch.timing, batch.result
         self._steps += 1
-        self._overflows += len(batch.overflowed)
+        self._failures.update(failure.kind for failure in batch.failures)
         self._host_seconds += result.output.seconds
         self._iteration_tokens.append(result.step.shape.rows)
         self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
@@ -86,6 +88,8 @@ class ReplicaStats:
                 for work in self._activity.look(busy)
             ],
             step_seconds=step_seconds,
-            overflows=self._overflows,
+            overflows=self._failures["overflow"],
+            constraint_failures=self._failures["constraint"],
+            held=scheduler.held,
             paces=paces,
         )

@@ -8,15 +8,10 @@ from msgspec.structs import replace
 
 from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
 from corepipe.serving.engine.replica import Completed
-from corepipe.serving.engine.runner import StepResult
+from corepipe.serving.engine.runner import Failure, StepResult
 from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
 
 MILLISECONDS = 1e3
-
-OVERFLOW = (
-    "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
-    "drawn. Its weights do not fit the number format that it is served in."
-)
 
 
 @dataclass(slots=True)
@@ -75,17 +70,17 @@ class Reporter:
             for event in batch.events
             if event.token is not None or event.finish_reason is not None
         ]
-        return news + [self._overflow(request) for request in batch.overflowed]
+        return news + [self.fail(failure) for failure in batch.failures]
 
     def end(self, request: Request, reason: FinishReason) -> Output:
         """The last news of a request that ends without a token."""
         return self._last(request, Output(request.id, finish_reason=reason.value))
 
-    def _overflow(self, request: Request) -> Output:
-        error = FinishReason.ERROR.value
-        return self._last(
-            request, Output(request.id, finish_reason=error, error=OVERFLOW, error_kind="overflow")
-        )
+    def fail(self, failure: Failure) -> Output:
+        """The last news of a request that cannot go on."""
+        request, kind, error = failure
+        ended = FinishReason.ERROR.value
+        return self._last(request, Output(request.id, finish_reason=ended, error=error, error_kind=kind))
 
     def _output(self, event: TokenEvent, logprobs: list[TokenLogprobs], device_now: float) -> Output:
         request = event.request

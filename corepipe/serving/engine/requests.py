@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from corepipe.scheduler.request import Request, Status
+from corepipe.serving.engine.masks import Constraint, Mask, mask_of
 from corepipe.serving.messages import Sampling, Submit
 from corepipe.serving.params import FLOAT32_MAX, NUMBERS
 
@@ -17,21 +15,26 @@ _CHECKED = tuple(name for name in Sampling.__struct_fields__ if name in NUMBERS 
 """A seed may be any number: it counts modulo 2**64."""
 
 
-def _nothing() -> npt.NDArray[np.int32]:
-    return np.empty(0, np.int32)
-
-
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
-    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone.
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone, of those that
+    its `grammar` allows, if it has one.
 
-    bad_words: sequences of tokens that the answer must not have; not_allowed: single ones, in order.
+    bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
+    constraint: the grammar, and how far the answer has come in it; None before it is compiled.
     """
 
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
-    not_allowed: npt.NDArray[np.int32] = field(default_factory=_nothing, kw_only=True)
+    allowed: Mask | None = field(default=None, kw_only=True)
+    grammar: str = field(default="", kw_only=True)
+    constraint: Constraint | None = field(default=None, init=False)
+
+    @property
+    def masked(self) -> bool:
+        """Whether its tokens are drawn under a mask."""
+        return bool(self.grammar) or self.allowed is not None
 
 
 def to_request(
@@ -51,6 +54,7 @@ def to_request(
     _check_bad_words(submit.bad_words, vocab_size)
     if submit.max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
+    allowed = submit.sampling.allowed_token_ids
     request = SampledRequest(
         id=submit.id,
         prompt=submit.prompt,
@@ -65,21 +69,13 @@ def to_request(
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,
         bad_words=submit.bad_words,
-        not_allowed=_others(submit.sampling.allowed_token_ids, vocab_size),
+        allowed=None if allowed is None else mask_of(allowed, vocab_size),
+        grammar=submit.grammar,
     )
     if submit.replay:
         request.status = Status.PREEMPTED
     request.extend(submit.generated)
     return request
-
-
-def _others(allowed: list[int] | None, vocab_size: int) -> npt.NDArray[np.int32]:
-    """The tokens that are not among these; None allows all."""
-    if allowed is None:
-        return _nothing()
-    others = np.full(vocab_size, fill_value=True)
-    others[allowed] = False
-    return np.flatnonzero(others).astype(np.int32)
 
 
 def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:

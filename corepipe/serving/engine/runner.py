@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
-from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.scheduler.request import Batch, Chunk, Request, Status
+from corepipe.serving.engine.masks import MaskBuffer, ban
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.serving.messages import Started, TokenLogprobs
 
 INT32 = 4
 """Bytes."""
+
+OVERFLOW = (
+    "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
+    "drawn. Its weights do not fit the number format that it is served in."
+)
+
+NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_token_ids here."
 
 OnStart = Callable[[list[Started]], None]
 
@@ -63,6 +72,7 @@ class Step:
     drawn_rows: for each chunk the logit row that draws its token, None where it draws none.
     prompt_rows: logit rows that report on a prompt, by index of the chunk.
     top_logprobs [R]: alternatives asked for (-1: no logprob at all).
+    constrained: the chunks that draw under a mask.
     """
 
     ticket: int
@@ -71,6 +81,15 @@ class Step:
     prompt_rows: dict[int, range]
     top_logprobs: Ids
     shape: StepShape
+    constrained: Sequence[int] = ()
+
+
+class Failure(NamedTuple):
+    """A request that cannot go on; `kind` and `error` as in `messages.Output`."""
+
+    request: Request
+    kind: str
+    error: str
 
 
 class Runner:
@@ -80,8 +99,9 @@ class Runner:
     known what did.
     """
 
-    def __init__(self, executor: Executor, on_start: OnStart) -> None:
+    def __init__(self, executor: Executor, vocab_size: int, on_start: OnStart) -> None:
         self._executor = executor
+        self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
         self._requests: dict[str, RequestInputs] = {}
 
@@ -92,7 +112,7 @@ class Runner:
         self._requests[request.id] = RequestInputs(
             request,
             pack_scalars(params, request.seed),
-            RowLists.of(request, params, request.bad_words, request.not_allowed),
+            RowLists.of(request, params, request.bad_words, masked=request.masked),
             None if top is None else pack_prompt_scalars(top),
         )
 
@@ -118,8 +138,22 @@ class Runner:
         )
         sampling = wanted.sampling()
         ticket = self._executor.submit(inputs, sampling)
+        constrained = self._give_masks(ticket, states, chunks) if wanted.masked else ()
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
-        return Step(ticket, batch, drawn_rows, prompt_rows, sampling.top_logprobs, shape)
+        return Step(ticket, batch, drawn_rows, prompt_rows, sampling.top_logprobs, shape, constrained)
+
+    def _give_masks(
+        self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk]
+    ) -> Sequence[int]:
+        """Fills the masks of a batch while it is computed; the chunks that have one."""
+        found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.masked]
+        masks = self._masks.rows(len(found))
+        try:
+            for mask, at in zip(masks, found, strict=True):
+                _fill(mask, states[at].request)
+        finally:  # whatever happens, the executor must not wait for them
+            self._executor.give_masks(ticket, masks)
+        return found
 
     def _tell_started(self, states: Sequence[RequestInputs]) -> None:
         fresh = [state for state in states if not state.started]
@@ -133,34 +167,25 @@ class Runner:
         output = self._executor.wait(step.ticket)
         drawn = output.tokens.tolist()
         tokens = [None if row is None else drawn[row] for row in step.drawn_rows]
-        return StepResult(step, output, tokens)
+        failures = _overflows(step, output)
+        if step.constrained:
+            failures += _take_tokens(step, tokens, {failure.request for failure in failures})
+        return StepResult(step, output, tokens, failures)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """tokens: one for each chunk, None where the chunk draws none."""
+    """tokens: one for each chunk, None where the chunk draws none.  failures: at most one a request."""
 
     step: Step
     output: StepOutput
     tokens: list[int | None]
+    failures: Sequence[Failure] = ()
 
     @property
     def has_logprobs(self) -> bool:
         """Whether any row was asked for its logprob."""
         return bool((self.step.top_logprobs >= 0).any())
-
-    @property
-    def overflowed(self) -> list[Request]:
-        """The requests for which the model gave logits that are not all numbers."""
-        rows = set(self.output.overflowed)
-        if not rows:
-            return []
-        step = self.step
-        return [
-            chunk.request
-            for index, (chunk, drawn) in enumerate(zip(step.batch.chunks, step.drawn_rows, strict=True))
-            if drawn in rows or not rows.isdisjoint(step.prompt_rows.get(index, ()))
-        ]
 
     def logprobs(self, chunk: int) -> list[TokenLogprobs]:
         """The drawn token's; empty where none was drawn or asked for."""
@@ -180,6 +205,50 @@ class StepResult:
         return TokenLogprobs(int(output.tokens[row]), float(output.logprobs[row]), top, rank)
 
 
+def _overflows(step: Step, output: StepOutput) -> list[Failure]:
+    """The requests for which the model gave logits that are not all numbers."""
+    rows = set(output.overflowed)
+    if not rows:
+        return []
+    return [
+        Failure(chunk.request, "overflow", OVERFLOW)
+        for index, (chunk, drawn) in enumerate(zip(step.batch.chunks, step.drawn_rows, strict=True))
+        if drawn in rows or not rows.isdisjoint(step.prompt_rows.get(index, ()))
+    ]
+
+
+def _take_tokens(step: Step, tokens: Sequence[int | None], failed: Collection[Request]) -> list[Failure]:
+    """Tells constraints what was drawn; the requests that cannot go on, besides those that have `failed`."""
+    failures = []
+    for at in step.constrained:
+        request, token = step.batch.chunks[at].request, tokens[at]
+        assert isinstance(request, SampledRequest)
+        if request.status is Status.FINISHED or request in failed:
+            continue
+        if request.constraint is None:
+            continue
+        assert token is not None
+        request.constraint.take(token)
+        request.complete = request.constraint.finished
+        if request.constraint.error is not None:
+            failures.append(Failure(request, "constraint", request.constraint.error))
+    return failures
+
+
+def _fill(mask: Ids, request: SampledRequest) -> None:
+    """What the request may draw next: the end of an answer before `min_tokens` only where nothing else can
+    follow."""
+    constraint = request.constraint
+    if constraint is not None:
+        constraint.fill(mask)
+    if request.allowed is not None:
+        mask &= request.allowed
+        if constraint is not None and constraint.error is None and not mask.any():
+            constraint.error = NOTHING_LEFT
+    if request.num_generated < request.min_tokens:
+        ban(mask, request.stop_ids)
+
+
 def _want_logits(
     wanted: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
 ) -> tuple[list[int | None], dict[int, range]]:
@@ -192,6 +261,8 @@ def _want_logits(
         drawn_rows.append(len(wanted.rows) if chunk.samples else None)
         if chunk.samples:
             wanted.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
+            if state.request.masked:
+                wanted.mask()
     return drawn_rows, prompt_rows
 
 

@@ -117,25 +117,23 @@ class Banned:
 class RowLists:
     """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
 
-    Stop ids are banned until `min_tokens`, and all the time those that are not allowed.
+    Stop ids are banned `early`, before `min_tokens`.
     """
 
     def __init__(
         self,
         request: Request,
         params: Sampling,
-        bad_words: Sequence[Sequence[int]] = (),
-        not_allowed: Ids = NO_IDS,
+        bad_words: Sequence[Sequence[int]],
+        early: Sequence[int],
     ) -> None:
         self._request = request
         self._banned = Banned(bad_words) if bad_words else None
         bias = sorted(params.logit_bias.items())
-        self._bias_ids = np.append(np.array([token for token, _ in bias], np.int32), not_allowed)
-        values = np.array([value for _, value in bias], np.float32)
-        self._bias = np.append(values, np.full(len(not_allowed), -np.inf, np.float32))
-        banned = sorted(request.stop_ids) if request.min_tokens else []
-        self._early_ids = np.append(self._bias_ids, np.array(banned, np.int32))
-        self._early_bias = np.append(self._bias, np.full(len(banned), -np.inf, np.float32))
+        self._bias_ids = np.array([token for token, _ in bias], np.int32)
+        self._bias = np.array([value for _, value in bias], np.float32)
+        self._early_ids = np.append(self._bias_ids, np.array(early, np.int32))
+        self._early_bias = np.append(self._bias, np.full(len(early), -np.inf, np.float32))
         self._seen = SeenTokens(request.prompt) if _penalises(params) else None
 
     @staticmethod
@@ -143,12 +141,13 @@ class RowLists:
         request: Request,
         params: Sampling,
         bad_words: Sequence[Sequence[int]] = (),
-        not_allowed: Ids = NO_IDS,
+        *,
+        masked: bool = False,
     ) -> RowLists | None:
-        """None where the request needs no lists, as most do."""
-        banned = bad_words or len(not_allowed) or (request.min_tokens and request.stop_ids)
-        needed = params.logit_bias or banned or _penalises(params)
-        return RowLists(request, params, bad_words, not_allowed) if needed else None
+        """None where the request needs no lists, as most do.  masked: its masks ban the stop ids."""
+        early = sorted(request.stop_ids) if request.min_tokens and not masked else []
+        needed = params.logit_bias or bad_words or early or _penalises(params)
+        return RowLists(request, params, bad_words, early) if needed else None
 
     def bias(self) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw."""
@@ -173,6 +172,7 @@ class LogitRows:
     """The rows of a batch whose logits are wanted, as parallel lists; `rows` ascend.
 
     positions: index of the drawn token in its sequence; chosen: a prompt's next token, or -1 to draw.
+    masked: which of the rows have a mask.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -180,6 +180,7 @@ class LogitRows:
     positions: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     lists: list[RowLists | None] = field(default_factory=list)
+    masked: list[int] = field(default_factory=list)
 
     def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | None) -> None:
         self.rows.append(row)
@@ -187,6 +188,10 @@ class LogitRows:
         self.positions.append(position)
         self.chosen.append(-1)
         self.lists.append(lists)
+
+    def mask(self) -> None:
+        """The last row has a mask."""
+        self.masked.append(len(self.rows) - 1)
 
     def report(self, row: int, scalars: bytes, prompt: Sequence[int], position: int) -> None:
         """A prompt's row, whose next token is known: `prompt[position]`."""
@@ -205,6 +210,7 @@ class LogitRows:
             **{name: np.ascontiguousarray(rows[name]) for name in SCALARS.names or ()},
             position=np.array(self.positions, np.int64),
             chosen=np.array(self.chosen, np.int32),
+            masked=self._masked(),
             bias_offsets=bias_offsets,
             bias_ids=bias_ids,
             bias_values=bias_values,
@@ -212,6 +218,11 @@ class LogitRows:
             seen_ids=seen_ids,
             seen_counts=seen_counts,
         )
+
+    def _masked(self) -> Ids:
+        places = np.full(len(self.rows), -1, np.int32)
+        places[self.masked] = range(len(self.masked))
+        return places
 
     def _biases(self) -> tuple[Ids, Ids, Floats]:
         if not any(self.lists):

@@ -73,6 +73,7 @@ class _Commands:
                 self._driver.abort_all()
                 return False
             self._driver.handle(command)
+        self._driver.release()
         return True
 
     def stats_due(self, now: float) -> bool:

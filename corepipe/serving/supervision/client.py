@@ -170,7 +170,7 @@ class InProcessClient(StreamingClient):
         def send(news: Outputs) -> None:
             loop.call_soon_threadsafe(self._take, news)
 
-        driver = Driver(self._deployment, lambda started: send(Outputs(started=started)))
+        driver = Driver(self._deployment, lambda started: send(Outputs(started=started)), self._inbox.wake)
 
         try:
             serve(driver, self._inbox, send)
@@ -183,19 +183,23 @@ class QueueInbox:
     """Commands from other threads of this process."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
 
     def put(self, command: Command) -> None:
         self._queue.put(command)
 
+    def wake(self) -> None:
+        """Ends the wait of `receive`, or the next one."""
+        self._queue.put(None)
+
     def receive(self, timeout: float | None) -> list[Command]:
         """See `serve.Inbox`."""
-        commands: list[Command] = []
+        found: list[Command | None] = []
         with contextlib.suppress(queue.Empty):
-            commands.append(self._queue.get(timeout != 0.0, timeout))
+            found.append(self._queue.get(timeout != 0.0, timeout))
             while True:
-                commands.append(self._queue.get_nowait())
-        return commands
+                found.append(self._queue.get_nowait())
+        return [command for command in found if command is not None]
 
 
 def _ignore(_news: object) -> None:

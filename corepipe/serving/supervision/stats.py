@@ -21,6 +21,7 @@ COUNTERS = (
     "device_now_seconds",
     "late_steps",
     "overflows",
+    "constraint_failures",
 )
 
 
@@ -40,6 +41,7 @@ def idle(stats: Stats) -> Stats:
         stats,
         running=0,
         waiting=0,
+        held=0,
         waiting_tokens=0,
         blocks_held=0,
         blocks_cached=0,

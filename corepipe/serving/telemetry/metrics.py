@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.tables import ENGINES
+from corepipe.neuron.hardware import ENGINES
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Ready, StageWork, Stats
 from corepipe.serving.telemetry.constraints import ConstraintMetrics
@@ -193,12 +193,20 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "Requests that ended with an error, as their logits overflowed.",
         lambda s: s.overflows,
     ),
+    (
+        "corepipe_constraint_failures",
+        "Requests that ended with an error, as the answer could not go on as its grammar wants.",
+        lambda s: s.constraint_failures,
+    ),
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
     ("corepipe_host_busy_seconds", "Seconds in which the host computed.", lambda s: s.host_busy_seconds),
 )
 
-_WAITING: Mapping[str, Callable[[Stats], float]] = {"capacity": lambda s: s.waiting, "deferred": lambda _: 0}
-"""vLLM's reasons: here all wait for a seat or blocks, and none for an adapter or a transfer."""
+_WAITING: Mapping[str, Callable[[Stats], float]] = {
+    "capacity": lambda s: s.waiting - s.held,
+    "deferred": lambda s: s.held,
+}
+"""vLLM's reasons: here requests wait for a seat or blocks, or until their grammar is compiled."""
 
 _SOURCES: Mapping[str, Callable[[Stats], float]] = {
     "local_compute": lambda s: s.prompt_tokens - s.prompt_tokens_cached,

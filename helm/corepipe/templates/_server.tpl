@@ -33,6 +33,8 @@
 {{- if .allowSpecialTokensInText }}
 - --allow-special-tokens-in-text
 {{- end }}
+{{- include "corepipe.flag" (list "tool-call-parser" .toolCallParser) }}
+{{- include "corepipe.flag" (list "reasoning-parser" .reasoningParser) }}
 {{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
 {{- include "corepipe.flag" (list "max-queue-seconds" .batching.maxQueueSeconds) }}
 {{- include "corepipe.flag" (list "otlp-traces-endpoint" .tracing.otlpEndpoint) }}

@@ -25,11 +25,33 @@ def test_parts_are_joined_and_developers_are_the_system():
     ]
 
 
+def test_calls_and_their_results():
+    """Arguments are an object for the template; what a model wrote instead of one stays as it is."""
+    written = ['{"a": {"b": [1]}}', "", "{broken", "[1]"]
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": one}} for one in written]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "5"}]},
+    ]
+    first, second = plain_messages(messages)
+    assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
+    told = [one["function"]["arguments"] for one in first["tool_calls"]]
+    assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]"]
+    assert second == {"role": "tool", "content": "5", "tool_call_id": "1"}
+    assert joined([second, second, first, first]) == [second, second, first, first]
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "function", "content": "x"}, "messages[0].role"),
+        ({"role": "tool"}, "messages[0].content"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning": "a"}, "messages[0].reasoning"),
+        ({"role": "assistant", "content": "x", "reasoning": 5}, "messages[0].reasoning"),
+        ({"role": "assistant"}, "messages[0].content"),
         ({"role": 3, "content": "x"}, "messages[0].role"),
         ({"role": ["user"], "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
@@ -41,7 +63,8 @@ def test_parts_are_joined_and_developers_are_the_system():
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0]"),
         ({"role": "user", "content": "x", "name": 1}, "messages[0].name"),
         ({"role": "user", "content": "x", "weight": 1}, "messages[0].weight"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
+        ({"role": "assistant", "content": "x", "tool_calls": {}}, "messages[0].tool_calls"),
     ],
 )
 def test_what_is_not_text_is_refused(message, param):

@@ -102,10 +102,10 @@ def test_an_answer_that_ends_at_eos(client, engine):
     ("fields", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"top_logprobs": 1}, "top_logprobs"),

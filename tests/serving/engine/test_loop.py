@@ -44,7 +44,7 @@ def make(clock: Clock, *seconds: float) -> tuple[Loop, Diary]:
         Replica(
             number,
             Scheduler(scheduler_config()),
-            Runner(NullExecutor(VOCAB), print),
+            Runner(NullExecutor(VOCAB), VOCAB, print),
             Timeline(FlatCost(fixed=fixed), PROFILES["ideal"]),  # type: ignore[arg-type]
             paced=clock.paced,
         )

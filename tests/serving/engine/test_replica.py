@@ -30,7 +30,7 @@ from tests.serving.engine_support import (
 def replica_of(*, paced: bool = True, stages: int = 1, **limits: int) -> Replica:
     timeline = Timeline(FlatCost(stages), PROFILES["ideal"])  # type: ignore[arg-type]
     scheduler = Scheduler(scheduler_config(stages=stages, **limits))
-    return Replica(0, scheduler, Runner(NullExecutor(VOCAB), print), timeline, paced=paced)
+    return Replica(0, scheduler, Runner(NullExecutor(VOCAB), VOCAB, print), timeline, paced=paced)
 
 
 def asked(name: str, arrival: float = 0.0, **fields: int) -> SampledRequest:

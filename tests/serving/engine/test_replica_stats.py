@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.neuron.tables import ENGINES
+from corepipe.neuron.hardware import ENGINES
 from corepipe.serving.engine.driver import Driver
 from tests.serving.engine_support import FlatCost, deployment, run, submit
 

@@ -9,13 +9,15 @@ from corepipe.serving.messages import Sampling, Submit
 
 
 def test_a_submit_becomes_a_request() -> None:
-    submit = Submit("a", [1, 2], 9, Sampling(prompt_logprobs=0), [7, 999], 3, -1, "salt", owner="key")
+    submit = Submit(
+        "a", [1, 2], 9, Sampling(prompt_logprobs=0), [7, 999], 3, -1, "salt", owner="key", grammar="{}"
+    )
     request = to_request(submit, arrival=2.5, seed=5, vocab_size=100, max_model_len=8)
     assert (request.id, request.prompt, request.arrival) == ("a", [1, 2], 2.5)
     assert request.max_tokens == 6
     assert request.stop_ids == {7}
     assert (request.min_tokens, request.priority, request.cache_salt) == (3, -1, "salt")
-    assert request.owner == "key"
+    assert (request.owner, request.grammar) == ("key", "{}")
     assert request.prompt_logits
 
 

@@ -37,7 +37,7 @@ class Recorder(NullExecutor):
 
 def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:
     executor = Recorder()
-    runner = Runner(executor, print)
+    runner = Runner(executor, VOCAB, print)
     for request in requests:
         runner.add(request)
     return runner, executor

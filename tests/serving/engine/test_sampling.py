@@ -68,17 +68,6 @@ def test_bad_words_ban_what_would_complete_them(
             request.append(answer[said])
 
 
-def test_tokens_that_are_not_allowed_are_banned_beside_all_else() -> None:
-    request = Request("a", [1], 4, stop_ids=frozenset({2}), min_tokens=1)
-    lists = RowLists.of(request, Sampling(logit_bias={5: 1.5}), [[4]], np.array([0, 1, 3], np.int32))
-    assert lists is not None
-    ids, values = lists.bias()
-    told = dict(zip(ids.tolist(), values.tolist(), strict=True))
-    assert told == {5: 1.5} | dict.fromkeys((0, 1, 2, 3, 4), -np.inf)
-    request.append(5)
-    assert 2 not in lists.bias()[0]
-
-
 def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
     penalised = Request("a", [4, 4, 6], 9)
     penalised.append(6)

@@ -8,6 +8,7 @@ from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
 from corepipe.serving.api.routes.service import Service
@@ -21,7 +22,10 @@ class Aborted(Strict):
 
 
 async def _placement(service: Service, _: Request) -> Response:
-    return JSONResponse(service.require_ready().placement)
+    placement = service.require_ready().placement
+    if not placement:
+        raise ApiError(404, "No model is placed: answers are replayed here.", code="not_found")
+    return JSONResponse(placement)
 
 
 async def _metrics(service: Service, request: Request) -> Response:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.chat import MAX_TEMPLATE, Conversation, joined
+from corepipe.serving.api.chat import MAX_TEMPLATE, Conversation, Plain, joined
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import (
     MAX_LOGPROBS,
@@ -20,16 +21,27 @@ from corepipe.serving.api.protocol import (
     Neutral,
 )
 from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape
 from corepipe.serving.api.routes.cut import Cut
 from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
 from corepipe.serving.api.routes.generation import Plan
-from corepipe.serving.api.routes.rendering import Shape
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Shape
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
 from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
 from corepipe.serving.chat_variables import MOST
-from corepipe.serving.parts import Finish, Logprobs
+from corepipe.serving.parsing.prompt import (
+    TAIL_TOKENS,
+    check_callable,
+    reading_of,
+    reasoning_variables,
+    template_input,
+)
+from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
 from corepipe.serving.text_answer import Echo
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MAX_DOCUMENTS = 1024
 
@@ -57,7 +69,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         list[dict[str, Any]],
         Meta(
             max_length=MAX_MESSAGES,
-            description="roles system, developer (as system), user, assistant; text or parts of type text",
+            description="roles system, developer (as system), user, assistant, tool; text or parts of it",
         ),
     ]
     max_tokens: Annotated[
@@ -70,6 +82,20 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: Annotated[
         int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
     ] = 0
+
+    # Tools and reasoning.
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(description="functions that the model may call: [tools](tools.md)"),
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Meta(description="none, auto (the default), required, one function, or `allowed_tools`"),
+    ] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call")] = True
+    reasoning_effort: Annotated[
+        Effort | None, Meta(description="none: no reasoning; else as the chat template has it")
+    ] = None
 
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
@@ -100,9 +126,6 @@ Prediction = Annotated[dict[Literal["type", "content"], str | list[_PredictedPar
 
 NEUTRAL_CHAT: Mapping[str, Neutral] = {
     **NEUTRAL_EVERYWHERE,
-    "tools": Neutral(([],)),
-    "tool_choice": Neutral(("none", "auto")),
-    "parallel_tool_calls": Neutral((True, False)),
     "functions": Neutral(([],)),
     "function_call": Neutral(("none", "auto")),
     "modalities": Neutral((["text"],)),
@@ -110,7 +133,6 @@ NEUTRAL_CHAT: Mapping[str, Neutral] = {
     "prediction": Neutral(type=Prediction),
     "moderation": Neutral(),
     "web_search_options": Neutral(),
-    "reasoning_effort": Neutral(("none",)),
     "verbosity": Neutral(("medium",)),
     "prompt_cache_retention": Neutral(("in_memory",)),
     "prompt_cache_options": Neutral(),
@@ -132,18 +154,32 @@ class ChatLogprobs(Strict):
     refusal: None
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Strict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     annotations: list[Any]
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Strict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -170,9 +206,19 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     def shape(self, vocabulary: Vocabulary) -> Shape:
         return ChatShape(vocabulary)
 
+    def kind(self, body: ChatRequest) -> type[ChoicesRenderer]:
+        told = body.tools or body.chat_template is not None or self.service.dialect.reasoning
+        return ChatRenderer if told else ChoicesRenderer
+
     async def plan(self, body: ChatRequest) -> list[Plan]:
+        offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         conversation = Conversation.of(
-            body.messages, body, body.documents or (), add_special_tokens=body.add_special_tokens
+            body.messages,
+            body,
+            body.documents or (),
+            add_special_tokens=body.add_special_tokens,
+            offer=offer,
+            effort=body.reasoning_effort,
         )
         context = self.service.require_ready().max_model_len
         cut = Cut.of(body, context, body.most_tokens or 1)
@@ -190,8 +236,17 @@ class Chat(ChoicesEndpoint[ChatRequest]):
                 logprobs=body.top_logprobs if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
                 echo=Echo(said) if said else None,
+                reading=await self._reading(body, offer, ids),
             )
         ]
+
+    async def _reading(self, body: ChatRequest, offer: Offer | None, prompt: list[int]) -> Reading | None:
+        tokenizer = await _tokenizer(self.service, body.chat_template)
+        dialect = self.service.dialect_of(tokenizer)
+        if offer is None and dialect.reasoning is None:
+            return None
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return reading_of(dialect, offer, tail)
 
 
 async def encode_chat(service: Service, conversation: Conversation, most: int) -> list[int]:
@@ -211,7 +266,8 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     allowed = service.special_tokens_in_text
     render = tokenizer.apply_chat_template if allowed else tokenizer.render_chat
     encode: Callable[[str, bool], list[int]] = tokenizer.encode if allowed else tokenizer.encode_chat
-    text = await service.beside(LONG_TEXT, lambda: _rendered(render, conversation))
+    given = _with_tools(service, tokenizer, conversation)
+    text = await service.beside(LONG_TEXT, lambda: _rendered(render, given))
     special = conversation.add_special_tokens
     return await service.encode(text, "messages", most, lambda one: encode(one, special))
 
@@ -227,10 +283,19 @@ async def _tokenizer(service: Service, template: str | None) -> Tokenizer:
     return await service.beside(LONG_TEXT, lambda: templates.tokenizer(template))
 
 
+def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversation) -> Conversation:
+    """With what the template is told of tools and of how much to reason; the request's own variables stay."""
+    dialect = service.dialect_of(tokenizer)
+    check_callable(dialect, conversation.offer)
+    turns, tools = template_input(conversation.messages, conversation.offer, dialect)
+    effort = reasoning_variables(conversation.effort, tokenizer.chat_template)
+    return replace(conversation, messages=turns, variables={**effort, **conversation.variables, **tools})
+
+
 def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
     """The prompt's text; messages of one speaker are joined for templates that want roles to alternate."""
 
-    def rendered(messages: Sequence[Mapping[str, str]]) -> str:
+    def rendered(messages: Sequence[Plain]) -> str:
         return render(
             messages,
             conversation.add_generation_prompt,
@@ -245,59 +310,6 @@ def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
         if len(turns) == len(conversation.messages):
             raise
         return rendered(turns)
-
-
-class ChatShape:
-    """`chat.completion` and `chat.completion.chunk`."""
-
-    whole_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    one_prompt = True
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None, None)
-
-    def piece(self, index: int) -> tuple[bytes, bytes]:
-        before = b'{"index":%d,"delta":{"content":' % index
-        return before, b'},"logprobs":null,"finish_reason":null,"stop_reason":null}'
-
-    def chunk(
-        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
-        return self._choice(index, {"content": text} if text else {}, logprobs, finish)
-
-    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]:
-        choice = self._choice(index, {}, logprobs, finish)
-        del choice["delta"]
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        return choice
-
-    def _choice(
-        self, index: int, delta: dict[str, Any], logprobs: Logprobs | None, finish: Finish | None
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": finish and finish.finish_reason,
-            "stop_reason": finish and finish.stop_reason,
-        }
-
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
-        entries = [entry for entry in logprobs.entries if entry is not None]
-        content = [
-            self._token(entry.token, entry.logprob)
-            | {"top_logprobs": [self._token(token, value) for token, value in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._vocabulary.decode_token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
 
 
 ROUTE = Route(

@@ -15,15 +15,16 @@ from corepipe.serving.api.http_errors import (
     overflowed,
     overloaded,
     unavailable,
+    unconstrained,
 )
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.messages import Output
-from corepipe.serving.parts import Finish, Prompt, Text, Tokens
+from corepipe.serving.parts import Prompt, Said, Tokens
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished, RequestMetrics
 from corepipe.serving.text_answer import TextAnswer, prompt_entries
 
-AnswerPart = Text | Finish | Prompt | Tokens
+AnswerPart = Said | Prompt | Tokens
 """What a choice consists of."""
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
@@ -31,6 +32,7 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "unavailable": (unavailable, "The engine has stopped."),
     "invalid": (invalid, "The engine refused the request."),
     "overflow": (overflowed, "The model's logits overflowed."),
+    "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
 }
 """What is answered for an Output's `error_kind`, and what is said where it says nothing."""
 

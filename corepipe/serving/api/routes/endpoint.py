@@ -99,8 +99,12 @@ class ChoicesEndpoint(Endpoint[B]):
     def shape(self, vocabulary: Vocabulary) -> Shape:
         """How choices are written."""
 
+    def kind(self, body: B) -> type[ChoicesRenderer]:  # noqa: ARG002
+        """The renderer of an answer to this body."""
+        return ChoicesRenderer
+
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
-        return ChoicesRenderer(
+        return self.kind(body)(
             self._shape_by_id if body.return_tokens_as_token_ids else self._shape,
             self.service.tokenizer,
             envelope,

@@ -17,6 +17,7 @@ from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.tenants import ANYONE, Tenant
 from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.messages import Submit
+from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parts import Prompt
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import Finished
@@ -46,7 +47,8 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
-    grammar: what the answer is held to, if anything.
+    grammar: what the answer must be, as in `Submit`.
+    reading: how calls and reasoning are told from its text.
     """
 
     prompt: list[int]
@@ -57,6 +59,7 @@ class Plan:
     prompt_logprobs: int | None = None
     echo: Echo | None = None
     grammar: str = ""
+    reading: Reading | None = None
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -140,20 +143,29 @@ class Generation:
     def _answers(self) -> Iterator[TextAnswer]:
         exchange, service = self._exchange, self._service
         context = service.require_ready().max_model_len
-        pieces = service.shown if exchange.body.skip_special_tokens else service.raw
+        skip = exchange.body.skip_special_tokens
         for at, plan in enumerate(exchange.plans):
             most = plan.tokens_within(context)
+            pieces = service.pieces(plan.reading) if skip else service.raw
             for copy in range(exchange.body.n):
                 index = at * exchange.body.n + copy
                 submit = self._submission(index, copy, plan, max(most, 1))
-                yield TextAnswer(index, submit, exchange.body, pieces, plan.echo, silent=most == 0)
+                yield TextAnswer(
+                    index,
+                    submit,
+                    exchange.body,
+                    pieces,
+                    plan.echo,
+                    silent=most == 0,
+                    reading=plan.reading,
+                )
 
     def _submission(self, index: int, copy: int, plan: Plan, max_tokens: int) -> Submit:
         body, tenant = self._exchange.body, self._exchange.tenant
         if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
         stop_ids = set(body.stop_token_ids)
-        if not body.ignore_eos:
+        if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
             stop_ids |= self._service.tokenizer.eos_ids
         submit = Submit(
             id=f"{self._exchange.sequences}-{index}",

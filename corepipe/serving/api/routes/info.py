@@ -21,6 +21,8 @@ class ModelCard(Strict):
     parent: None
     max_model_len: int | None
     permission: list[Any]
+    tool_call_parser: str | None
+    reasoning_parser: str | None
 
 
 class ModelList(Strict):
@@ -42,7 +44,7 @@ async def _model(service: Service, request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    ready = service.ready
+    context, dialect = service.ready.max_model_len if service.ready else 0, service.dialect
     return {
         "id": name,
         "object": "model",
@@ -50,8 +52,10 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "corepipe",
         "root": service.engine.model,
         "parent": None,
-        "max_model_len": ready.max_model_len if ready else None,
+        "max_model_len": context or None,
         "permission": [],
+        "tool_call_parser": dialect.calls.name if dialect.calls else None,
+        "reasoning_parser": dialect.reasoning.name if dialect.reasoning else None,
     }
 
 
@@ -60,7 +64,15 @@ async def _version(service: Service, _: Request) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", "The served names", plain(_models), answer=ModelList),
-    Route("GET", "/v1/models/{model}", "One of them", plain(_model), answer=ModelCard, statuses=NO_MODEL),
+    Route("GET", "/v1/models", "The served names", plain(_models), answer=ModelList, of_model=True),
+    Route(
+        "GET",
+        "/v1/models/{model}",
+        "One of them",
+        plain(_model),
+        answer=ModelCard,
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
     Route("GET", "/version", "The version", plain(_version), answer=Version, keyless=True, counted=False),
 )

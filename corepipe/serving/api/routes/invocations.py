@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.limits import read_body
+from corepipe.serving.api.limits import read_again, read_body
 from corepipe.serving.api.protocol import decode
 from corepipe.serving.api.routes.chat import Chat
 from corepipe.serving.api.routes.completions import Completions
@@ -30,19 +30,7 @@ class Invocations:
         if "model" not in fields:
             name = msgspec.json.encode(self._service.require_model(None))
             body = b'{"model":%b,%b' % (name, body.lstrip()[1:])
-        await self._routes[shapes[0]](scope, _again(body, receive), send)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body first."""
-    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
-
-    async def received() -> Message:
-        nonlocal first
-        message, first = first, None
-        return message or await receive()
-
-    return received
+        await self._routes[shapes[0]](scope, read_again(body, receive), send)
 
 
 ROUTE = Route(

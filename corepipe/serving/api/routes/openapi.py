@@ -43,12 +43,34 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a chat; a developer's is a system's."""
+class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an assistant has called."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)]
+    name: str
+    arguments: str = ""
+
+
+class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that an assistant has made."""
+
+    function: Called
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a chat; a developer's is a system's.
+
+    Calls and reasoning are an assistant's, who may have no content beside them; `tool_call_id` is a tool's.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
     name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
@@ -146,7 +168,7 @@ def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequ
     }
     if "messages" in properties:
         properties["messages"] = _with_items(properties["messages"])
-    accepted = {name: _accepted(one) for name, one in neutral.items()}
+    accepted = {name: _accepted(one) for name, one in neutral.items() if name not in properties}
     return schema | {"properties": properties | accepted, "additionalProperties": False}
 
 

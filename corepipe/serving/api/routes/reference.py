@@ -109,6 +109,8 @@ sandbox, on servers with `--trust-request-chat-template`; the special tokens tha
 - `bad_words` are token sequences, as in vLLM: a word as it is spelled at a text's beginning and, where that
   has as many tokens, after a space. Its last token is banned where the answer ends with those before it. The
   same text in other tokens is not found.
+- Of `allowed_token_ids` some must be left by `bad_words` and `min_tokens`. Where a constrained answer can go
+  on with none of them it ends with an error.
 - `suffix` is for tokenizers with tokens to fill in the middle: `<|fim_prefix|>`, `<|fim_suffix|>` and
   `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
   of text, and goes with neither `echo` nor `truncate_prompt_tokens`.
@@ -149,6 +151,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
+| 500 | `constraint_failed` | the answer could not go on as its grammar wants, or came to a limit of it |
 | 500 | `internal_error` | the server's log says why |
 | 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
 | 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
@@ -221,7 +224,7 @@ def _values(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return "object"
     if "enum" in field:
-        return " or ".join(f"`{_json(value)}`" for value in field["enum"])
+        return " or ".join(f"`{_json(one)}`" for one in field["enum"] if one is not None)
     kind = "list" if field["type"] == "array" else str(field["type"])
     if kind == "list" and field.get("items"):
         kind = f"list of ({_values(field['items'])})"

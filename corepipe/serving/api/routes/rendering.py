@@ -18,7 +18,9 @@ from corepipe.serving.parts import (
     Finish,
     Logprobs,
     Prompt,
+    Said,
     Text,
+    Tokens,
     joined_logprobs,
     joined_text,
 )
@@ -145,12 +147,15 @@ class ChoicesRenderer:
         self._pieces: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
-        opened = [one for one in map(self._shape.opening, range(choices)) if one is not None]
+        opened = [one for one in map(self._opened, range(choices)) if one is not None]
         if not opened:
             return b""
         told, fields = _sorted(parts)
         rest = [_rest(fields | self._of_answer(told)), *[_rest(fields)] * (len(opened) - 1)]
         return b"".join(map(self._chunk, opened, rest))
+
+    def _opened(self, index: int) -> dict[str, Any] | None:
+        return self._shape.opening(index)
 
     def event(self, parts: Sequence[Part]) -> bytes:
         if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
@@ -175,19 +180,19 @@ class ChoicesRenderer:
         envelope = self._envelope.fields(self._shape.whole_kind)
         return encode({**envelope, "choices": choices, **fields, **self._of_answer(told)})
 
-    def _whole(self, index: int, told: _Told) -> dict[str, Any]:
+    def _whole(self, index: int, told: Told) -> dict[str, Any]:
         assert told.finish is not None
         text, logprobs = joined_text(told.texts), joined_logprobs(told.texts)
         return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
 
-    def _of_choice(self, told: _Told) -> dict[str, Any]:
+    def _of_choice(self, told: Told) -> dict[str, Any]:
         """Fields of a choice beside its text."""
         fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
         if told.prompt is not None and not self._shape.one_prompt:
             fields |= prompt_fields(told.prompt, self._vocabulary)
         return fields
 
-    def _of_answer(self, choices: Mapping[int, _Told]) -> dict[str, Any]:
+    def _of_answer(self, choices: Mapping[int, Told]) -> dict[str, Any]:
         """Fields of the whole answer, of which one choice knows as well as any."""
         prompts = [one.prompt for one in choices.values() if one.prompt is not None]
         return prompt_fields(prompts[0], self._vocabulary) if prompts and self._shape.one_prompt else {}
@@ -208,13 +213,14 @@ class ChoicesRenderer:
 
 
 @dataclass(slots=True)
-class _Told:
+class Told:
     """The parts of one choice, by what becomes of them."""
 
     texts: list[Text] = field(default_factory=list)
     finish: Finish | None = None
     prompt: Prompt | None = None
     tokens: list[int] | None = None
+    others: list[Said] = field(default_factory=list)
 
     def add(self, part: AnswerPart) -> None:
         if isinstance(part, Text):
@@ -223,20 +229,22 @@ class _Told:
             self.finish = part
         elif isinstance(part, Prompt):
             self.prompt = part
-        else:
+        elif isinstance(part, Tokens):
             self.tokens = self.tokens or []
             self.tokens += part.tokens
+        else:
+            self.others.append(part)
 
 
-def _sorted(parts: Iterable[Part]) -> tuple[dict[int, _Told], dict[str, Any]]:
+def _sorted(parts: Iterable[Part]) -> tuple[dict[int, Told], dict[str, Any]]:
     """What is told of each choice, and fields of the whole object."""
-    choices: dict[int, _Told] = {}
+    choices: dict[int, Told] = {}
     fields: dict[str, Any] = {}
     for part in parts:
         if isinstance(part, Usage | Emulated):
             fields["usage" if isinstance(part, Usage) else "corepipe"] = part.fields()
         else:
-            choices.setdefault(part.choice, _Told()).add(part)
+            choices.setdefault(part.choice, Told()).add(part)
     return choices, fields
 
 

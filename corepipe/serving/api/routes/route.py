@@ -45,7 +45,7 @@ class Route:
     without effect.  statuses, others: further ones, and further content types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
-    it is traced and meets faults that are injected.
+    it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
     """
 
     method: str
@@ -62,12 +62,18 @@ class Route:
     keyless: bool = False
     counted: bool = True
     generates: bool = False
+    of_model: bool = False
 
     def bound(self, service: Service) -> routing.Route:
         """The route of an application.  HEAD is no method of it."""
         made = routing.Route(self.path.replace("}", ":path}"), self.make(service), methods=[self.method])
         made.methods = {self.method}
         return made
+
+    @property
+    def recorded(self) -> bool:
+        """Whether cassettes have what it is asked and answers: what a client wants of the model."""
+        return self.generates or self.of_model
 
     def matches(self, path: str) -> bool:
         """Whether a request's path is this one."""

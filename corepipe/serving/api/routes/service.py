@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
@@ -21,11 +20,14 @@ from corepipe.serving.constraints import ConstraintError
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.grammar_checker import GrammarChecker
 from corepipe.serving.messages import Progress, Ready, Stats
+from corepipe.serving.parsing.choose import Dialect, choose
+from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
 STATES = {
@@ -36,6 +38,8 @@ STATES = {
     "failed": "The engine has stopped.",
 }
 """What the server can be, and what it tells of that."""
+
+NO_MODEL_LOADED = "Answers are replayed here; no model is loaded."
 
 LONG_TEXT = 16_384
 """Characters or tokens from which a thread works on them, so that other requests go on."""
@@ -53,6 +57,7 @@ R = TypeVar("R")
 class Service:
     """One deployment behind one server.  `ready` is None until the engine has loaded.
 
+    Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
     server is about to end; what is under way goes on, and nothing more is taken.
     """
@@ -60,19 +65,20 @@ class Service:
     def __init__(
         self,
         client: EngineClient,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         engine: EngineConfig,
         server: ServerConfig,
         version: str,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.engine = engine
         self.version = version
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.special_tokens_in_text = server.allow_special_tokens_in_text
-        self.request_templates = RequestTemplates(tokenizer) if server.trust_request_chat_template else None
+        trusted = tokenizer is not None and server.trust_request_chat_template
+        self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
         self.lateness = Lateness(engine.time_scale)
         self.metrics = Metrics(client, self.names[0], engine, self.lateness)
         self.neuron = NeuronMetrics(self.names[0], engine)
@@ -84,10 +90,28 @@ class Service:
         self.failure: Exception | None = None
         self.draining = False
         self.on_failure: Callable[[], None] = _nothing
-        self.shown = Pieces(tokenizer, skip_special_tokens=True)
-        self.raw = Pieces(tokenizer, skip_special_tokens=False)
+        self._parsers = (server.tool_call_parser, server.reasoning_parser)
+        self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
+        self._marked: dict[tuple[bool, bool], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
         self._grammars = GrammarChecker()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ApiError (503) where there is none."""
+        if self._tokenizer is None:
+            raise unavailable(NO_MODEL_LOADED)
+        return self._tokenizer
+
+    @cached_property
+    def shown(self) -> Pieces:
+        """Of tokens in texts that leave special ones out."""
+        return Pieces(self.tokenizer, skip_special_tokens=True)
+
+    @cached_property
+    def raw(self) -> Pieces:
+        """Of tokens in texts that have them all."""
+        return Pieces(self.tokenizer, skip_special_tokens=False)
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
@@ -146,6 +170,20 @@ class Service:
             message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
+
+    def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
+        """How the model writes under this tokenizer's template, which may be a request's own."""
+        return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        """The bytes of tokens without the special ones, but for those that tell calls from text."""
+        if reading is None:
+            return self.shown
+        kinds = (reading.calls is not None, reading.reasoning is not None)
+        if kinds not in self._marked:
+            marks = reading.marks(self.tokenizer.added_tokens)
+            self._marked[kinds] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
+        return self._marked[kinds]
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.

@@ -31,6 +31,16 @@ KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
 """What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
 GENERATING_PATHS = frozenset(route.path for route in ROUTES if route.generates)
 """What is traced, and meets faults that are injected."""
+_RECORDED = tuple(route for route in ROUTES if route.recorded)
+
+
+def is_recorded(method: str, path: str) -> bool:
+    """Whether cassettes have what is asked there."""
+    return any(route.method == method and route.matches(path) for route in _RECORDED)
+
+
+INSTEAD = dict.fromkeys(("/v1/responses", "/v1/messages"), chat.ROUTE.path)
+"""What answers the requests of routes that other servers have, and this one has not yet."""
 
 
 def public_routes(*, admin_port: bool) -> list[Route]:

@@ -24,6 +24,7 @@ from corepipe.serving.api.routes.chat import (
 from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.parsing.tools import MAX_TOOLS, Tool, offered
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""
@@ -34,6 +35,7 @@ _OF_CHATS: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
+    "tools": (None, []),
 }
 """What these may be beside a prompt: they are about messages."""
 
@@ -45,6 +47,10 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     messages: Annotated[
         Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None,
         Meta(description="as for chat, instead of `prompt`"),
+    ] = None
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(description="as for chat, beside `messages`"),
     ] = None
     add_special_tokens: Annotated[
         bool | None, Meta(description="default: true for a prompt, false for chat")
@@ -115,7 +121,9 @@ async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
     special = asked.add_special_tokens
     if asked.messages is not None:
-        conversation = Conversation.of(asked.messages, asked, add_special_tokens=bool(special))
+        conversation = Conversation.of(
+            asked.messages, asked, add_special_tokens=bool(special), offer=offered(asked.tools)
+        )
         return await encode_chat(service, conversation, most)
     for name, neutral in _OF_CHATS.items():
         if getattr(asked, name) not in neutral:
@@ -135,6 +143,7 @@ ROUTES = (
         request=TokenizeRequest,
         answer=Tokens,
         statuses=NO_MODEL,
+        of_model=True,
     ),
     Route(
         "POST",
@@ -144,5 +153,6 @@ ROUTES = (
         request=DetokenizeRequest,
         answer=Text,
         statuses=NO_MODEL,
+        of_model=True,
     ),
 )

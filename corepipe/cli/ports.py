@@ -1,0 +1,43 @@
+"""The ports of a server that is about to start: what is wrong with them is known at once."""
+
+from __future__ import annotations
+
+import socket
+
+from corepipe.cli.common import errors
+from corepipe.serving.api.app import listen_all
+from corepipe.serving.api.connection_limit import make_room, too_few_files
+from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.tls import tls_certificate
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.keys import read_keys
+
+
+def open_ports(server: ServerConfig) -> list[socket.socket]:
+    """The public port and, if there is to be one, the admin port.  Raises UserError."""
+    check_bind(server)
+    tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
+    read_keys(server.api_keys, server.api_key_file)
+    listeners = listen_all(server)
+    warning = too_few_files(server.max_connections, make_room(server.max_connections))
+    if warning is not None:
+        errors().print(f"corepipe: {warning}")
+    return listeners
+
+
+def url_of(listener: socket.socket, server: ServerConfig) -> str:
+    scheme = "http" if server.ssl_certfile is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tell_of_faults(server: ServerConfig) -> None:
+    """Faults that a server injects are no surprise to who reads its log."""
+    if server.inject:
+        errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+
+
+def tell_of_admin_port(urls: list[str]) -> None:
+    """`urls`: of all ports, the public one first."""
+    for admin_url in urls[1:]:
+        errors().print(f"metrics, placement and control: {admin_url}", markup=False)

@@ -1,0 +1,35 @@
+"""From checked settings to a server that replays: it loads no model, no tokenizer and no kernels."""
+
+from __future__ import annotations
+
+import uvloop
+
+from corepipe import __version__
+from corepipe.cli.common import errors
+from corepipe.cli.ports import open_ports, tell_of_admin_port, tell_of_faults, url_of
+from corepipe.errors import UserError
+from corepipe.serving.api.app import create_app, serve
+from corepipe.serving.api.cassettes.deck import Deck
+from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.config import EngineConfig, ServerConfig
+
+
+def replay(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serves recorded answers until a signal.  Raises UserError."""
+    listeners = open_ports(server)
+    deck = Deck(server)
+    assert deck.library is not None
+    if not len(deck.library):
+        raise UserError(f"--replay {server.replay}: holds no recorded exchange (*.yaml)", "replay")
+    names = server.served_model_names or tuple(deck.library.models) or (engine.model,)
+    engine = engine.model_copy(update={"model": names[0]})
+    server = server.model_copy(update={"served_model_names": names})
+    app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, deck)
+    tell_of_faults(server)
+    urls = [url_of(one, server) for one in listeners]
+    errors().print(
+        f"ready to replay {len(deck.library)} exchanges of {server.replay}: {urls[0]}/v1; Ctrl-C ends it",
+        markup=False,
+    )
+    tell_of_admin_port(urls)
+    uvloop.run(serve(app, server, listeners))

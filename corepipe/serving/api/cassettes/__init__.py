@@ -1,0 +1,1 @@
+"""Cassettes: exchanges with clients, recorded into files and replayed from them."""

@@ -1,0 +1,261 @@
+"""A cassette's file: JSON with its long strings folded (which is YAML), for people to read and to compare.
+
+Bodies are indented; a stream has a line an event, and what its events have in common stands above them once.
+What was sent comes back byte for byte: JSON loses the space between its tokens again, and what would not come
+back so is kept as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from corepipe.serving.api.cassettes.exchange import (
+    DEVICE_HEADER,
+    Answered,
+    Asked,
+    Exchange,
+    Piece,
+    data_of,
+    event_of,
+    events_of,
+)
+from corepipe.serving.api.cassettes.folding import fold, unfold
+
+VERSION = 1
+MAX_TIME_MS = 86_400_000.0
+_CONTENT_TYPE = re.compile(r"(?:application/json|text/event-stream)(?:; *charset=utf-8)?")
+
+Members = dict[str, Raw]
+_encode = msgspec.json.encode
+
+
+class Malformed(ValueError):  # noqa: N818 -- says what a file is
+    """No cassette, and why."""
+
+
+class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    method: Literal["GET", "POST"]
+    path: Annotated[str, Meta(max_length=4096)]
+    headers: dict[Literal["x-corepipe-device"], Literal["1"]] = {}
+    body: Raw = Raw()
+
+
+class _Headers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    content_type: str
+    cache_control: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,200}$")] | UnsetType = UNSET
+    x_accel_buffering: Literal["no", "yes"] | UnsetType = UNSET
+    warning: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,2000}$")] | UnsetType = UNSET
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `body` (JSON), `text` and `events`.
+
+    Those are of each piece of a stream: texts, or what the data of an event has besides `common`.
+    """
+
+    status: Annotated[int, Meta(ge=200, le=599)]
+    headers: _Headers
+    times_ms: list[Annotated[float, Meta(ge=0, le=MAX_TIME_MS)]]
+    body: Raw = Raw()
+    text: str | UnsetType = UNSET
+    common: Members = {}
+    events: list[list[Raw]] | UnsetType = UNSET
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cassette: Literal[1]
+    request: _Request
+    answer: _Answer
+    device: dict[str, Any] = {}
+
+
+_DECODER = msgspec.json.Decoder(_File)
+_MEMBERS = msgspec.json.Decoder(Members)
+
+
+def to_text(exchange: Exchange) -> bytes:
+    """The file of an exchange.  Raises Malformed where a body is no text."""
+    asked, answered = exchange.asked, exchange.answered
+    request = [("method", _encode(asked.method)), ("path", _encode(asked.path))]
+    if asked.device:
+        request.append(("headers", _block({DEVICE_HEADER: "1"}, 2)))
+    if asked.body:
+        request.append(("body", _indented(asked.body, 2)))
+    answer = [
+        ("status", _encode(answered.status)),
+        ("headers", _block(answered.headers, 2)),
+        ("times_ms", msgspec.json.format(_encode([piece.at_ms for piece in answered.pieces]), indent=0)),
+        *_content(answered),
+    ]
+    parts = [
+        ("cassette", _encode(VERSION)),
+        ("request", _object(request, 1)),
+        ("answer", _object(answer, 1)),
+    ]
+    if exchange.device:
+        parts.append(("device", _block(exchange.device, 1)))
+    try:
+        return fold((_object(parts, 0) + b"\n").decode()).encode()
+    except UnicodeDecodeError as error:
+        raise Malformed("the answer is no text") from error
+
+
+def from_text(data: bytes, most: int) -> Exchange:
+    """The exchange of a file, whose answer may have so many bytes.  Raises Malformed."""
+    try:
+        data.decode()  # what is kept as it is, is not looked into
+        file = _DECODER.decode(unfold(data))
+        if _size(file.answer) > most:
+            raise Malformed(f"the answer is larger than {most} bytes")
+        asked = file.request
+        body = compact(bytes(asked.body)) if bytes(asked.body) else b""
+        return Exchange(
+            Asked(asked.method, asked.path, body, bool(asked.headers)), _answered(file.answer), file.device
+        )
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise Malformed(str(error)) from error
+    except RecursionError as error:
+        raise Malformed("nested too deeply") from error
+
+
+def compact(raw: bytes) -> bytes:
+    """JSON without space between its tokens, which are left as they are.  Raises DecodeError."""
+    return msgspec.json.format(raw, indent=-1)
+
+
+# Writing
+
+
+def _content(answered: Answered) -> Iterable[tuple[str, bytes]]:
+    if answered.streamed:
+        yield from _stream([_events(piece.data) for piece in answered.pieces])
+    elif _is_plain(answered.body):
+        yield "body", _indented(answered.body, 2)
+    else:
+        yield "text", _text(answered.body)
+
+
+def _stream(pieces: Sequence[Sequence[Members | bytes]]) -> Iterable[tuple[str, bytes]]:
+    common = _in_common([one for piece in pieces for one in piece if isinstance(one, dict)])
+    if common:
+        yield "common", _block(common, 2)
+    rows = [b"[" + b",\n       ".join(_row(one, common) for one in piece) + b"]" for piece in pieces]
+    yield "events", b"[\n      " + b",\n      ".join(rows) + b"\n    ]" if rows else b"[]"
+
+
+def _row(event: Members | bytes, common: Members) -> bytes:
+    if isinstance(event, bytes):
+        return _text(event)
+    if list(event.items())[: len(common)] != list(common.items()):
+        return _text(_data(event))
+    rest = {name: value for name, value in event.items() if name not in common}
+    return msgspec.json.format(_encode(rest), indent=0)
+
+
+def _in_common(events: Sequence[Members]) -> Members:
+    """The first members of the first event, as far as most of those that begin as it does have them too."""
+    if not events:
+        return {}
+    shared = list(events[0].items())
+    for event in events[1:]:
+        members = list(event.items())
+        if members[:1] == shared[:1]:
+            same = [one == other for one, other in zip(shared, members, strict=False)]
+            shared = shared[: [*same, False].index(False)]
+    return dict(shared)
+
+
+def _events(data: bytes) -> list[Members | bytes]:
+    """A piece of a stream as its events, and what is no JSON object as bytes."""
+    return [_members(event) or event for event in events_of(data)]
+
+
+def _members(event: bytes) -> Members | None:
+    """Of an event whose data is a JSON object, if they give it back."""
+    inner = data_of(event) or b""
+    if not inner.startswith(b"{") or not _is_plain(inner):
+        return None
+    members = {name: Raw(bytes(value)) for name, value in _MEMBERS.decode(inner).items()}
+    return members if _data(members) == event else None
+
+
+def _data(members: Mapping[str, Raw]) -> bytes:
+    return event_of(_encode(members))
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether it is JSON that comes back when it has been indented."""
+    try:
+        msgspec.json.decode(data)  # strings and depths that `format` would let pass
+        return compact(msgspec.json.format(data, indent=2)) == data
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+
+
+def _text(data: bytes) -> bytes:
+    try:
+        return _encode(data.decode())
+    except UnicodeDecodeError as error:
+        raise Malformed("the answer is no text") from error
+
+
+def _object(members: Iterable[tuple[str, bytes]], depth: int) -> bytes:
+    margin = b"\n" + b"  " * depth
+    inner = b",".join(margin + b"  " + _encode(name) + b": " + value for name, value in members)
+    return b"{" + inner + margin + b"}"
+
+
+def _block(value: Mapping[str, Any], depth: int) -> bytes:
+    return _indented(_encode(value), depth)
+
+
+def _indented(raw: bytes, depth: int) -> bytes:
+    return msgspec.json.format(compact(raw), indent=2).replace(b"\n", b"\n" + b"  " * depth)
+
+
+# Reading
+
+
+def _answered(answer: _Answer) -> Answered:
+    headers = dict(msgspec.to_builtins(answer.headers))
+    if not _CONTENT_TYPE.fullmatch(answer.headers.content_type):
+        raise Malformed("`answer.headers.content-type` is neither application/json nor text/event-stream")
+    given = (bytes(answer.body) != b"", answer.text is not UNSET, answer.events is not UNSET)
+    if sum(given) != 1 or given[2] != headers["content-type"].startswith("text/event-stream"):
+        raise Malformed("`answer` wants a body or a text, or, where it is a stream, events")
+    pieces = _pieces(answer)
+    if len(pieces) != len(answer.times_ms):
+        raise Malformed("`answer.times_ms` wants a time for each piece of the answer")
+    timed = tuple(Piece(at, data) for at, data in zip(answer.times_ms, pieces, strict=True))
+    return Answered(answer.status, headers, timed)
+
+
+def _size(answer: _Answer) -> int:
+    """About what a stream takes once what is in common stands in every event again."""
+    if answer.events is UNSET:
+        return 0
+    common = sum(len(name) + len(bytes(value)) for name, value in answer.common.items())
+    return sum(common + len(bytes(event)) for piece in answer.events for event in piece)
+
+
+def _pieces(answer: _Answer) -> list[bytes]:
+    if answer.events is not UNSET:
+        head = compact(_encode(answer.common))[1:-1]
+        return [b"".join(_restored(bytes(one), head) for one in piece) for piece in answer.events]
+    whole = compact(bytes(answer.body)) if answer.text is UNSET else answer.text.encode()
+    return [whole] if answer.times_ms else []
+
+
+def _restored(event: bytes, head: bytes) -> bytes:
+    """`head`: the members that all have, as they stand in an object."""
+    if event.startswith(b'"'):
+        return msgspec.json.decode(event, type=str).encode()
+    rest = compact(event)
+    if not rest.startswith(b"{"):
+        raise Malformed("`answer.events` wants texts and objects")
+    return event_of(b"{" + b",".join(part for part in (head, rest[1:-1]) if part) + b"}")

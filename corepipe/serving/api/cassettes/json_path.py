@@ -1,0 +1,68 @@
+"""A small part of JSONPath: `$.user`, `$.messages[*].content`, `$..api_key`, `$.metadata['a key']`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_STEP = re.compile(
+    r"(?P<deep>\.\.)?(?:(?(deep)|\.)(?P<name>[^\s.\[\]'*$]+)|(?(deep)|\.)(?P<any>\*)"
+    r"|\[(?:(?P<all>\*)|(?P<index>[0-9]{1,9})|'(?P<quoted>[^']+)')\])"
+)
+
+Step = tuple[bool, str | int | None]
+"""Whether it goes to any depth, and the name or the index of what it leads to; None: all there is."""
+
+
+def parse_path(text: str) -> tuple[Step, ...]:
+    """The steps of a path.  Raises ValueError that says where it is wrong."""
+    if not text.startswith("$"):
+        raise ValueError(f"{text!r} is no JSON path: it begins with $, as $.messages[*].content")
+    steps: list[Step] = []
+    at = 1
+    while at < len(text):
+        found = _STEP.match(text, at)
+        if found is None:
+            raise ValueError(f"{text!r} is no JSON path from {text[at:]!r} on")
+        name = found["name"] or found["quoted"]
+        steps.append((found["deep"] is not None, int(found["index"]) if found["index"] else name))
+        at = found.end()
+    if not steps:
+        raise ValueError("$ is the whole of it: say what is to be replaced")
+    return tuple(steps)
+
+
+def places(value: Any, path: Sequence[Step]) -> list[tuple[Any, str | int]]:  # noqa: ANN401 -- any JSON
+    """Where the path leads to: containers, and the name or index of the value in each."""
+    here = [([value], 0)]
+    for deep, wanted in path:
+        holders = [container[at] for container, at in here]
+        if deep:
+            holders = [inner for one in holders for inner in _all_in(one)]
+        here = [(one, at) for one in holders for at in _fitting(one, wanted)]
+    return list({(id(container), at): (container, at) for container, at in here}.values())
+
+
+def _fitting(value: Any, wanted: str | int | None) -> Sequence[Any]:  # noqa: ANN401
+    if isinstance(value, dict):
+        return list(value) if wanted is None else [wanted] if wanted in value else []
+    if isinstance(value, list):
+        indices = range(len(value))
+        return (
+            indices if wanted is None else [wanted] if isinstance(wanted, int) and wanted in indices else []
+        )
+    return []
+
+
+def _all_in(value: Any) -> Iterator[Any]:  # noqa: ANN401
+    """It and all that is in it."""
+    yield value
+    for inner in _values(value):
+        yield from _all_in(inner)
+
+
+def _values(value: Any) -> Sequence[Any]:  # noqa: ANN401
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()

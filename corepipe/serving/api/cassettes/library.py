@@ -1,0 +1,151 @@
+"""The exchanges of a directory, which may be a stranger's: bounded, read once, found by their requests."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from corepipe.errors import UserError, shown
+from corepipe.serving.api.cassettes.exchange import Asked, Exchange
+from corepipe.serving.api.cassettes.file_format import Malformed, from_text
+from corepipe.serving.api.cassettes.nearest import Nearest, nearest
+from corepipe.serving.api.cassettes.redaction import Redaction
+from corepipe.serving.api.http_errors import ApiError
+
+SUFFIX = ".yaml"
+MAX_FILE = 32 * 1024 * 1024
+"""Bytes of a cassette."""
+MAX_FILES = 100_000
+MAX_TOTAL = 512 * 1024 * 1024
+"""Bytes of all cassettes of a directory; they are held in memory."""
+
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+class Library:
+    """Exchanges by request.  Identical ones get theirs in the order of the files' names, then the last again.
+
+    `redaction` is applied to what is looked for as it was to what was recorded.
+    """
+
+    def __init__(self, folder: Path, redaction: Redaction) -> None:
+        self.folder = folder
+        self.models: list[str] = []
+        """Names that the requests ask for, the first file's first."""
+        self._redaction = redaction
+        self._exchanges: dict[str, list[Exchange]] = {}
+        self._taken: dict[str, int] = {}
+        self._requests: dict[str, Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, file: str, exchange: Exchange) -> None:
+        """Raises ApiError where the request's body is no JSON object."""
+        asked = self._redaction.asked(exchange.asked)
+        self._exchanges.setdefault(asked.key, []).append(exchange)
+        self._requests[file] = asked
+        if asked.body:
+            model = _Named.of(asked.body)
+            if model and model not in self.models:
+                self.models.append(model)
+
+    def take(self, asked: Asked) -> Exchange | None:
+        """The next exchange of a request; None: there is none.  Raises ApiError as `Asked.key` does."""
+        key = self._redaction.asked(asked).key
+        found = self._exchanges.get(key)
+        if found is None:
+            return None
+        number = self._taken.get(key, 0)
+        self._taken[key] = min(number + 1, len(found) - 1)
+        return found[number]
+
+    def nearest(self, asked: Asked) -> Nearest | None:
+        """Of the same method and path, the request that has most in common with this one; None: none."""
+        return nearest(self._redaction.asked(asked), self._requests)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """A body, as far as it names a model."""
+
+    model: str | None = None
+
+    @classmethod
+    def of(cls, body: bytes) -> str | None:
+        try:
+            return msgspec.json.decode(body, type=cls).model
+        except msgspec.ValidationError:
+            return None
+
+
+def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str], bool]) -> Library:
+    """All `*.yaml` of a directory; `known`: whether a method and a path are of an endpoint that is recorded.
+
+    Raises UserError that names the file at fault.
+    """
+    library, total = Library(folder, redaction), 0
+    for name in _names(folder):
+        try:
+            data = _read(folder, name)
+            total += len(data)
+            if total > MAX_TOTAL:
+                raise Malformed(f"the directory holds more than {MAX_TOTAL} bytes")
+            exchange = from_text(data, MAX_FILE)
+            if not known(exchange.asked.method, exchange.asked.path):
+                raise Malformed(f"{exchange.asked.method} {shown(exchange.asked.path)} is not replayed")
+            library.add(name, exchange)
+        except (Malformed, ApiError) as error:
+            raise _wrong(folder / name, shown(str(error), 300)) from error
+        except OSError as error:
+            raise _wrong(folder / name, os.strerror(error.errno or 0)) from error
+    return library
+
+
+def _names(folder: Path) -> Sequence[str]:
+    """Names of the cassettes; runs of digits in them count as numbers."""
+    try:
+        names = list(_listed(folder))
+    except OSError as error:
+        raise _wrong(folder, os.strerror(error.errno or 0)) from error
+    return sorted(names, key=_natural)
+
+
+def _listed(folder: Path) -> Iterator[str]:
+    count = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.endswith(SUFFIX) or entry.name.startswith("."):
+                continue
+            if not entry.is_file(follow_symlinks=False):
+                raise _wrong(folder / entry.name, "is no regular file")
+            count += 1
+            if count > MAX_FILES:
+                raise _wrong(folder, f"holds more than {MAX_FILES} files")
+            yield entry.name
+
+
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A key to sort by."""
+    parts = [part.lstrip("0") if at % 2 else part for at, part in enumerate(_NUMBER.split(name))]
+    return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)], name
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """The file, if it still is a regular one.  Raises Malformed and OSError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(folder / name, flags), "rb") as file:  # noqa: PTH123 -- the flags are what matters
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise Malformed("is no regular file")
+        if status.st_size > MAX_FILE:
+            raise Malformed(f"is larger than {MAX_FILE} bytes")
+        return file.read(status.st_size)
+
+
+def _wrong(file: Path, what: str) -> UserError:
+    return UserError(f"--replay {shown(file, 200)}: {what}", "replay")

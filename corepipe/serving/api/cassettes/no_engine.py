@@ -1,0 +1,50 @@
+"""In the place of an engine, where answers are replayed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from corepipe.serving.api.http_errors import unavailable
+from corepipe.serving.api.routes.service import NO_MODEL_LOADED
+from corepipe.serving.messages import Progress, Ready, Stats, Submit
+
+if TYPE_CHECKING:  # its module loads what the engine is made of
+    from corepipe.serving.supervision.streams import OutputStream
+
+NOTHING_LOADED = Ready(
+    placement={}, blocks=0, block_size=0, max_model_len=0, isa="no", load_seconds=0.0, threads="no model"
+)
+
+
+class NoEngine:
+    """An `EngineClient` that is ready at once, and to which nothing is submitted."""
+
+    alive = True
+    restarting = False
+    stats: Sequence[Stats] = ()
+
+    def __init__(self) -> None:
+        self.on_stats: Callable[[Stats], None] = _ignore
+        self.on_ready: Callable[[Ready], None] = _ignore
+        self.on_failure: Callable[[Exception], None] = _ignore
+        self.restarts: Mapping[str, int] = {}
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:  # noqa: ARG002
+        return NOTHING_LOADED
+
+    def submit(self, submit: Submit) -> OutputStream:  # noqa: ARG002
+        raise unavailable(NO_MODEL_LOADED)
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """Nothing is under way."""
+
+    def abort_all(self) -> None:
+        """Nothing is under way."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _ignore(_news: object) -> None:
+    """There is none."""

@@ -1,0 +1,143 @@
+"""Records what clients ask and what they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, data_of, events_of
+from corepipe.serving.api.cassettes.library import MAX_FILE
+from corepipe.serving.api.cassettes.writer import Writer
+from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.protocol import GenerationRequest, decode
+from corepipe.serving.api.routes.generation import TRACE, Trace
+from corepipe.serving.api.routes.rendering import Emulated
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.table import is_recorded
+from corepipe.serving.messages import DeviceTimes
+from corepipe.serving.telemetry.requests import Finished
+
+PASSING = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
+"""Codes of errors that tell of the server's state at that moment: another time there is an answer."""
+
+
+class Record:
+    """Pure ASGI, around the routes alone: faults that are injected are not recorded.
+
+    What is recorded was asked in full, and answered in full to a client that was still there, with something
+    that holds another time, too.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, writer: Writer) -> None:
+        self._app = app
+        self._service = service
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_recorded(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        take, device = _Take(receive, send), _Device(scope.get(TRACE))
+        await self._app({**scope, TRACE: device}, take.receive, take.send)
+        answered = take.answered()
+        asked = Asked.by(scope, b"".join(take.body))
+        if answered is not None and _is_object(asked) and not _passes(answered):
+            self._writer.add(Exchange(asked, answered, device.fields(self._service)))
+
+
+class _Take:
+    """`receive` and `send` of a request, as they are used."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.body: list[bytes] = []
+        self._receive = receive
+        self._send = send
+        self._began = perf_counter()
+        self._asked = self._left = self._done = False
+        self._status = 0
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        self._pieces: list[Piece] = []
+        self._size = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._left = True
+        elif not self._asked:
+            self.body.append(message.get("body", b""))
+            self._asked = not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], message.get("headers", ())
+        else:
+            self._add(message.get("body", b""))
+            self._done = not (self._left or message.get("more_body", False))
+        await self._send(message)
+
+    def _add(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_FILE:
+            self._pieces.clear()  # the writer will not take it
+        elif data:
+            self._pieces.append(Piece(round((perf_counter() - self._began) * 1e3, 1), data))
+
+    def answered(self) -> Answered | None:
+        """None where there is no whole answer to a client that was there, too large a one, or one for now."""
+        if not self._done or self._size > MAX_FILE or b"retry-after" in dict(self._headers):
+            return None
+        return Answered.of(self._status, self._headers, self._pieces)
+
+
+class _Device:
+    """A request's trace: hears of the device's times, and hands all on to who traces, if anybody does."""
+
+    def __init__(self, trace: Trace | None) -> None:
+        self._trace = trace
+        self._times: list[DeviceTimes | None] = []
+
+    def answered(
+        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
+    ) -> None:
+        self._times = [part.last.device if part.last else None for part in parts]
+        if self._trace is not None:
+            self._trace.answered(operation, request, answer_id, parts)
+
+    def fields(self, service: Service) -> dict[str, Any]:
+        """As an answer has them that was asked for them; empty where there are none."""
+        if not any(self._times):
+            return {}
+        return Emulated(service.engine.instance, self._times, service.lateness.verdict).fields()
+
+
+def _is_object(asked: Asked) -> bool:
+    """Whether a body is what endpoints want; all others are refused alike, with and without a model."""
+    try:
+        decode(asked.body if asked.method == "POST" else b"{}")
+    except ApiError:
+        return False
+    return True
+
+
+def _passes(answered: Answered) -> bool:
+    """Whether it is a stream that ends with an error of `PASSING`."""
+    if not answered.streamed or not answered.pieces:
+        return False
+    last = data_of(events_of(answered.pieces[-1].data)[-1]) or b""
+    try:
+        return msgspec.json.decode(last, type=_Failed).error.code in PASSING
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+
+
+class _Error(msgspec.Struct):
+    code: str | None
+
+
+class _Failed(msgspec.Struct):
+    error: _Error

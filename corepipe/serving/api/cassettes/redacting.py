@@ -1,0 +1,185 @@
+"""Replaces what rules name in JSON values, in place: values by their paths, and what fits in texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from corepipe.serving.api.cassettes.exchange import data_of, event_of
+from corepipe.serving.api.cassettes.json_path import Step, places
+
+DEFAULT = "REDACTED"
+TOKEN_DETAILS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids")
+"""They spell texts token by token: where something was replaced they become null."""
+
+_SHORTEST_ECHO = 4
+"""Characters of a value taken out of a request from which it is looked for in the answer, too."""
+
+Place = tuple[Any, str | int]
+"""A dict or a list, and where in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The value at `path`, or what fits `regex` in texts, there or anywhere, becomes `replacement`."""
+
+    path: tuple[Step, ...] | None
+    regex: re.Pattern[str] | None
+    replacement: str = DEFAULT
+
+
+class Part:
+    """A body, or an event of a stream: `value` is its JSON, None where it is none."""
+
+    def __init__(self, raw: bytes, *, streamed: bool) -> None:
+        self._raw = raw
+        self._streamed = streamed
+        self.value: Any = _json(data_of(raw) if streamed else raw)
+        self._before = None if self.value is None else msgspec.json.encode(self.value)
+
+    def told(self, rules: Sequence[Rule]) -> bytes:
+        """The part again; as it was, where nothing in it was replaced."""
+        if self._before is None:
+            return without(self._raw.decode(errors="replace"), rules).encode()
+        now = msgspec.json.encode(self.value)
+        if now == self._before:
+            return self._raw
+        return event_of(now) if self._streamed else now
+
+
+def _json(data: bytes | None) -> Any:  # noqa: ANN401
+    try:
+        return None if data is None else msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def redact(values: list[Any], rules: Iterable[Rule]) -> bool:
+    """Whether anything was replaced.  What several values have at one place is looked through as one text."""
+    changed = False
+    for rule in rules:
+        if rule.regex is None:
+            changed |= bool(sum(_replace_value(place, rule) for place in _places(values, rule)))
+        else:
+            changed |= _replace_texts(values, rule, rule.regex)
+            changed |= rule.path is None and bool(sum(_rename(value, rule, rule.regex) for value in values))
+    return changed
+
+
+def without(text: str, rules: Iterable[Rule]) -> str:
+    """A text that is not JSON, by the rules for all texts."""
+    for rule in rules:
+        if rule.path is None and rule.regex is not None:
+            text = _sub(rule, rule.regex, text)
+    return text
+
+
+def _sub(rule: Rule, regex: re.Pattern[str], text: str) -> str:
+    """The replacement as it is: a backslash in it means nothing."""
+    return regex.sub(lambda _: rule.replacement, text)
+
+
+def blank(value: Any, *, refused: bool) -> None:  # noqa: ANN401
+    """What may tell of a replaced text in another way becomes null; a refusal may quote it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in TOKEN_DETAILS:
+                value[name] = None
+            elif refused and name == "error" and isinstance(inner, dict) and "message" in inner:
+                inner["message"] = DEFAULT
+            else:
+                blank(inner, refused=refused)
+    elif isinstance(value, list):
+        for inner in value:
+            blank(inner, refused=refused)
+
+
+def echoes(body: bytes, rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Rules for the answer: texts that the request has where values are replaced."""
+    value = _json(body)
+    for rule in rules:
+        if rule.regex is None:
+            for container, at in _places([value], rule):
+                for _, holder, inner in _texts(container, at, (), None):
+                    if len(text := holder[inner]) >= _SHORTEST_ECHO and text != rule.replacement:
+                        yield Rule(None, re.compile(re.escape(text)), rule.replacement)
+
+
+def _places(values: Sequence[Any], rule: Rule) -> list[Place]:
+    assert rule.path is not None
+    return [place for value in values for place in places(value, rule.path)]
+
+
+def _replace_value(place: Place, rule: Rule) -> bool:
+    container, at = place
+    changed: bool = container[at] != rule.replacement
+    container[at] = rule.replacement
+    return changed
+
+
+def _rename(value: Any, rule: Rule, regex: re.Pattern[str]) -> bool:  # noqa: ANN401
+    """Names in objects are texts, too."""
+    changed = False
+    if isinstance(value, dict):
+        for name in [name for name in value if regex.search(name)]:
+            value[_sub(rule, regex, name)] = value.pop(name)
+            changed = True
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(sum(_rename(one, rule, regex) for one in inner)) or changed
+
+
+def _replace_texts(values: list[Any], rule: Rule, regex: re.Pattern[str]) -> bool:
+    wanted = None if rule.path is None else {(id(c), at) for c, at in _places(values, rule)}
+    told: dict[tuple[Any, ...], list[Place]] = {}
+    for at in range(len(values)):
+        for identity, container, inner in _texts(values, at, (), wanted):
+            told.setdefault(identity, []).append((container, inner))
+    return bool(sum(_replace_in(leaves, rule, regex) for leaves in told.values()))
+
+
+def _texts(
+    container: Any,  # noqa: ANN401
+    at: str | int,
+    identity: tuple[Any, ...],
+    wanted: set[tuple[int, str | int]] | None,
+) -> Iterator[tuple[tuple[Any, ...], Any, str | int]]:
+    """Texts at `wanted` places (None: all) and below: what each belongs to, and where it is.
+
+    An element of a list belongs to what its `index` says, as choices and calls do in a stream.
+    """
+    if wanted is not None and (id(container), at) in wanted:
+        wanted = None
+    value = container[at]
+    if isinstance(value, str):
+        if wanted is None:
+            yield identity, container, at
+    elif isinstance(value, dict):
+        for name in value:
+            yield from _texts(value, name, (*identity, name), wanted)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            mark = one.get("index", number) if isinstance(one, dict) else number
+            yield from _texts(value, number, (*identity, str(mark)), wanted)
+
+
+def _replace_in(leaves: Sequence[Place], rule: Rule, regex: re.Pattern[str]) -> bool:
+    """What fits becomes the replacement where it begins, and nothing where it goes on."""
+    texts = [container[at] for container, at in leaves]
+    joined = "".join(texts)
+    spans = [found.span() for found in regex.finditer(joined) if found.end() > found.start()]
+    start = 0
+    if not spans:
+        return False
+    for (container, at), text in zip(leaves, texts, strict=True):
+        end, parts, done = start + len(text), [], start
+        for first, last in spans:
+            if first < end and last > start:
+                parts += [joined[done : max(first, done)], rule.replacement if first >= start else ""]
+                done = min(last, end)
+        container[at] = "".join([*parts, joined[done:end]])
+        start = end
+    return True

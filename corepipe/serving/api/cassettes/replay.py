@@ -1,0 +1,112 @@
+"""Answers from a library of recorded exchanges, and says what of it a request has missed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from corepipe.errors import shown
+from corepipe.serving.api.cassettes.exchange import Answered, Asked
+from corepipe.serving.api.cassettes.library import Library
+from corepipe.serving.api.http_errors import ApiError, send_error, unavailable
+from corepipe.serving.api.limits import read_again, read_body
+from corepipe.serving.api.routes.news import while_connected
+from corepipe.serving.api.routes.service import STATES, Service
+from corepipe.serving.api.routes.table import is_recorded
+
+Count = Callable[[str], None]
+
+
+class NotRecorded(ApiError):  # noqa: N818 -- as the others, it is an answer
+    """404: nothing that is recorded answers this; what comes nearest, and how it differs."""
+
+    longest = 4000
+
+
+class Replay:
+    """Pure ASGI, around the routes and `Record`.  What is not in the library is refused, unless `computes`.
+
+    `paced`: pieces of answers come when they came to the client of the recording.  `count` is told of each
+    request: "replayed", "refused" or "computed".
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Service, library: Library, count: Count, *, paced: bool, computes: bool
+    ) -> None:
+        self._app = app
+        self._service = service
+        self._library = library
+        self._count = count
+        self._paced = paced
+        self._computes = computes
+        self._comparing = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_recorded(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except ApiError as error:
+            await send_error(send, error)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
+        if self._service.draining:
+            raise unavailable(STATES["draining"])
+        body = await read_body(receive) if scope["method"] == "POST" else b""
+        asked = Asked.by(scope, body)
+        found = self._library.take(asked)
+        if found is not None:
+            self._count("replayed")
+            await self._play(found.answered, began, receive, send)
+        elif (
+            self._computes or asked.method == "GET"
+        ):  # what is not recorded of models, the server knows itself
+            self._count("computed")
+            await self._app(scope, read_again(body, receive) if asked.body else receive, send)
+        else:
+            self._count("refused")
+            raise await self._missed(asked)
+
+    async def _play(self, answered: Answered, began: float, receive: Receive, send: Send) -> None:
+        if not self._paced:
+            await _send(answered, None, send)
+            return
+        async with while_connected(receive):
+            await _send(answered, began, send)
+
+    async def _missed(self, asked: Asked) -> NotRecorded:
+        """One look for what is nearest at a time: it takes a while where much is recorded."""
+        async with self._comparing:
+            near = await asyncio.to_thread(self._library.nearest, asked)
+        what = f"No answer is recorded for this {asked.method} {shown(asked.path)} in {self._library.folder}"
+        if near is None:
+            message = f"{what}, nor any other of that path."
+        else:
+            message = f"{what}. Nearest: {near.file}, which has - where this has +:\n{near.difference}"
+        return NotRecorded(404, message, code="not_recorded")
+
+
+async def _send(answered: Answered, began: float | None, send: Send) -> None:
+    """At once, or at the times of the recording since `began`."""
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in answered.headers.items()]
+    if not answered.streamed:
+        headers.append((b"content-length", b"%d" % len(answered.body)))
+    pieces = answered.pieces
+    if pieces:
+        await _reach(pieces[0].at_ms, began)
+    await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+    for piece in pieces:
+        await _reach(piece.at_ms, began)
+        await send({"type": "http.response.body", "body": piece.data, "more_body": piece is not pieces[-1]})
+    if not pieces:
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _reach(at_ms: float, began: float | None) -> None:
+    if began is not None:
+        await asyncio.sleep(max(0.0, at_ms / 1e3 - (perf_counter() - began)))

@@ -1,0 +1,141 @@
+"""Chat completions as JSON: texts, and for models that reason or call tools what they think and call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Told
+from corepipe.serving.api.routes.token_details import Vocabulary
+from corepipe.serving.parts import (
+    CallArguments,
+    CallStart,
+    Finish,
+    Logprobs,
+    Reasoning,
+    joined_calls,
+    joined_reasoning,
+)
+
+
+class ChatShape:
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    one_prompt = True
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return self._choice(index, {"role": "assistant", "content": ""}, None, None)
+
+    def piece(self, index: int) -> tuple[bytes, bytes]:
+        before = b'{"index":%d,"delta":{"content":' % index
+        return before, b'},"logprobs":null,"finish_reason":null,"stop_reason":null}'
+
+    def chunk(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]:
+        return self._choice(index, {"content": text} if text else {}, logprobs, finish)
+
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]:
+        choice = self._choice(index, {}, logprobs, finish)
+        del choice["delta"]
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        return choice
+
+    def _choice(
+        self, index: int, delta: dict[str, Any], logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish and finish.finish_reason,
+            "stop_reason": finish and finish.stop_reason,
+        }
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
+        entries = [entry for entry in logprobs.entries if entry is not None]
+        content = [
+            self._token(entry.token, entry.logprob)
+            | {"top_logprobs": [self._token(token, value) for token, value in entry.top]}
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._vocabulary.decode_token(token)
+        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
+
+
+class ChatRenderer(ChoicesRenderer):
+    """Answers that may hold reasoning and calls.  A message that says nothing has no content: null."""
+
+    def _opened(self, index: int) -> dict[str, Any] | None:
+        return _said(index, {"role": "assistant", "content": None})
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        """A chunk for each kind of parts that follows another; the end shares one with text alone."""
+        return b"".join(self._run(list(run)) for _, run in groupby(parts, _kind))
+
+    def _run(self, parts: Sequence[Part]) -> bytes:
+        thoughts = [part for part in parts if isinstance(part, Reasoning)]
+        if thoughts:
+            return self._delta(thoughts[0].choice, _reasoning(joined_reasoning(thoughts)))
+        called = [part for part in parts if isinstance(part, CallStart | CallArguments)]
+        if called:
+            return self._delta(called[0].choice, {"tool_calls": _fragments(called)})
+        return super().event(parts)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> bytes:
+        return self._chunk(_said(index, delta), b"")
+
+    def _whole(self, index: int, told: Told) -> dict[str, Any]:
+        choice = super()._whole(index, told)
+        message = choice["message"]
+        message["content"] = message["content"] or None
+        if thoughts := joined_reasoning(told.others):
+            message |= _reasoning(thoughts)
+        if calls := joined_calls(told.others):
+            message["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+                for one in calls
+            ]
+        return choice
+
+
+def _said(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def _kind(part: Part) -> str:
+    if isinstance(part, Reasoning):
+        return "thoughts"
+    return "calls" if isinstance(part, CallStart | CallArguments) else "text"
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """By both of its names: clients read one of them."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _fragments(parts: Sequence[CallStart | CallArguments]) -> list[dict[str, Any]]:
+    """One for each call; clients add them up by their index, all but this and the type."""
+    found: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, CallStart):
+            function = {"name": part.name, "arguments": ""}
+            found[part.index] = {
+                "index": part.index,
+                "id": part.id,
+                "type": "function",
+                "function": function,
+            }
+        else:
+            empty = {"index": part.index, "function": {"arguments": ""}}
+            found.setdefault(part.index, empty)["function"]["arguments"] += part.text
+    return list(found.values())

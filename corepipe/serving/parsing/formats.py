@@ -1,0 +1,150 @@
+"""How models write tool calls and reasoning, as data: nothing else knows a marker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+import msgspec
+
+MISTRAL_ID = 9
+"""Letters and digits of an id: Mistral's templates refuse others."""
+
+
+class Body(Enum):
+    """How the name and the arguments of a call stand between its opening and its closing."""
+
+    OBJECT = "object"
+    """`{"name": "f", "arguments": {"a": 1}}`."""
+    NAMED = "named"
+    """The name, then the arguments as a JSON object: `f[ARGS]{"a": 1}`."""
+    TAGS = "tags"
+    """`<function=f><parameter=a>1</parameter></function>`."""
+    PYTHON = "python"
+    """`f(a=1)`, in a list or as lines of a program."""
+
+
+class Tags(msgspec.Struct, frozen=True):
+    """The literals of `Body.TAGS`; each opening is followed by a name and `mark`."""
+
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+    mark: str = ">"
+
+
+class CallFormat(msgspec.Struct, frozen=True):
+    """How a model writes its tool calls.
+
+    opening, closing: around a call, or around all of them; an empty opening stands for the beginning of the
+    answer.  bare: the beginning of the answer does as well as the opening.  lead: what the model writes after
+    the opening and before the closing.  listed: calls are in a list, even a single one.  separator: between
+    calls of one opening; None: each has its own.  id_length: letters and digits of an id, where templates
+    want so many.  after_name: between name and arguments of `Body.NAMED`; where it is set, calls that begin
+    as JSON are read as such, too.
+    """
+
+    name: str
+    body: Body = Body.OBJECT
+    opening: str = ""
+    closing: str = ""
+    bare: bool = False
+    lead: str = ""
+    listed: bool = False
+    separator: str | None = None
+    name_key: str = "name"
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    after_name: str = ""
+    tags: Tags = Tags()
+    id_length: int = 0
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What tells calls from text."""
+        tags = self.tags if self.body is Body.TAGS else None
+        inside = (tags.function, tags.function_end, tags.parameter, tags.parameter_end) if tags else ()
+        return tuple(filter(None, (self.opening, self.closing, self.after_name, *inside)))
+
+    @property
+    def starts(self) -> str:
+        """The first character of calls that stand at the beginning of the answer; "" where none do."""
+        if self.opening and not self.bare:
+            return ""
+        return "[" if self.body is Body.PYTHON else "{["
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True):
+    """What stands around a model's reasoning, which comes before everything else it says."""
+
+    name: str
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What tells reasoning from text."""
+        return (self.opening, self.closing)
+
+
+_HERMES = CallFormat("hermes", opening="<tool_call>", closing="</tool_call>", lead="\n")
+_QWEN_CODER = msgspec.structs.replace(_HERMES, name="qwen3_coder", body=Body.TAGS)
+_LLAMA = CallFormat(
+    "llama3_json",
+    opening="<|python_tag|>",
+    bare=True,
+    separator="; ",
+    argument_keys=("parameters", "arguments"),
+)
+_MISTRAL = CallFormat(
+    "mistral",
+    opening="[TOOL_CALLS]",
+    listed=True,
+    separator=", ",
+    after_name="[ARGS]",
+    id_length=MISTRAL_ID,
+)
+_PYTHONIC = CallFormat("pythonic", Body.PYTHON, listed=True, separator=", ")
+
+FORMATS: Mapping[str, CallFormat] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            _HERMES,
+            msgspec.structs.replace(_HERMES, name="qwen3_json"),
+            _QWEN_CODER,
+            msgspec.structs.replace(_QWEN_CODER, name="qwen3_xml"),
+            _LLAMA,
+            msgspec.structs.replace(_LLAMA, name="llama4_json"),
+            _PYTHONIC,
+            msgspec.structs.replace(
+                _PYTHONIC,
+                name="llama4_pythonic",
+                opening="<|python_start|>",
+                closing="<|python_end|>",
+                bare=True,
+            ),
+            _MISTRAL,
+            msgspec.structs.replace(
+                _MISTRAL, name="mistral_v11", body=Body.NAMED, listed=False, separator=None
+            ),
+            msgspec.structs.replace(_HERMES, name="smollm2", lead="", listed=True, separator=", "),
+            msgspec.structs.replace(_HERMES, name="smollm3"),
+            CallFormat("smollm3_python", Body.PYTHON, "<code>", "</code>", separator="\n"),
+        )
+    }
+)
+"""By vLLM's names where it has one; a model that writes as another does has that one's."""
+
+REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            ReasoningFormat("qwen3"),
+            ReasoningFormat("deepseek_r1"),
+            ReasoningFormat("smollm3"),
+            ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        )
+    }
+)

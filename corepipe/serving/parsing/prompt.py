@@ -1,0 +1,108 @@
+"""What a model is told of the tools it may call, and how its answer is to be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from corepipe.errors import UserError
+from corepipe.serving.parsing.choose import Dialect
+from corepipe.serving.parsing.formats import CallFormat
+from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.parsing.tools import Offer
+
+TAIL_TOKENS = 32
+"""Of a prompt, in which a template's opening of the reasoning stands."""
+
+_INSTRUCTIONS = """\
+You may call functions. They are, one JSON object a line:
+<tools>
+{tools}
+</tools>
+To call some, answer with nothing but this, NAME and ARGUMENTS (a JSON object) being theirs:
+{example}"""
+
+
+def check_callable(dialect: Dialect, offer: Offer | None) -> None:
+    """Raises UserError where tools may be called, but nobody would know a call when it comes."""
+    if offer is not None and offer.callable and dialect.calls is None:
+        raise UserError(
+            "tools: how this model writes tool calls is not known here, or not to be read: "
+            "start the server with --tool-call-parser NAME, or send tool_choice none.",
+            "tools",
+        )
+    if offer is not None and offer.forced:
+        raise UserError("tool_choice: calls cannot be forced yet; send auto or none.", "tool_choice")
+    if offer is not None and offer.strict:
+        raise UserError("tools: arguments cannot be held to strict schemas yet; leave strict out.", "tools")
+
+
+def template_input(
+    messages: Sequence[Mapping[str, Any]], offer: Offer | None, dialect: Dialect
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(messages, variables) for the chat template.
+
+    The tools are variables of it; to a template that knows none they are told by a system message, unless
+    none may be called.
+    """
+    turns = [dict(message) for message in messages]
+    if offer is None:
+        return turns, {}
+    if dialect.told:
+        described = offer.described()
+        return turns, dict.fromkeys(("tools", *dialect.extra), described)
+    if not offer.callable or dialect.calls is None:
+        return turns, {}
+    return _instructed(turns, _instructions(offer, dialect.calls)), {}
+
+
+def reasoning_variables(effort: str | None, template: str | None) -> dict[str, Any]:
+    """What tells a template how much to reason; "none": not at all, anything else: where it has a switch, on.
+
+    Raises UserError where it asks for reasoning and the template knows of none.
+    """
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    values = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    known = {
+        name: value for name, value in values.items() if re.search(rf"(?<![\w.'\"]){name}\b", template or "")
+    }
+    if thinks and not known:
+        message = "reasoning_effort: this model's chat template knows no reasoning; leave it out."
+        raise UserError(message, "reasoning_effort")
+    return known
+
+
+def reading_of(dialect: Dialect, offer: Offer | None, tail: str) -> Reading | None:
+    """How the answer to a prompt that ends with `tail` is read; None: all of it is text."""
+    calls = dialect.calls if offer is not None and offer.callable else None
+    reasoning = dialect.reasoning
+    if calls is None and reasoning is None:
+        return None
+    return Reading(
+        calls=calls,
+        reasoning=reasoning,
+        tools=offer.schemas if offer is not None and calls is not None else {},
+        thinking=reasoning is not None and tail.rstrip().endswith(reasoning.opening),
+        thought=reasoning is not None and tail.rstrip().endswith(reasoning.closing),
+        single=offer is not None and offer.single,
+        named=offer is not None and offer.named,
+    )
+
+
+def _instructions(offer: Offer, form: CallFormat) -> str:
+    tools = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in offer.described())
+    call = '{"name": NAME, "arguments": ARGUMENTS}'
+    example = f"{form.opening}{form.lead}{f'[{call}]' if form.listed else call}{form.lead}{form.closing}"
+    return _INSTRUCTIONS.format(tools=tools, example=example)
+
+
+def _instructed(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """With the text at the end of the system message, which is the first one."""
+    if messages and messages[0].get("role") == "system":
+        first, *rest = messages
+        return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
+    return [{"role": "system", "content": text}, *messages]

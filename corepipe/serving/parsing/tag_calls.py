@@ -1,0 +1,153 @@
+"""Calls in tags: `<function=f><parameter=a>1</parameter></function>`, told as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from corepipe.serving.detokenizer import overlap
+from corepipe.serving.parsing.formats import CallFormat, Tags
+from corepipe.serving.parsing.sink import Sink, begin, end
+from corepipe.serving.parsing.tape import NotACallError, Steps, Tape
+
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
+
+
+def tag_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+    """One call.  A value is text, unless its parameter's schema wants something else."""
+    tags = form.tags
+    yield from tape.expect(tags.function)
+    name = yield from tape.name(tags.mark)
+    begin(tape, sink, name)
+    before = "{"
+    while (key := (yield from _next_parameter(tape, tags))) is not None:
+        sink.arguments(f"{before}{json.dumps(key)}: ")
+        before = ", "
+        if not (yield from _value(tape, sink, tags, value_types(sink.schema(name), key))):
+            end(tape, sink)
+            return
+    if (yield from tape.accept(tags.function_end)) or not tape.ended:
+        sink.arguments("{}" if before == "{" else "}")
+    end(tape, sink)
+
+
+def _next_parameter(tape: Tape, tags: Tags) -> Steps[str | None]:
+    """Its name; None where there is no other."""
+    yield from tape.space()
+    before = tape.at
+    try:
+        yield from tape.expect(tags.parameter)
+        return (yield from tape.name(tags.mark))
+    except NotACallError:
+        tape.at = before
+        return None
+
+
+def _value(tape: Tape, sink: Sink, tags: Tags, types: set[str]) -> Steps[bool]:
+    """Tells it as JSON; False where it has no end."""
+    yield from tape.accept("\n")
+    tape.cut()
+    if types <= {"string"}:
+        sink.arguments('"')
+        ended = yield from _until(tape, tags.parameter_end, lambda text: sink.arguments(_inside(text)))
+        sink.arguments('"' if ended else "")
+        return ended
+    found: list[str] = []
+    ended = yield from _until(tape, tags.parameter_end, found.append)
+    if ended:
+        sink.arguments(as_json("".join(found), types))
+    return ended
+
+
+def _until(tape: Tape, closing: str, told: Callable[[str], None]) -> Steps[bool]:
+    """Tells the text before `closing`, but for the line break there; False if it never comes."""
+    while True:
+        rest = tape.rest
+        at = rest.find(closing)
+        if at >= 0:
+            told(rest[:at].removesuffix("\n"))
+            tape.at += at + len(closing)
+            tape.cut()
+            return True
+        shown = len(rest) - max(overlap(rest, "\n" + closing), overlap(rest, closing))
+        told(rest[:shown])
+        tape.at += shown
+        tape.cut()
+        if not (yield from tape.longer()):
+            told(tape.rest)
+            tape.at = len(tape.text)
+            tape.cut()
+            return False
+
+
+def _inside(text: str) -> str:
+    """As it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
+    """JSON's names of what a parameter may be; nothing where that is not said."""
+    properties = schema.get("properties")
+    return set(_types(properties.get(key), schema, 8)) if isinstance(properties, dict) else set()
+
+
+def _types(schema: object, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    if not isinstance(schema, dict) or depth == 0:
+        return
+    declared = schema.get("type")
+    yield from (
+        one for one in (declared if isinstance(declared, list) else [declared]) if isinstance(one, str)
+    )
+    for choice in (one for group in ("anyOf", "oneOf", "allOf") for one in _listed(schema.get(group))):
+        yield from _types(choice, root, depth - 1)
+    if isinstance(schema.get("$ref"), str):
+        yield from _types(_referred(schema["$ref"], root), root, depth - 1)
+    if declared is None:
+        for value in (*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())):
+            yield _type_of(value)
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference within the schema names."""
+    found: object = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_json(text: str, types: set[str]) -> str:
+    """JSON of one of these types, where the text is that; else the text as a string."""
+    bare = text.strip()
+    bare = _PYTHONS.get(bare, bare)
+    try:
+        kind = _type_of(json.loads(bare, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        kind = "string"
+    if kind in types - {"string"} or (kind == "integer" and "number" in types):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
+    names = {
+        int: "integer",
+        float: "number",
+        str: "string",
+        dict: "object",
+        list: "array",
+        type(None): "null",
+    }
+    return names[type(value)]
