@@ -16,6 +16,8 @@ from tests.clients.rows import EXPLAINED, FAILED, KEY, MODEL, PASSED, URL, Resul
 
 ONE_LOOP = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
 """Connections are kept over tests, and belong to a loop."""
+SMALL = {"max_tokens": 400, "temperature": 0, "frequency_penalty": 1.0}
+"""A small model that is greedy repeats itself for ever, unless it is told not to."""
 MORE = {
     "Model does not": "parts that are no text are refused by name: `messages`",
     "VCR not set up": "a benchmark of the client itself, on answers that were recorded",
@@ -32,14 +34,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "base_url": URL,
-            "api_key": KEY,
-            "model": MODEL,
-            "max_tokens": 256,
-            "temperature": 0,
-            "stream_usage": True,
-        }
+        return {**SMALL, "base_url": URL, "api_key": KEY, "model": MODEL, "stream_usage": True}
 
     @property
     def supports_json_mode(self) -> bool:

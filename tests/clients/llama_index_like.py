@@ -86,8 +86,9 @@ def structured_native() -> None:
 
 @row
 def structured_stream() -> None:
-    """stream_structured_predict: the last object is whole"""
-    *_, last = llm(256).stream_structured_predict(City, PromptTemplate(QUESTION))
+    """stream_structured_predict by response_format: the last object is whole"""
+    one = llm(256, should_use_structured_outputs=True)
+    *_, last = one.stream_structured_predict(City, PromptTemplate(QUESTION))
     assert City.model_validate(last.model_dump())
 
 
