@@ -10,13 +10,17 @@ CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/pa
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy digest soak setup lint lock sbom fuzz sanitize parity parity-all clients clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup lint lock sbom fuzz sanitize parity parity-all clients clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
 
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+constrained: ANSWERS ?= 10000
+constrained: $(VENV)/.test-$(SETUP_ID)  ## constrained answers, judged by jsonschema and pydantic: ANSWERS=10000
+	$(BIN)/python -m tests.constrained.run --answers $(ANSWERS) $(ARGS)
 
 digest: $(VENV)/.test-$(SETUP_ID)  ## all Programs, predicted times and tokens against those that were frozen
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) -m digest tests/digest $(ARGS)

@@ -20,6 +20,7 @@ import pytest
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
+from tests.serving.test_grammar_checker import BOMBS
 from tests.wires import (
     JSON,
     MALFORMED,
@@ -285,11 +286,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}] * 5_000}, "tools"),
     (
         CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
         "response_format",
     ),
-    (TEXT, {"guided_regex": "(a|aa){500}b"}, "guided_regex"),
-    (TEXT, {"structured_outputs": {"regex": "(a|aa){500}b"}}, "structured_outputs"),
+    (TEXT, {"guided_regex": "(a+)+$" + "(" * 100_000}, "guided_regex"),
+    (TEXT, {"structured_outputs": {"regex": "x" * 1_000_000}}, "structured_outputs"),
     (CHAT, {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "chat_template"),
     *[
         (CHAT, {"chat_template_kwargs": value}, "chat_template_kwargs")
@@ -329,6 +330,20 @@ def test_a_wrong_parameter(watch: Watch, body: dict[str, Any], changed: dict[str
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].partition(".")[0].partition("[")[0] in {param, "prompt"}
     assert len(answer.content) < 2000
+
+
+def test_constraints_that_are_bombs_hold_up_nobody(watch: Watch) -> None:
+    """That each is refused in bounded time is in `test_grammar_checker`; here others go on meanwhile."""
+    chosen = ("a regular expression of powers", "a large count", "brackets", "a deep grammar")
+    bombs = [{**TEXT, "max_tokens": 1, "structured_outputs": BOMBS[name]} for name in chosen]
+    with ThreadPoolExecutor(len(bombs)) as pool:
+        asked = [pool.submit(watch.http.post, "/v1/completions", json=one) for one in bombs]
+        while not all(one.done() for one in asked):
+            assert watch.http.get("/health").status_code == 200
+            assert watch.http.post("/v1/completions", json=TEXT).status_code == 200
+    answers = [one.result() for one in asked]
+    assert {one.status_code for one in answers} <= {200, 400, 429}
+    assert all(len(one.content) < 2000 for one in answers)
 
 
 @pytest.mark.parametrize(

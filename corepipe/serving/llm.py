@@ -24,12 +24,14 @@ from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
+from corepipe.serving.grammars import grammar_of
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parsing.choose import AUTO, choose
+from corepipe.serving.parsing.forcing import answer_grammar
 from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
 from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tools import offered_by
+from corepipe.serving.parsing.tools import Offer, offered_by
 from corepipe.serving.parts import (
     Call,
     Said,
@@ -88,6 +90,7 @@ class _Asked:
 
     prompt: Prompt
     reading: Reading | None = None
+    offer: Offer | None = None
 
 
 class LLM:
@@ -140,8 +143,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers all prompts together, in their order; `params` for all, or one for each.
 
-        Raises UserError for a prompt or parameters that cannot be honoured, for logits that overflow, and
-        after `close`.
+        Raises UserError for a prompt, parameters or a constraint that cannot be honoured, for logits that
+        overflow, and after `close`.
         """
         self._check_open()
         return self._answers([_Asked(prompt) for prompt in _listed(prompts)], params)
@@ -151,7 +154,10 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(listed))
         with _options_for_flags():
-            sequences = [self._sequence(*pair) for pair in zip(listed, each, strict=True)]
+            grammars = _grammars(each)
+            sequences = [
+                self._sequence(asked, one, grammars[id(one)]) for asked, one in zip(listed, each, strict=True)
+            ]
             try:
                 self._run(deque(sequences))
             finally:
@@ -203,7 +209,7 @@ class LLM:
             encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
             prompt = encode(text, add_special_tokens=False)
             tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-            return _Asked(prompt, reading_of(dialect, offer, tail))
+            return _Asked(prompt, reading_of(dialect, offer, tail), offer)
 
         return self._answers([asked(turns) for turns in _conversations(messages)], params)
 
@@ -247,8 +253,9 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, asked: _Asked, params: SamplingParams) -> _Sequence:
+    def _sequence(self, asked: _Asked, params: SamplingParams, grammar: str) -> _Sequence:
         prompt = asked.prompt
+        grammar = answer_grammar(asked.reading, asked.offer, self._tokenizer.added_tokens, grammar)
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
@@ -262,6 +269,7 @@ class LLM:
             ),
             min_tokens=params.min_tokens,
             bad_words=spelled(params.bad_words, self._tokenizer),
+            grammar=grammar,
         )
         marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
         pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
@@ -365,6 +373,16 @@ def _for_each(params: object, count: int) -> list[SamplingParams]:
     if len(params) != count:
         raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _grammars(params: Sequence[SamplingParams]) -> dict[int, str]:
+    """What each holds its answers to, by its identity; empty where that is nothing."""
+    grammars: dict[int, str] = {}
+    for one in params:
+        if id(one) not in grammars:
+            constraint = one.constraint()
+            grammars[id(one)] = "" if constraint is None else grammar_of(constraint)
+    return grammars
 
 
 def _check_names(options: Mapping[str, object]) -> None:

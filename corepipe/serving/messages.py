@@ -60,6 +60,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `bad_words`: sequences of tokens that the answer must not have.
 
+    `grammar`: what the answer is held to, as llguidance takes it; empty where it is free.
+
     `generated`: its first tokens, made by an engine that is gone; they count as this one's, and are not told
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
     """
@@ -76,6 +78,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     replay: bool = False
     owner: str = ""
     bad_words: list[list[int]] = []
+    grammar: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

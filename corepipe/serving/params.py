@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from corepipe.errors import UserError, shown
+from corepipe.serving.constraints import Constraint, StructuredOutputsParams, constraint_of
 from corepipe.serving.messages import Sampling
 
 FLOAT32_MAX = 3.4e38
@@ -72,6 +75,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     that it may have.  logprobs, prompt_logprobs:
     alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
     tokens; -inf bans one.
+    structured_outputs: what the answer must look like.
 
     Raises UserError, which names the field, for a value that no model could honour.
     """
@@ -84,6 +88,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, limits in NUMBERS.items():
@@ -102,6 +107,23 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         if allowed is not None and (not allowed or not _are_tokens(allowed)):
             raise _wrong("allowed_token_ids", "token ids or None", allowed)
         self._check_bias()
+        self.constraint()
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to, if anything."""
+        asked = self.structured_outputs
+        if asked is None:
+            return None
+        fields = msgspec.structs.asdict(asked) if isinstance(asked, StructuredOutputsParams) else asked
+        if not isinstance(fields, Mapping):
+            raise _wrong("structured_outputs", "StructuredOutputsParams, or its fields", asked)
+        for name in fields:
+            if name not in StructuredOutputsParams.__struct_fields__:
+                raise UserError(f"{shown(name)} is no field of StructuredOutputsParams", "structured_outputs")
+        try:
+            return constraint_of(msgspec.convert(dict(fields), StructuredOutputsParams))
+        except msgspec.ValidationError as error:
+            raise UserError(f"structured_outputs: {error}", "structured_outputs") from None
 
     def _check_bias(self) -> None:
         bias = self.logit_bias

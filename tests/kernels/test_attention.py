@@ -149,6 +149,17 @@ def test_one_token_at_a_time_changes_no_bit(rng: np.random.Generator) -> None:
     assert np.array_equal(rig.run(seq, 1), rig.run(seq, 580))
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_chunks_of_one_row_equal_many_at_any_magnitude(head_dim: int, rng: np.random.Generator) -> None:
+    """An ISA may multiply one row and many by other instructions, also where sums become subnormal."""
+    rig = AttentionRig(2, 2, head_dim)
+    for q, k, v in [(0, 0, 0), (4, 0, 0), (-64, -62, 0), (0, 0, -120), (4, 0, -110), (3, 0, -126)]:
+        seq = rig.sequence(rng, 150, range(10))
+        for array, exponent in ((seq.q, q), (seq.k, k), (seq.v, v)):
+            np.ldexp(array, exponent + rng.integers(-6, 7, array.shape), out=array)
+        assert np.array_equal(rig.run(seq, 1), rig.run(seq, 150)), (q, k, v)
+
+
 def test_batch_threads_and_blocks_change_no_bit(rng: np.random.Generator) -> None:
     rig = AttentionRig(blocks=200)
     lengths = [1, 15, 64, 65, 300, 620]

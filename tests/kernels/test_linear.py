@@ -72,7 +72,7 @@ def test_many_rows_have_the_bits_of_few(call: Call, kind: packing.Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_of_linears_has_the_bits_of_single_rows(call: Call, kind: packing.Kind) -> None:
-    """From 56 rows for each thread on (more where an ISA says so) it takes its rows through all of them."""
+    """From 56 rows for each thread on (28 or more, as an ISA says) it takes its rows through all of them."""
     chain = linears.random_chain(kind, 530, 130, 190)
     whole = call(linears.run_chain, chain, slice(None), 2)
     want = call(linears.expected_chain, chain, whole)

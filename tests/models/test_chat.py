@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from corepipe import sandbox
 from corepipe.errors import UserError
 from corepipe.models.text import chat
 from corepipe.models.text.chat import ChatTemplate
@@ -28,7 +29,7 @@ def says(text: str) -> list[dict[str, object]]:
 
 def child(template: ChatTemplate) -> psutil.Process:
     assert template._renderer is not None
-    return psutil.Process(template._renderer._process.pid)
+    return psutil.Process(template._renderer.process.pid)
 
 
 def test_one_process_renders_and_ends_with_its_template() -> None:
@@ -98,7 +99,7 @@ def test_a_process_that_was_killed_or_stopped_is_replaced(monkeypatch: pytest.Mo
     template = ChatTemplate("{{ messages[0].content }}")
     template.check()
     child(template).kill()
-    with pytest.raises(UserError, match="ended the process that renders it"):
+    with pytest.raises(UserError, match="ended the process that works on it"):
         template.render(says("a"), {})
     assert template.render(says("b"), {}) == "b"
     monkeypatch.setattr(chat, "ANSWER_SECONDS", 0.2)
@@ -120,7 +121,7 @@ def test_a_process_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
             slow.resume()
         return float(len(looks))
 
-    monkeypatch.setattr(chat._Renderer, "_spent", spent)
+    monkeypatch.setattr(sandbox.Sandbox, "_spent", spent)
     monkeypatch.setattr(chat, "ANSWER_SECONDS", 0.05)
     slow.suspend()
     assert template.render(says("a"), {}) == "a"
@@ -161,7 +162,7 @@ def test_the_process_knows_no_secret_and_can_open_nothing(monkeypatch: pytest.Mo
 def test_it_ends_with_its_parent() -> None:
     code = (
         "import os; from corepipe.models.text.chat import ChatTemplate; t = ChatTemplate('x'); t.check();"
-        "print(t._renderer._process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "print(t._renderer.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     renderer = int(ended.stdout)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -17,6 +19,7 @@ from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.constraints import StructuredOutputsParams
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Submit
 from tests.null_executor import NullExecutor
@@ -348,3 +351,56 @@ def test_importing_the_package_loads_none_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Pet(pydantic.BaseModel):
+    name: str
+
+
+CONSTRAINTS = [
+    ({"json": Pet}, {"json": Pet.model_json_schema()}),
+    ({"json": '{"type": "null"}'}, {"json": {"type": "null"}}),
+    ({"json_object": True}, {"json": {"type": "object"}}),
+    ({"regex": "a+"}, {"regex": "a+"}),
+    ({"choice": ("a", "b")}, {"choice": ["a", "b"]}),
+    ({"grammar": 'root ::= "a"'}, {"grammar": 'start: "a"'}),
+]
+
+
+@pytest.mark.parametrize(("asked", "same"), CONSTRAINTS)
+def test_an_answer_is_held_to_what_is_asked(asked: dict[str, Any], same: dict[str, Any]) -> None:
+    """In vLLM's form, or as a dict of its fields; texts that say the same are the same grammar."""
+    for form in (StructuredOutputsParams(**asked), asked):
+        params = SamplingParams(structured_outputs=form)
+        assert params.constraint() is not None
+        grammar = llm_module._grammars([params])[id(params)]
+        if "grammar" not in asked:
+            other = SamplingParams(structured_outputs=same)
+            assert grammar == llm_module._grammars([other])[id(other)]
+        assert grammar
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "there is none"),
+        ({"regex": "a", "choice": ["a"]}, "there are"),
+        ({"regx": "a"}, "regx is no field"),
+        ({"regex": 5}, "structured_outputs"),
+        ({"choice": [5]}, "structured_outputs"),
+        (5, "StructuredOutputsParams"),
+        (StructuredOutputsParams(json=5), "must be a JSON schema"),
+        (StructuredOutputsParams(whitespace_pattern=5), "structured_outputs"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_constraint_that_cannot_be_is_refused_when_it_is_made(asked: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        SamplingParams(structured_outputs=asked)
+    assert (caught.value.param or "").startswith("structured_outputs")
+
+
+def test_a_schema_that_cannot_be_honoured_is_refused_before_a_token(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs={"json": {"properties": {"a": {"not": {}}}}})
+    with pytest.raises(UserError, match=r"In context=\('properties', 'a'\), 'not' is not permitted"):
+        llm.generate(["a", "b"], [GREEDY, params])
+    assert llm.generate("abc", GREEDY)[0].text

@@ -8,10 +8,11 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-constexpr AttentionTable kAttention = {
+template <class Rows>
+constexpr AttentionTable kAttentionBy = {
     scratch_bytes,
     write_rows,
-    attend,
+    attend<Rows>,
     combine,
 #if defined(__AMX_BF16__)
     claim_attention_tiles,
@@ -21,6 +22,8 @@ constexpr AttentionTable kAttention = {
     nullptr,
 #endif
 };
+
+constexpr AttentionTable kAttention = kAttentionBy<Bf16Cache>;
 
 constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least};
 

@@ -43,7 +43,7 @@ class MaskedKeys {
 
 // The rows of one token at a block of which it sees a part: `rows` of the item's, from `row` on.
 template <class Cache>
-static void meet_edge(const Shape& shape, const typename Cache::Element* q, float* state, int row, int rows,
+static void meet_edge(const Shape& shape, const typename Cache::Factor* q, float* state, int row, int rows,
                       KeyBlock& block, Span span, Ahead& ahead) {
   MaskedKeys<Cache> first, last;
   first.hide(block, span.begin, span, shape.width);
@@ -109,7 +109,7 @@ static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
 }
 
 template <class Cache>
-static void meet_edges(const Shape& shape, const typename Cache::Element* q, float* state, int row, const Edge& edge,
+static void meet_edges(const Shape& shape, const typename Cache::Factor* q, float* state, int row, const Edge& edge,
                        KeyBlock& block, Ahead& ahead) {
   if ((edge.tokens > 1 || Cache::kTiled) && can_share<Cache>(edge, block, shape.width)) {
     for_tiles<Cache>(edge.tokens * edge.group, [&](int from, int n) {

@@ -31,8 +31,8 @@ CP_INLINE void fetch_row(const float* x, int elements) {
   for (int i = 0; i < elements; i += 16) __builtin_prefetch(x + i);
 }
 
-template <class Cache>
-CP_INLINE void store_head(const float* x, int head_dim, int width, typename Cache::Element* out) {
+template <class Cache, class Stored>
+CP_INLINE void store_head(const float* x, int head_dim, int width, Stored* out) {
   for (int d = 0; d < width; d += kLanes) {
     const int n = head_dim - d < kLanes ? head_dim - d : kLanes;
     Cache::store_row(out + d, n == kLanes ? load(x + d) : load_n(x + d, n));
@@ -144,15 +144,15 @@ CP_INLINE int larger(int a, int b) { return a > b ? a : b; }
 
 template <class Cache>
 struct Item {
-  typedef typename Cache::Element Element;
+  typedef typename Cache::Factor Factor;
 
   const AttentionCall& call;
   const AttentionItem& item;
   Shape shape;
-  Element* q;  // [rows * group][width]
+  Factor* q;  // [rows * group][width]
   int first_position, last_position;
 
-  Item(const AttentionCall& c, const AttentionItem& i, Element* queries) : call(c), item(i), q(queries) {
+  Item(const AttentionCall& c, const AttentionItem& i, Factor* queries) : call(c), item(i), q(queries) {
     shape.width = call.cache.width;
     shape.stride = state_floats(shape.width);
     first_position = call.positions[item.row];
@@ -292,7 +292,7 @@ template <class Cache>
 static void attend_as(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
                       void* scratch) {
   if (item.writes) write_as<Cache>(call, item.sequence, item.row, item.rows, item.head);
-  Item<Cache> work(call, item, (typename Cache::Element*)scratch);
+  Item<Cache> work(call, item, (typename Cache::Factor*)scratch);
   const Item<Cache> following(call, next != nullptr ? *next : item, nullptr);
   char* rest = (char*)scratch + query_bytes(call, work.rows());
   const size_t floats = work.rows() * work.shape.stride;
@@ -309,11 +309,15 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
   if (item.partial == nullptr) work.store_results(alone ? state : total);
 }
 
+// With a bf16 cache several rows go by `Rows`, which gives the same bits.
+template <class Rows>
 static void attend(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next, void* scratch) {
   if (call.cache.fp32) {
     attend_as<Fp32Cache>(call, item, next, scratch);
-  } else {
+  } else if (item.rows * call.group == 1) {
     attend_as<Bf16Cache>(call, item, next, scratch);
+  } else {
+    attend_as<Rows>(call, item, next, scratch);
   }
 }
 

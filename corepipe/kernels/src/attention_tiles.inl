@@ -11,94 +11,14 @@
 
 #pragma once
 
+#include "attention_caches.inl"
 #include "attention_table.h"
 #include "functions.inl"
-#include "simd.h"
-#if defined(__AMX_BF16__)
-#include "tiles.inl"
-#endif
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
 constexpr float kMinusInfinity = -__builtin_inff();
-
-#if defined(__AVX512F__)
-constexpr int kTileRows = 6, kTileVecs = 4;
-#else
-constexpr int kTileRows = 2, kTileVecs = 2;
-#endif
-
-// ---- the two types of cache: one step multiplies kDepth elements of a row with 16 lanes of kDepth.  Up to kRows
-// rows meet a block together, and its values in whole runs of kGrain keys.
-
-struct Bf16Cache {
-  typedef uint16_t Element;
-  static constexpr int kDepth = 2;
-#if defined(__AMX_BF16__)
-  static constexpr bool kTiled = true;
-  static constexpr int kRows = kTile, kGrain = kKeyGroup;
-#else
-  static constexpr bool kTiled = false;
-  static constexpr int kRows = kTileRows, kGrain = kDepth;
-#endif
-#if defined(__AVX512BF16__)
-  struct Lanes {
-    __m512i pairs;
-  };
-  CP_INLINE Lanes load_lanes(const char* x) { return {_mm512_loadu_si512(x)}; }
-  CP_INLINE Lanes spread(const uint16_t* pair) {
-    uint32_t bits;
-    memcpy(&bits, pair, sizeof bits);
-    return {_mm512_set1_epi32((int)bits)};
-  }
-  // Inline assembly, because GCC 12 spills accumulators around the intrinsic.
-  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum.v[0]) : "v"(a.pairs), "v"(b.pairs));
-  }
-#else
-  struct Lanes {
-    f32x16 low, high;
-  };
-  CP_INLINE Lanes widen(i32x16 bits) {
-    Lanes r;
-    for (int p = 0; p < kParts; ++p) {
-      r.low.v[p] = (NativeF)(bits.v[p] << 16);
-      r.high.v[p] = (NativeF)((NativeU)bits.v[p] & 0xffff0000u);
-    }
-    return r;
-  }
-  CP_INLINE Lanes load_lanes(const char* x) { return widen(load((const int32_t*)x)); }
-  CP_INLINE Lanes spread(const uint16_t* pair) {
-    int32_t bits;
-    memcpy(&bits, pair, sizeof bits);
-    return widen(broadcast_i32(bits));
-  }
-  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) {
-    sum = fma(a.low, b.low, sum);
-    sum = fma(a.high, b.high, sum);
-  }
-#endif
-  CP_INLINE void store_row(uint16_t* out, f32x16 x) {
-#if defined(__AVX512BF16__)
-    const __m256bh half = _mm512_cvtneps_pbh((__m512)x.v[0]);
-    memcpy(out, &half, sizeof half);
-#else
-    store_bf16(out, round_bf16(x));
-#endif
-  }
-};
-
-struct Fp32Cache {
-  typedef float Element;
-  static constexpr bool kTiled = false;
-  static constexpr int kDepth = 1, kRows = kTileRows, kGrain = kDepth;
-  typedef f32x16 Lanes;
-  CP_INLINE Lanes load_lanes(const char* x) { return load((const float*)x); }
-  CP_INLINE Lanes spread(const float* x) { return broadcast(*x); }
-  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) { sum = fma(a, b, sum); }
-  CP_INLINE void store_row(float* out, f32x16 x) { store(out, x); }
-};
 
 // 2^x for x <= 0, within 2 ulp; 0 below fp32's normal numbers (and at -inf), NaN for NaN.
 CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
@@ -197,10 +117,39 @@ CP_INLINE void fetch(Ahead& ahead) {
   ahead.at += 256;
 }
 
+// sum += x[r] . lanes, of one step: `lanes_at(v)` is where those of vector v begin.
+template <class Cache, int kPass = 0, int kRows, int kVecs, class LanesAt>
+CP_INLINE void add_step(f32x16 (&sum)[kRows][kVecs], const typename Cache::Factor* x, size_t stride,
+                        LanesAt&& lanes_at) {
+  typename Cache::Lanes lanes[kVecs];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::template load_lanes<kPass>(lanes_at(v));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const typename Cache::Lanes factor = Cache::template spread<kPass>(x + r * stride);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) Cache::step(sum[r][v], factor, lanes[v]);
+  }
+  if constexpr (kPass + 1 < Cache::kPasses) {
+    __asm__ volatile("" ::: "memory");  // what the next pass loads would find no free registers before
+    add_step<Cache, kPass + 1>(sum, x, stride, lanes_at);
+  }
+}
+
+// Keeps what comes before and after a Cache's Steps out of them, and them out of it.
+template <class Cache, int kRows, int kVecs>
+CP_INLINE void pin(f32x16 (&sum)[kRows][kVecs]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) Cache::pin(sum[r][v]);
+  }
+}
+
 // out [kRows][64] = q . keys, for kVecs groups of keys.
 template <class Cache, int kRows, int kVecs>
-__attribute__((noinline)) static void score_tile(const typename Cache::Element* q, int width,
-                                                 const char* const* keys, float* out, Ahead& ahead) {
+__attribute__((noinline)) static void score_tile(const typename Cache::Factor* q, int width, const char* const* keys,
+                                                 float* out, Ahead& ahead) {
   f32x16 sum[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -208,17 +157,15 @@ __attribute__((noinline)) static void score_tile(const typename Cache::Element* 
     for (int v = 0; v < kVecs; ++v) sum[r][v] = zero();
   }
   const int steps = width / Cache::kDepth;
-  for (int s = 0; s < steps; ++s) {
-    fetch(ahead);
-    typename Cache::Lanes lanes[kVecs];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::load_lanes(keys[v] + (size_t)s * 64);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const typename Cache::Lanes x = Cache::spread(q + (size_t)r * width + s * Cache::kDepth);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) Cache::step(sum[r][v], x, lanes[v]);
+  {
+    pin<Cache>(sum);
+    [[maybe_unused]] const typename Cache::Steps mode;
+    for (int s = 0; s < steps; ++s) {
+      fetch(ahead);
+      const size_t offset = (size_t)s * 64;
+      add_step<Cache>(sum, q + s * Cache::kDepth, (size_t)width, [&](int v) CP_LAMBDA { return keys[v] + offset; });
     }
+    pin<Cache>(sum);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -229,7 +176,7 @@ __attribute__((noinline)) static void score_tile(const typename Cache::Element* 
 
 // sums[r][16 kVecs] = sums * decay[r] + p[r] . values, over steps [first, last) of the block.
 template <class Cache, int kRows, int kVecs>
-__attribute__((noinline)) static void value_tile(const typename Cache::Element* p, const char* const* values,
+__attribute__((noinline)) static void value_tile(const typename Cache::Factor* p, const char* const* values,
                                                  size_t offset, int first, int last, const float* decay,
                                                  float* sums, size_t stride, Ahead& ahead) {
   f32x16 sum[kRows][kVecs];
@@ -239,18 +186,15 @@ __attribute__((noinline)) static void value_tile(const typename Cache::Element* 
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) sum[r][v] = load(sums + r * stride + v * kLanes) * factor;
   }
-  for (int s = first; s < last; ++s) {
-    fetch(ahead);
-    const char* row = values[s] + offset;
-    typename Cache::Lanes lanes[kVecs];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) lanes[v] = Cache::load_lanes(row + v * 64);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const typename Cache::Lanes x = Cache::spread(p + r * kKeyBlock + s * Cache::kDepth);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) Cache::step(sum[r][v], x, lanes[v]);
+  {
+    pin<Cache>(sum);
+    [[maybe_unused]] const typename Cache::Steps mode;
+    for (int s = first; s < last; ++s) {
+      fetch(ahead);
+      const char* row = values[s] + offset;
+      add_step<Cache>(sum, p + s * Cache::kDepth, kKeyBlock, [&](int v) CP_LAMBDA { return row + v * 64; });
     }
+    pin<Cache>(sum);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -284,7 +228,7 @@ CP_INLINE void weigh_values(int rows, int vecs, Args&&... args) {
 
 // scores [rows][64] of the key groups [begin, end).
 template <class Cache>
-CP_INLINE void score_block(const typename Cache::Element* q, int rows, int width, const KeyBlock& block, int begin,
+CP_INLINE void score_block(const typename Cache::Factor* q, int rows, int width, const KeyBlock& block, int begin,
                            int end, float* scores, Ahead& ahead) {
   for (int g = begin; g < end; g += kTileVecs) {
     const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
@@ -294,7 +238,7 @@ CP_INLINE void score_block(const typename Cache::Element* q, int rows, int width
 
 // sums [rows][width] = sums * decay + p . values, over the keys of `seen`.
 template <class Cache>
-CP_INLINE void weigh_block(const typename Cache::Element* p, int rows, int width, const KeyBlock& block, Span seen,
+CP_INLINE void weigh_block(const typename Cache::Factor* p, int rows, int width, const KeyBlock& block, Span seen,
                            const float* decay, float* sums, size_t stride, Ahead& ahead) {
   const int first = seen.begin / Cache::kDepth, last = (seen.end + Cache::kDepth - 1) / Cache::kDepth;
   const int columns = width / kLanes;
@@ -339,7 +283,7 @@ struct Sight {
 // shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.
 template <class Cache, bool kWhole>
 CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, float scale, float* state,
-                       size_t stride, typename Cache::Element* p, float* decay) {
+                       size_t stride, typename Cache::Factor* p, float* decay) {
   const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
   const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);
   float bases[Cache::kRows];
@@ -407,12 +351,12 @@ static void bend_scores(const Bend& bend, int row, int rows, const KeyBlock& blo
 // One block of keys for up to Cache::kRows of an item's rows, from `row` on; q and state are the item's.  Values that
 // some of them do not see meet a probability of 0.  `sight` is not looked at where they see all of it.
 template <class Cache, bool kWhole>
-CP_INLINE void meet(const Shape& shape, const typename Cache::Element* q, float* state, int row, int rows,
+CP_INLINE void meet(const Shape& shape, const typename Cache::Factor* q, float* state, int row, int rows,
                     const KeyBlock& block, const Sight<Cache>& sight, Ahead& ahead) {
   q += (size_t)row * shape.width;
   state += row * shape.stride;
   alignas(64) float scores[Cache::kRows * kKeyBlock];
-  alignas(64) typename Cache::Element p[Cache::kRows * kKeyBlock];
+  alignas(64) typename Cache::Factor p[Cache::kRows * kKeyBlock];
   alignas(64) float decay[kLanes] = {};
   const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
   const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);

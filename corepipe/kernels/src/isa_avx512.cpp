@@ -5,7 +5,10 @@
 
 namespace corepipe {
 
-extern const KernelTable kAvx512Kernels;
-const KernelTable kAvx512Kernels = {"avx512", avx512::kLinear, avx512::kAttention, avx512::kRows, avx512::kSampler};
+using namespace avx512;
+
+extern const KernelTable kAvx512Kernels, kAvx512IntelKernels;
+const KernelTable kAvx512Kernels = {"avx512", kLinear, kAttention, kRows, kSampler};
+const KernelTable kAvx512IntelKernels = {"avx512", kIntelLinear, kAttentionBy<FmaBf16Cache>, kRows, kSampler};
 
 }  // namespace corepipe

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
-import signal
-import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -26,9 +23,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from corepipe.models.text.chat import MAX_FRAME, MAX_MEMORY, MAX_OUTPUT, Answer, Job, receive, send
+from corepipe import sandbox
+from corepipe.models.text.chat import MAX_MEMORY, MAX_OUTPUT, Answer, Job
 from corepipe.models.text.client_text import guarded
-from corepipe.signals import leave_to_parent
+from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 
 
 class GenerationBlock(Extension):
@@ -93,44 +91,30 @@ def _strftime_now(pattern: str) -> str:
 
 def main(cpu_seconds: float) -> None:
     """Serves until the other end is closed."""
-    leave_to_parent()
-    connection = socket.socket(fileno=0)
-    _confine()
+    connection = sandbox.connection()
+    Sandbox("{{ strftime_now('%c') }}").render([], {})  # reads what Python reads late: time zone, codecs
+    sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         text = receive(connection, MAX_FRAME).decode()
-        sandbox, answer = _compile(text, cpu_seconds)
+        template, answer = _compile(text, cpu_seconds)
         send(connection, msgspec.msgpack.encode(answer))
-        while sandbox is not None:
+        while template is not None:
             job = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Job)
-            send(connection, msgspec.msgpack.encode(_answer(sandbox, job, cpu_seconds)))
-
-
-def _confine() -> None:
-    """Nothing that is asked of this process needs more memory, a file, or another process."""
-    Sandbox("{{ strftime_now('%c') }}").render([], {})  # reads what Python reads late: time zone, codecs
-    limits = {
-        resource.RLIMIT_AS: MAX_MEMORY,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: 0,
-        resource.RLIMIT_NPROC: 0,
-    }
-    for limit, most in limits.items():
-        with contextlib.suppress(OSError, ValueError):  # where a system does not have it
-            resource.setrlimit(limit, (most, most))
+            send(connection, msgspec.msgpack.encode(_answer(template, job, cpu_seconds)))
 
 
 def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
     try:
-        with _time_limit(cpu_seconds):
+        with time_limit(cpu_seconds):
             return Sandbox(text), Answer("")
     except Exception as error:
         return None, Answer(error=_line(error))
 
 
-def _answer(sandbox: Sandbox, job: Job, cpu_seconds: float) -> Answer:
+def _answer(template: Sandbox, job: Job, cpu_seconds: float) -> Answer:
     try:
-        with _time_limit(cpu_seconds):
-            return Answer(sandbox.render(*_seen(job)))
+        with time_limit(cpu_seconds):
+            return Answer(template.render(*_seen(job)))
     except Exception as error:  # whatever its expressions raise: the messages are not what it expects
         return Answer(error=_line(error), hostile=isinstance(error, SecurityError | MemoryError))
 
@@ -142,16 +126,6 @@ def _seen(job: Job) -> tuple[list[Any], dict[str, Any]]:
     table = job.guard.there
     given = {name: guarded(job.variables[name], table) for name in job.given}
     return [guarded(message, table) for message in job.messages], job.variables | given
-
-
-@contextlib.contextmanager
-def _time_limit(cpu_seconds: float) -> Iterator[None]:
-    """Processor time, which a busy machine does not take away; nothing handles the signal: it ends us."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":

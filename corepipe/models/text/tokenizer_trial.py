@@ -19,9 +19,9 @@ from pathlib import Path
 
 from corepipe.errors import UserError
 from corepipe.models.checkpoints.files import read_bytes
-from corepipe.models.text.chat import ENVIRONMENT
 from corepipe.models.text.gguf_tokenizer import SPLITS
 from corepipe.models.text.tokenizer import MAX_TOKENIZER_BYTES, from_directory
+from corepipe.sandbox import ENVIRONMENT
 
 MODULE = "corepipe.models.text.tokenizer_trial"
 CPU_SECONDS = 10

@@ -8,12 +8,14 @@ name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from corepipe.serving.api.http_errors import ApiError, echo, invalid
+from corepipe.serving.api.structured import JsonSchemaFormat, ResponseFormat, requested
+from corepipe.serving.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
 from corepipe.serving.messages import Sampling
 
 MAX_CHOICES = 128
@@ -32,6 +34,10 @@ REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 LIGHT_BODY = 64 * 1024
 """Bytes up to which a body is not weighed: there is no room in it for too much."""
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
+
+GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+"""Fields that vLLM once had, after `guided_`."""
+CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED))
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -120,6 +126,30 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         Meta(description="the answer's `id` ends with it; 1 to 128 letters, digits and `._:-`"),
     ] = None
 
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="`text`, `json_object` or `json_schema`")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Meta(description="vLLM's: one of `json`, `regex`, `choice`, ...")
+    ] = None
+    guided_json: Annotated[
+        Any, Meta(description="as `structured_outputs.json`", extra_json_schema=SCHEMA_OR_TEXT)
+    ] = None
+    guided_json_object: Annotated[bool | None, Meta(description="as `structured_outputs.json_object`")] = None
+    guided_regex: Annotated[str | None, Meta(description="as `structured_outputs.regex`")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="as `structured_outputs.choice`")] = None
+    guided_grammar: Annotated[str | None, Meta(description="as `structured_outputs.grammar`")] = None
+    guided_whitespace_pattern: Annotated[
+        str | None, Meta(description="as `structured_outputs.whitespace_pattern`")
+    ] = None
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to.  Raises ConstraintError."""
+        if all(getattr(self, name) is None for name in CONSTRAINING):
+            return None
+        guided = {name: getattr(self, f"guided_{name}") for name in GUIDED}
+        return requested(self.response_format, self.structured_outputs, guided)
+
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -190,16 +220,44 @@ NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
     "safety_identifier": Neutral(type=_ShortText),
     "prompt_cache_key": Neutral(type=_ShortText),
     "service_tier": Neutral(("auto", "default")),
-    "response_format": Neutral(({"type": "text"},)),
     "store": Neutral((False,)),
     "use_beam_search": Neutral((False,)),
     "length_penalty": Neutral((1.0,)),
     "spaces_between_special_tokens": Neutral((True,)),
-    "structured_outputs": Neutral(),
+    "guided_decoding_backend": Neutral(
+        ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer", "llguidance")
+    ),
 }
 
 NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
     "include_obfuscation": Neutral((False,)),
+}
+
+NEUTRAL_JSON_SCHEMA: Mapping[str, Neutral] = {
+    "strict": Neutral((True, False)),
+    "description": Neutral(type=str),
+}
+NEUTRAL_STRUCTURED_OUTPUTS: Mapping[str, Neutral] = {
+    "structural_tag": Neutral(),
+    "disable_fallback": Neutral((True, False)),
+    "disable_additional_properties": Neutral((True, False)),
+}
+
+
+class Nested(NamedTuple):
+    """A field that is an object with fields of its own."""
+
+    request: type[msgspec.Struct]
+    neutral: Mapping[str, Neutral] = {}
+    nested: Mapping[str, Nested] = {}
+
+
+NESTED: Mapping[str, Nested] = {
+    "stream_options": Nested(StreamOptions, NEUTRAL_STREAM_OPTIONS),
+    "response_format": Nested(
+        ResponseFormat, nested={"json_schema": Nested(JsonSchemaFormat, NEUTRAL_JSON_SCHEMA)}
+    ),
+    "structured_outputs": Nested(StructuredOutputsParams, NEUTRAL_STRUCTURED_OUTPUTS),
 }
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -207,11 +265,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
     """Read a body strictly: raises ApiError (400) that names the field at fault."""
-    fields = screen(decode(body), request.__struct_fields__, neutral)
-    options = fields.get("stream_options")
-    if isinstance(options, dict):
-        names = StreamOptions.__struct_fields__
-        fields["stream_options"] = screen(options, names, NEUTRAL_STREAM_OPTIONS, "stream_options.")
+    fields = _screened(decode(body), Nested(request, neutral, NESTED))
     try:
         return msgspec.convert(fields, request)
     except msgspec.ValidationError as error:
@@ -244,6 +298,15 @@ def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
 def _check_weight(what: str, count: int, most: Mapping[str, int]) -> None:
     if count > most[what]:
         raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
+
+
+def _screened(fields: Mapping[str, Any], asked: Nested, prefix: str = "") -> dict[str, Any]:
+    """As `screen`, objects within the object too."""
+    kept = screen(fields, asked.request.__struct_fields__, asked.neutral, prefix)
+    for name, inner in asked.nested.items():
+        if isinstance(kept.get(name), dict):
+            kept[name] = _screened(kept[name], inner, f"{prefix}{name}.")
+    return kept
 
 
 def screen(

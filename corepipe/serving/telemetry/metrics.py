@@ -17,6 +17,7 @@ from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.tables import ENGINES
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Ready, StageWork, Stats
+from corepipe.serving.telemetry.constraints import ConstraintMetrics
 from corepipe.serving.telemetry.histogram import ITERATION, Histogram
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.requests import RequestMetrics
@@ -42,6 +43,7 @@ class Metrics(Collector):
         self._config = config
         self._ready: Ready | None = None
         self.requests = RequestMetrics(config.max_model_len or 2**17)
+        self.constraints = ConstraintMetrics()
         self.iteration_tokens = Histogram(ITERATION)
         self._price = find_instance(config.instance).price_per_hour
         self.registry = CollectorRegistry()
@@ -63,6 +65,7 @@ class Metrics(Collector):
         yield from self._engine_families()
         yield self._restarts()
         yield from self.requests.families(self._model)
+        yield from self.constraints.families(self._model)
         yield self.iteration_tokens.family(
             "vllm:iteration_tokens_total", "Tokens in a batch.", {"model_name": self._model}
         )

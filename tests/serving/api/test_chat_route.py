@@ -106,7 +106,7 @@ def test_an_answer_that_ends_at_eos(client, engine):
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -51,7 +51,7 @@ def test_what_is_no_json_object_is_refused(body):
     assert len(caught.value.message) <= 500
 
 
-@pytest.mark.parametrize("name", ["foo", "guided_json", "beam", "n ", "", "x" * 5000, "kv_transfer_params"])
+@pytest.mark.parametrize("name", ["foo", "guided_yaml", "beam", "n ", "", "x" * 5000, "kv_transfer_params"])
 @pytest.mark.parametrize("value", [None, 1])
 def test_unknown_parameters_are_refused_by_name(name, value):
     for ask in (completion, chat):

@@ -47,7 +47,8 @@ class Plan:
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
     `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
-    reading: how calls and reasoning are told from its text.
+    reading: how calls and reasoning are told from its text.  grammar: what the answer is held to, if
+    anything.
     """
 
     prompt: list[int]
@@ -58,6 +59,7 @@ class Plan:
     prompt_logprobs: int | None = None
     echo: Echo | None = None
     reading: Reading | None = None
+    grammar: str = ""
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -176,6 +178,7 @@ class Generation:
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
             bad_words=self._bad_words,
+            grammar=plan.grammar,
         )
         return require_some(submit)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.chat import NEUTRAL_MESSAGE
-from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
+from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.answers import Failure
 from corepipe.serving.api.routes.probes import Health
 from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
@@ -76,13 +76,16 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
     """The document of a server with these routes, serving `models`, perhaps with API keys."""
     types = [kind for one in routes for kind in (one.answer, one.request) if kind is not None]
+    inner = list(_nested(NESTED))
     _, schemas = msgspec.json.schema_components(
-        [*types, Failure, Message, StreamOptions], ref_template="#/components/schemas/{name}"
+        [*types, Failure, Message, *(one.request for one in inner)],
+        ref_template="#/components/schemas/{name}",
     )
     for one in routes:
         if one.request is not None:
             schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, models)
-    schemas["StreamOptions"] = _strict(schemas["StreamOptions"], NEUTRAL_STREAM_OPTIONS, ())
+    for part in inner:
+        schemas[part.request.__name__] = _strict(schemas[part.request.__name__], part.neutral, ())
     schemas["Message"] = _strict(schemas["Message"], NEUTRAL_MESSAGE, ())
     paths: dict[str, dict[str, Any]] = {}
     for one in routes:
@@ -100,6 +103,13 @@ def document(routes: Sequence[Route], version: str, models: Sequence[str], *, ke
         "components": components,
         "security": [{"key": []}, {"named": []}] if keys else [],
     }
+
+
+def _nested(fields: Mapping[str, Nested]) -> Iterator[Nested]:
+    """Objects within bodies, and within these."""
+    for one in fields.values():
+        yield one
+        yield from _nested(one.nested)
 
 
 def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, Any]:

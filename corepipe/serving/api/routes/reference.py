@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.api.protocol import NEUTRAL_STREAM_OPTIONS, Neutral, StreamOptions
+from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.route import Audience, Route
 from corepipe.serving.api.routes.table import ROUTES
 
@@ -121,6 +121,8 @@ sandbox, on servers with `--trust-request-chat-template`; the special tokens tha
   are tokens. `/tokenize` does as the route does whose `messages` or `prompt` it is given.
 - Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
   with an empty line between.
+- What an answer must look like is said by one of `response_format`, `structured_outputs` and `guided_...`:
+  [structured output](structured-output.md) says what of schemas is honoured, and what is refused.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
 - When the client goes away its requests are aborted at once.
 
@@ -181,7 +183,13 @@ def _sections() -> Iterator[str]:
     for one in ROUTES:
         if one.request is not None:
             yield from _section(f"{one.method} {one.path}", one.request, one.neutral)
-    yield from _section("stream_options", StreamOptions, NEUTRAL_STREAM_OPTIONS)
+    yield from _nested_sections(NESTED)
+
+
+def _nested_sections(nested: Mapping[str, Nested], prefix: str = "") -> Iterator[str]:
+    for name, inner in nested.items():
+        yield from _section(prefix + name, inner.request, inner.neutral)
+        yield from _nested_sections(inner.nested, f"{prefix}{name}.")
 
 
 def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Neutral]) -> Iterator[str]:

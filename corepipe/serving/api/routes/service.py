@@ -14,9 +14,12 @@ import msgspec
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.constraints import Constraint, ConstraintError
 from corepipe.serving.detokenizer import Pieces
+from corepipe.serving.grammar_checker import GrammarChecker
 from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.parsing.choose import Dialect, choose
 from corepipe.serving.parsing.reading import Reading
@@ -89,6 +92,7 @@ class Service:
         self.dialect = choose(tokenizer, *self._parsers)
         self._marked: dict[tuple[bool, bool], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
+        self._grammars = GrammarChecker()
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
@@ -188,6 +192,40 @@ class Service:
                 return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except TimeoutError:
             raise overloaded("Too much long text is being worked on.") from None
+
+    async def grammar(self, asked: GenerationRequest) -> str:
+        """What the answer is held to, checked; empty where it is free.
+
+        Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
+        """
+        try:
+            constraint = asked.constraint()
+        except ConstraintError as error:
+            self.metrics.constraints.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+        return "" if constraint is None else await self._checked(constraint)
+
+    async def check_schema(self, schema: Mapping[str, Any], field: str) -> None:
+        """Raises ApiError as `grammar` does, for a schema that no answer can be held to."""
+        text = msgspec.json.encode(schema).decode()
+        await self._checked(Constraint(kind="json_schema", text=text, field=field))
+
+    async def _checked(self, constraint: Constraint) -> str:
+        metrics = self.metrics.constraints
+        try:
+            verdict = await self._grammars.check(constraint)
+            if verdict.seconds:
+                metrics.took(verdict.seconds)
+            if verdict.error:
+                raise ConstraintError(verdict.error, verdict.param, verdict.code)
+        except ConstraintError as error:
+            metrics.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+        except TimeoutError:
+            metrics.refused("rate_limit_exceeded")
+            raise overloaded("Too many constraints are being checked.") from None
+        metrics.taken(constraint.kind)
+        return verdict.grammar
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,0 +1,268 @@
+"""A checked JSON schema as llguidance is to have it: narrower where it leaves more open than anybody means.
+
+Whatever fits the narrowed schema fits the one that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import msgspec
+
+from corepipe.serving.closed import close, close_together
+from corepipe.serving.schemas import (
+    FREE_FORMATS,
+    HARMLESS,
+    INTEGER_FORMATS,
+    Place,
+    Schema,
+    SchemaError,
+    reachable,
+    referred,
+    texts,
+    types,
+)
+
+EXACT = 2**53 - 1
+"""Integers beyond are not the same to every reader of JSON (RFC 8259, 6)."""
+BESIDE = frozenset(
+    {"additionalProperties", "maximum", "minimum", "patternProperties", "properties", "required", "type"}
+)
+"""Keywords that hold beside those of `_here`."""
+
+
+def narrow(document: Schema, places: Sequence[Place]) -> None:
+    """Changes the document, whose schemas are `places`.  Raises SchemaError where no answer could end."""
+    for _, schema in places:
+        _drop(schema)
+        _spell(schema)
+    for place in places:
+        _tell_apart(document, place)
+    groups = _groups(document, places)
+    joined = {id(one.schema) for group in groups for one in group}
+    for place in places:
+        if id(place.schema) not in joined:
+            _bound(place.schema)
+            close(place)
+    for group in groups:
+        close_together(group)
+    _check_that_it_ends(document, list(reachable(document)))
+
+
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
+_LEAP = r"(?:\d{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    rf"|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+)
+_CLOCK = r"(?:\d{1,4}H(?:\d{1,4}M)?(?:\d{1,4}S)?|\d{1,4}M(?:\d{1,4}S)?|\d{1,4}S)"
+_DAYS = r"(?:\d{1,4}Y(?:\d{1,4}M)?(?:\d{1,4}D)?|\d{1,4}M(?:\d{1,4}D)?|\d{1,4}D)"
+SPELLINGS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P(?:{_DAYS}(?:T{_CLOCK})?|T{_CLOCK}|\\d{{1,4}}W)",
+}
+"""Formats of RFC 3339 as all readers take them: days that there are, no second 60, digits that end."""
+
+
+def _spell(schema: Schema) -> None:
+    """A format of its own is a pattern."""
+    if schema.get("format") in SPELLINGS and "pattern" not in schema:
+        schema["pattern"] = f"^{SPELLINGS[schema.pop('format')]}$"
+
+
+def _drop(schema: Schema) -> None:
+    """What says nothing goes."""
+    for key, nothing in HARMLESS.items():
+        if schema.get(key) is nothing:
+            del schema[key]
+    if schema.get("format") in FREE_FORMATS:
+        del schema["format"]
+
+
+# Schemas that an answer meets together: there one may need what another leaves open.
+
+
+def _groups(document: Schema, places: Sequence[Place]) -> list[list[Place]]:
+    """Schemas that hold for an answer together with others; one may be in several groups."""
+    found = []
+    for place in places:
+        here = _here(place.schema)
+        if "allOf" in here or len(here) > 1 or (here and not place.schema.keys().isdisjoint(BESIDE)):
+            found.append(_group(document, place))
+    return found
+
+
+def _here(schema: Schema) -> list[str]:
+    """Keywords by which other schemas hold where this one does."""
+    return [key for key in ("$ref", "allOf", "anyOf", "oneOf") if key in schema]
+
+
+def _group(document: Schema, place: Place) -> list[Place]:
+    found: dict[int, Place] = {}
+    waiting = [place]
+    while waiting:
+        one = waiting.pop()
+        if id(one.schema) not in found:
+            found[id(one.schema)] = one
+            waiting += _branches(document, one)
+    return list(found.values())
+
+
+def _branches(document: Schema, place: Place) -> Iterator[Place]:
+    yield from referred(document, place)
+    for key in ("allOf", "anyOf", "oneOf"):
+        for number, one in enumerate(place.schema.get(key, ())):
+            if isinstance(one, dict):
+                yield Place((*place.path, key, str(number)), one)
+
+
+# Bounds
+
+
+def _bound(schema: Schema) -> None:
+    """Integers without bounds may have digits without end; these have bounds."""
+    kind = schema.get("format")
+    most = min(INTEGER_FORMATS.get(str(kind), EXACT), EXACT)
+    if kind in INTEGER_FORMATS:
+        del schema["format"]
+    if "integer" not in types(schema) or "number" in types(schema) or "enum" in schema or "const" in schema:
+        return
+    lower = [schema[key] for key in ("minimum", "exclusiveMinimum") if key in schema]
+    upper = [schema[key] for key in ("maximum", "exclusiveMaximum") if key in schema]
+    if not all(isinstance(one, int | float) for one in lower + upper):
+        return  # which llguidance refuses
+    if not upper and all(one < most for one in lower):
+        schema["maximum"] = most
+    if not lower and all(one > -most for one in upper):
+        schema["minimum"] = -most
+
+
+# oneOf
+
+
+def _tell_apart(document: Schema, place: Place) -> None:
+    """Where of several schemas no two can hold at once, one of them is any of them.
+
+    Objects that differ in a property's constant are told apart by it once they all must have it.
+    """
+    branches = place.schema.get("oneOf")
+    if not branches or "anyOf" in place.schema or not all(isinstance(one, dict) for one in branches):
+        return
+    found = [_followed(document, Place(place.path, one)) for one in branches]
+    if any(one is None for one in found):
+        return
+    schemas = [one for one in found if one is not None]
+    objects = [one for one in schemas if types(one) == ["object"]]
+    tag = _tag(objects) if len(objects) > 1 else None
+    for one, other in combinations(schemas, 2):
+        tagged = tag is not None and types(one) == types(other) == ["object"]
+        if not tagged and not _kinds_differ(one, other):
+            return
+    for one in objects if tag is not None else ():
+        one["required"] = [*one.get("required", []), *({tag} - {*texts(one.get("required"))})]
+    place.schema["anyOf"] = place.schema.pop("oneOf")
+
+
+def _followed(document: Schema, place: Place) -> Schema | None:
+    """A schema, or the one that its $ref leads to."""
+    seen: set[int] = set()
+    while "$ref" in place.schema:
+        if id(place.schema) in seen:
+            return None
+        seen.add(id(place.schema))
+        ways = list(referred(document, place))
+        if len(place.schema.keys() - {"$ref", "title", "description"}) or not ways:
+            return None
+        (place,) = ways
+    return place.schema
+
+
+def _tag(schemas: Sequence[Schema]) -> str | None:
+    """A property by whose constant objects differ."""
+    if not all(isinstance(one.get("properties"), dict) for one in schemas):
+        return None
+    if not all(isinstance(one.get("required", []), list) for one in schemas):
+        return None
+    for name in schemas[0]["properties"]:
+        values = [_constants(one["properties"].get(name)) for one in schemas]
+        if all(values) and not any(one & other for one, other in combinations(values, 2)):
+            return str(name)
+    return None
+
+
+def _constants(schema: object) -> set[bytes]:
+    """The texts, as JSON, that a schema names; empty where it may be something else."""
+    if not isinstance(schema, dict) or not ("const" in schema or "enum" in schema):
+        return set()
+    named = [schema["const"]] if "const" in schema else schema["enum"]
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        return set()
+    return {msgspec.json.encode(one) for one in named}
+
+
+def _kinds_differ(one: Schema, other: Schema) -> bool:
+    """Whether no value has a type of both; every integer is a number."""
+    kinds, others = ({"number" if kind == "integer" else kind for kind in types(two)} for two in (one, other))
+    return bool(kinds and others) and not kinds & others
+
+
+# Recursion
+
+
+def _check_that_it_ends(document: Schema, places: Sequence[Place]) -> None:
+    """Raises SchemaError where every answer would need another one in itself."""
+    ends: set[int] = set()
+    more = True
+    while more and id(document) not in ends:
+        more = False
+        for place in reversed(places):  # inner ones first
+            if id(place.schema) not in ends and _ends(document, place, ends):
+                ends.add(id(place.schema))
+                more = True
+    if id(document) not in ends:
+        path = next(one.path for one in reversed(places) if id(one.schema) not in ends)
+        raise SchemaError(path, "no answer that ends can fit")
+
+
+def _ends(document: Schema, place: Place, ends: set[int]) -> bool:
+    """Whether some value that fits has an end, as far as is known by now."""
+    schema = place.schema
+    if "const" in schema or "enum" in schema:
+        return True
+    if any(id(one.schema) not in ends for one in referred(document, place)):
+        return False
+    if not all(_known(one, ends) for one in schema.get("allOf", ())):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not any(_known(one, ends) for one in schema[key]):
+            return False
+    kinds = types(schema)
+    if not kinds or set(kinds) - {"object", "array"}:
+        return True
+    return ("object" in kinds and _object_ends(schema, ends)) or (
+        "array" in kinds and _array_ends(schema, ends)
+    )
+
+
+def _known(schema: object, ends: set[int]) -> bool:
+    return schema is True or id(schema) in ends
+
+
+def _object_ends(schema: Schema, ends: set[int]) -> bool:
+    listed = schema.get("properties", {})
+    other = schema.get("additionalProperties", True)
+    patterns = schema.get("patternProperties")
+    return all(patterns or _known(listed.get(name, other), ends) for name in texts(schema.get("required")))
+
+
+def _array_ends(schema: Schema, ends: set[int]) -> bool:
+    least = schema.get("minItems", 0)
+    first = schema.get("prefixItems", [])
+    wanted = first[:least] if isinstance(least, int) else []
+    rest = schema.get("items", True)
+    needs_rest = isinstance(least, int) and least > len(first) and not isinstance(rest, list)
+    return all(_known(one, ends) for one in wanted) and (not needs_rest or _known(rest, ends))

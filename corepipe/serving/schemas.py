@@ -1,0 +1,218 @@
+"""JSON schemas of strangers: the schemas within one, and what of them cannot be honoured, and where.
+
+Keywords that no version of JSON Schema defines are annotations, as its specification has it.  All others are
+honoured or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+MAX_DEPTH = 64
+"""Of JSON in a schema; llguidance's reader ends at 128."""
+
+Path = tuple[str, ...]
+Schema = dict[str, Any]
+
+REFUSED = frozenset(
+    {
+        "$dynamicRef",
+        "$recursiveRef",
+        "contains",
+        "contentSchema",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "disallow",
+        "divisibleBy",
+        "else",
+        "extends",
+        "if",
+        "maxContains",
+        "minContains",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""What no grammar here can hold an answer to; `extends`, `disallow` and `divisibleBy` are of old drafts."""
+
+HARMLESS: Mapping[str, object] = {
+    "uniqueItems": False,
+    "unevaluatedItems": True,
+    "unevaluatedProperties": True,
+    "contentSchema": True,
+}
+"""Values by which a keyword asks for nothing."""
+
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+FREE_FORMATS = frozenset(
+    {"binary", "directory-path", "double", "file-path", "float", "markdown", "password", "path", "text"}
+)
+"""Names of pydantic's and OpenAPI's that any text or number has."""
+INTEGER_FORMATS: Mapping[str, int] = {"int32": 2**31 - 1, "int64": 2**63 - 1}
+"""And the largest of each."""
+
+MAPS = ("properties", "patternProperties")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SINGLES = ("additionalProperties", "items", "additionalItems")
+
+
+class SchemaError(Exception):
+    """What of a schema is wrong, and where.  unsupported: it is one, but it cannot be honoured."""
+
+    def __init__(self, path: Path, message: str, *, unsupported: bool = False) -> None:
+        super().__init__(message)
+        self.path, self.message, self.unsupported = path, message, unsupported
+
+
+class Place(NamedTuple):
+    """A schema within a document."""
+
+    path: Path
+    schema: Schema
+
+
+def check(document: Schema) -> list[Place]:
+    """The schemas within a document that an answer may meet.
+
+    Raises SchemaError for the first thing that cannot be honoured.
+    """
+    _check_depth(document)
+    if "x-guidance" in document:  # llguidance's own, by which it could be told to ignore keywords
+        raise SchemaError((), "'x-guidance' is not permitted", unsupported=True)
+    places = list(reachable(document))
+    for place in places:
+        _check_keywords(place)
+        _check_free_keys(place)
+    return places
+
+
+def _check_depth(document: object) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return
+    raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
+
+
+def _inner(value: object) -> Iterator[object]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    yield from (one for one in values if isinstance(one, dict | list))
+
+
+def reachable(document: Schema) -> Iterator[Place]:
+    """All schemas that an answer may meet, each once; what no $ref leads to is none of them.
+
+    Raises SchemaError for a $ref that leads nowhere or out of the document, and for what is no schema.
+    """
+    seen: set[int] = set()
+    waiting = [Place((), document)]
+    while waiting:
+        place = waiting.pop()
+        if id(place.schema) not in seen:
+            seen.add(id(place.schema))
+            yield place
+            waiting += reversed([*referred(document, place), *_subschemas(place)])
+
+
+def _subschemas(place: Place) -> Iterator[Place]:
+    path, schema = place
+    for key in MAPS:
+        for name, inner in _of(schema, key, dict, path).items():
+            yield from _place((*path, key, name), inner)
+    for key in LISTS:
+        for number, inner in enumerate(_of(schema, key, list, path)):
+            yield from _place((*path, key, str(number)), inner)
+    for key in SINGLES:
+        inner = schema.get(key)
+        if key == "items" and isinstance(inner, list):
+            for number, one in enumerate(inner):
+                yield from _place((*path, key, str(number)), one)
+        elif inner is not None:
+            yield from _place((*path, key), inner)
+
+
+def _of(schema: Schema, key: str, kind: type[Any], path: Path) -> Any:  # noqa: ANN401 -- of that kind
+    value = schema.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise SchemaError((*path, key), "an object is wanted" if kind is dict else "a list is wanted")
+    return value or kind()
+
+
+def _place(path: Path, value: object) -> Iterator[Place]:
+    if isinstance(value, dict):
+        yield Place(path, value)
+    elif not isinstance(value, bool):
+        raise SchemaError(path, "a schema must be an object, true or false")
+
+
+def referred(document: Schema, place: Place) -> Iterator[Place]:
+    """Where a $ref leads; one to an anchor is llguidance's to follow."""
+    reference = place.schema.get("$ref")
+    if reference is None:
+        return
+    path = (*place.path, "$ref")
+    if not isinstance(reference, str):
+        raise SchemaError(path, "a $ref must be a text")
+    if not reference.startswith("#"):
+        raise SchemaError(path, "a $ref to another document is not permitted", unsupported=True)
+    if reference != "#" and not reference.startswith("#/"):
+        return
+    target, way = _resolved(document, reference)
+    if target is None:
+        raise SchemaError(path, "it leads to nothing in this schema")
+    yield from _place(way, target)
+
+
+def _resolved(document: Schema, reference: str) -> tuple[object, Path]:
+    """What a JSON pointer leads to, or None; and the way."""
+    steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:]]
+    found: object = document
+    for step in steps:
+        if isinstance(found, dict):
+            found = found.get(step)
+        elif isinstance(found, list) and step.isascii() and step.isdigit() and len(step) < 10:
+            found = found[int(step)] if int(step) < len(found) else None
+        else:
+            return None, ()
+    return found, tuple(steps)
+
+
+def _check_keywords(place: Place) -> None:
+    path, schema = place
+    for key, value in schema.items():
+        if key in REFUSED and not (key in HARMLESS and value is HARMLESS[key]):
+            raise SchemaError(path, f"'{key}' is not permitted", unsupported=True)
+    kind = schema.get("format")
+    if isinstance(kind, str) and kind not in FORMATS | FREE_FORMATS | INTEGER_FORMATS.keys():
+        raise SchemaError((*path, "format"), f"'format' {kind[:40]!r} is not permitted", unsupported=True)
+
+
+def _check_free_keys(place: Place) -> None:
+    """Of keys that are not listed two may be alike, and then count once to who reads them."""
+    path, schema = place
+    least = schema.get("minProperties")
+    listed = len(set(texts(schema.get("required"))))
+    if isinstance(least, int) and least > listed + 1:
+        reason = f"'minProperties' more than one above the number of 'required' ({listed}) is not permitted"
+        raise SchemaError(path, reason, unsupported=True)
+
+
+def texts(value: object) -> list[str]:
+    """Of a list; nothing of what is none."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def types(schema: Schema) -> list[str]:
+    """Those that it names; none where it names none."""
+    kinds = schema.get("type")
+    return [kinds] if isinstance(kinds, str) else texts(kinds)

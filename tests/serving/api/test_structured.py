@@ -1,0 +1,239 @@
+"""Constraints over HTTP: which fields ask for which grammar, and what is refused before a token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from corepipe.serving import grammar_checker
+from corepipe.serving.constraints import Constraint
+from corepipe.serving.grammars import grammar_of
+from tests.servers import metric_of
+from tests.serving.http_support import FakeEngine, running, saying
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+LARK = 'start: "a" | "b"'
+PATHS = {
+    "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 4},
+    "/v1/chat/completions": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 4,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine(saying("Hello world. "))
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with pytest.MonkeyPatch.context() as patience, running(engine) as where:
+        patience.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
+        yield where
+
+
+@pytest.fixture(autouse=True)
+def _forget(engine):
+    engine.submitted.clear()
+
+
+@pytest.fixture(params=PATHS)
+def ask(request, url):
+    def asked(**fields: Any) -> httpx.Response:
+        return httpx.post(url + request.param, json=PATHS[request.param] | fields)
+
+    return asked
+
+
+def grammar(kind: Any, text: str, whitespace: str | None = None) -> str:
+    return grammar_of(Constraint(kind, text, "", whitespace=whitespace))
+
+
+OBJECT = grammar("json_object", '{"type":"object"}')
+OF_SCHEMA = grammar("json_schema", json.dumps(SCHEMA))
+
+HONOURED: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({"response_format": None, "structured_outputs": None, "guided_json": None}, ""),
+    ({"response_format": {"type": "text"}}, ""),
+    ({"response_format": {"type": "json_object"}}, OBJECT),
+    ({"response_format": JSON_SCHEMA}, OF_SCHEMA),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OF_SCHEMA),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, OF_SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, OF_SCHEMA),
+    ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_additional_properties": True}}, OF_SCHEMA),
+    ({"structured_outputs": {"json": SCHEMA}, "response_format": {"type": "text"}}, OF_SCHEMA),
+    ({"structured_outputs": {"json_object": True}}, OBJECT),
+    ({"structured_outputs": {"regex": "a+", "choice": None, "json_object": False}}, grammar("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, grammar("choice", '["a","b"]')),
+    ({"structured_outputs": {"grammar": LARK}}, grammar("grammar", LARK)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        grammar("json_schema", json.dumps(SCHEMA), ""),
+    ),
+    ({"guided_json": SCHEMA}, OF_SCHEMA),
+    ({"guided_json": json.dumps(SCHEMA), "guided_decoding_backend": "xgrammar"}, OF_SCHEMA),
+    ({"guided_json_object": True}, OBJECT),
+    ({"guided_regex": "a+"}, grammar("regex", "a+")),
+    ({"guided_choice": ["a", "b"]}, grammar("choice", '["a","b"]')),
+    ({"guided_grammar": LARK}, grammar("grammar", LARK)),
+    (
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]?"},
+        grammar("json_schema", json.dumps(SCHEMA), "[ ]?"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "wanted"), HONOURED, ids=lambda value: str(value)[:60])
+def test_what_is_asked_for_reaches_the_engine(ask, engine, fields, wanted):
+    answer = ask(**fields)
+    assert answer.status_code == 200, answer.text
+    assert [one.grammar for one in engine.submitted] == [wanted]
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "invalid_value"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
+        "response_format.json_schema.foo",
+        "unsupported_parameter",
+    ),
+    (
+        {"response_format": JSON_SCHEMA | {"type": "json_object"}},
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    ({"response_format": JSON_SCHEMA | {"schema": {}}}, "response_format.schema", "invalid_value"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "invalid_value"),
+    (
+        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
+        "response_format",
+        "unsupported_value",
+    ),
+    ({"response_format": "json"}, "response_format", "invalid_type"),
+    ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    (
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag",
+        "unsupported_parameter",
+    ),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "invalid_value"),
+    ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "invalid_type"),
+    ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex", "invalid_value"),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "invalid_value"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA},
+        "structured_outputs",
+        "invalid_value",
+    ),
+    ({"guided_regex": "a", "response_format": JSON_SCHEMA}, "guided_regex", "invalid_value"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "invalid_value"),
+    ({"guided_whitespace_pattern": " "}, "guided_json", "invalid_value"),
+    ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", "invalid_value"),
+    ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "unsupported_parameter"),
+    ({"structured_outputs": {"regex": "x" * 300_000}}, "structured_outputs.regex", "request_too_complex"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_is_refused_before_a_token(ask, engine, fields, param, code, stream):
+    answer = ask(**fields, stream=stream)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert engine.submitted == []
+
+
+def test_every_choice_is_held_to_it(ask, engine):
+    assert ask(response_format=JSON_SCHEMA, n=3).status_code == 200
+    assert [one.grammar for one in engine.submitted] == [OF_SCHEMA] * 3
+
+
+def test_prompts_are_each_held_to_it(url, engine):
+    body = PATHS["/v1/completions"] | {"prompt": ["a", "b"], "response_format": JSON_SCHEMA}
+    assert httpx.post(url + "/v1/completions", json=body).status_code == 200
+    assert [one.grammar for one in engine.submitted] == [OF_SCHEMA] * 2
+
+
+def test_clients_find_the_words_that_they_look_for(ask):
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "Person", "schema": schema}}
+    assert ask(response_format=wanted).json()["error"]["message"] == (
+        "Invalid schema for response_format 'Person': In context=('properties', 'tags'), "
+        "'uniqueItems' is not permitted."
+    )
+
+
+class Person(BaseModel):
+    name: str
+    age: int | None = None
+
+
+def test_the_sdk_parses_a_class_of_pydantics(engine, url):
+    engine.script, before = saying('{"name": "Ada", "age": 36}<|im_end|>', ends="stop"), engine.script
+    try:
+        with openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client:
+            messages = PATHS["/v1/chat/completions"]["messages"]
+            asked = {"model": "tiny", "messages": messages, "response_format": Person}
+            whole = client.chat.completions.parse(**asked)
+            with client.chat.completions.stream(**asked) as stream:
+                streamed = stream.get_final_completion()
+    finally:
+        engine.script = before
+    for answer in (whole, streamed):
+        assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert all(one.grammar for one in engine.submitted)
+
+
+def test_constraints_and_refusals_are_counted(url):
+    def counts() -> dict[str, float]:
+        text = httpx.get(url + "/metrics").text
+        return {
+            "schema": metric_of(text, "corepipe_constrained_requests_total", 'kind="json_schema"'),
+            "regex": metric_of(text, "corepipe_constrained_requests_total", 'kind="regex"'),
+            "unsupported": metric_of(text, "corepipe_constraint_refusals_total", 'reason="unsupported"'),
+            "too_complex": metric_of(text, "corepipe_constraint_refusals_total", 'reason="too_complex"'),
+            "checks": metric_of(text, "corepipe_grammar_check_seconds_count"),
+        }
+
+    def ask(**fields: Any) -> int:
+        return httpx.post(url + "/v1/completions", json=PATHS["/v1/completions"] | fields).status_code
+
+    before = counts()
+    assert ask(guided_regex="only here") == 200
+    assert ask(guided_regex="only here", n=2) == 200
+    assert ask(guided_json={"only": "here", "type": "null"}) == 200
+    assert ask(guided_json={"only": "here", "not": {}}) == 400
+    assert ask(guided_regex="y" * 300_000) == 400
+    after = counts()
+    told = {name: after[name] - before[name] for name in after}
+    assert told == {"schema": 1, "regex": 2, "unsupported": 1, "too_complex": 1, "checks": 3}
+
+
+def test_checking_that_takes_too_long_is_told_to_come_again(url, monkeypatch):
+    monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 0.0)
+    answer = httpx.post(url + "/v1/completions", json=PATHS["/v1/completions"] | {"guided_regex": "late"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert answer.headers["retry-after"]

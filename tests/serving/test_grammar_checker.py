@@ -1,0 +1,208 @@
+"""Grammars checked in processes of their own: bombs, the processes' ends, and what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from corepipe.serving import grammar_checker
+from corepipe.serving.constraints import MAX_BYTES, Constraint, StructuredOutputsParams, constraint_of
+from corepipe.serving.grammar_checker import GrammarChecker, Verdict
+
+JSON = Constraint("json_object", '{"type":"object"}', "response_format")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of processor time may take long."""
+    monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
+
+
+@pytest.fixture
+def checker() -> Iterator[GrammarChecker]:
+    made = GrammarChecker(cpu_seconds=0.5)
+    yield made
+    made.close()
+
+
+def asked(**params: Any) -> Constraint:
+    return constraint_of(StructuredOutputsParams(**params))
+
+
+def sandboxes() -> list[psutil.Process]:
+    """Of this process, the oldest first."""
+    children = psutil.Process().children()
+    found = [one for one in children if grammar_checker.MODULE in one.cmdline()]
+    return sorted(found, key=psutil.Process.create_time)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+def chain(length: int) -> dict[str, Any]:
+    links = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "null"}}}
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """Schemas of which each holds the next one twice, all at once."""
+    twice = {str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * 2} for at in range(levels)}
+    return {"$ref": "#/$defs/0", "$defs": {**twice, str(levels): {"type": "object", "properties": {"a": {}}}}}
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "a regular expression of powers": {"regex": "a{1000}{1000}{1000}"},
+    "more powers": {"regex": "((a{1,100}){1,100}){1,100}b"},
+    "alternatives of alternatives": {"regex": "(((a|aa){50}|(b|bb){50}){50}c){50}"},
+    "brackets": {"regex": "(" * 50_000 + "a" + ")" * 50_000},
+    "a repeated class": {"regex": r"[\p{L}\p{N}]{1,5000}\p{L}{5000}"},
+    "all of everything twice": {"json": doubled(40)},
+    "a long chain": {"json": chain(4_000)},
+    "deep": {"json": nested(60)},
+    "a large enumeration": {"json": {"enum": [f"value number {at}" for at in range(9_000)]}},
+    "many choices": {"choice": [f"{at:x}" * 3 for at in range(15_000)]},
+    "many properties": {"json": {"type": "object", "properties": {f"p{at}": {} for at in range(9_000)}}},
+    "a large count": {"json": {"type": "array", "items": {"type": "null"}, "minItems": 10**9}},
+    "a long text": {"json": {"type": "string", "minLength": 10**9, "maxLength": 2 * 10**9}},
+    "patterns that must hold at once": {
+        "json": {"allOf": [{"type": "string", "pattern": f"a.{{{at}}}b"} for at in range(50, 90)]}
+    },
+    "an ambiguous grammar": {"grammar": 'start: a\na: a a | "x" | ""'},
+    "a deep grammar": {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "deep GBNF": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "many rules": {
+        "grammar": "start: r0\n" + "\n".join(f'r{at}: r{at + 1} "a"' for at in range(9_000)) + '\nr9000: "b"'
+    },
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_in_bounded_time_and_memory(checker: GrammarChecker, name: str) -> None:
+    """Or taken, where they are none: the limits are the kernel's, and the next one is answered."""
+    constraint = asked(**BOMBS[name])
+    verdict = asyncio.run(checker.check(constraint))
+    assert bool(verdict.grammar) != bool(verdict.error)
+    assert len(verdict.error) < 1200
+    assert asyncio.run(checker.check(JSON)).grammar
+
+
+def test_what_takes_too_long_ends_its_process_and_is_remembered() -> None:
+    checker = GrammarChecker(cpu_seconds=0.05)
+    bomb = asked(regex="a{1000}{1000}")
+    first = asyncio.run(checker.check(bomb))
+    assert first.code == "request_too_complex"
+    assert "takes more than 0.05 s of processor time" in first.error
+    assert first.seconds > 0
+    again = asyncio.run(checker.check(bomb))
+    assert (again.error, again.seconds) == (first.error, 0.0)
+
+
+def test_a_verdict_is_made_once_for_all_who_ask_at_once(checker: GrammarChecker) -> None:
+    async def many() -> list[Verdict]:
+        return await asyncio.gather(*(checker.check(asked(regex="a{1,5}")) for _ in range(50)))
+
+    before = len(sandboxes())
+    found = asyncio.run(many())
+    assert len({one.grammar for one in found}) == 1
+    assert len(sandboxes()) - before == 1
+    assert asyncio.run(checker.check(asked(regex="a{1,5}"))).seconds == 0
+
+
+def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker) -> None:
+    async def both() -> Verdict:
+        first = asyncio.ensure_future(checker.check(JSON))
+        second = asyncio.ensure_future(checker.check(JSON))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(both()).grammar
+
+
+def test_the_event_loop_goes_on_and_others_are_checked(checker: GrammarChecker) -> None:
+    """While one process stands still: suspended, for as long as it takes to see that."""
+
+    async def held_up() -> tuple[bool, Verdict, Verdict]:
+        await checker.check(asked(regex="warm"))
+        stopped = sandboxes()[-1]
+        stopped.suspend()
+        waiting = asyncio.ensure_future(checker.check(asked(regex="a")))
+        while not waiting.done() and len(sandboxes()) < before + 2:
+            other = await checker.check(asked(regex=f"b{len(sandboxes())}"))
+        still = not waiting.done()
+        stopped.resume()
+        return still, other, await waiting
+
+    before = len(sandboxes())
+    still, other, waited = asyncio.run(held_up())
+    assert still
+    assert other.grammar
+    assert waited.grammar
+
+
+def test_a_process_that_was_killed_is_replaced_and_its_question_not_remembered(
+    checker: GrammarChecker,
+) -> None:
+    asyncio.run(checker.check(JSON))
+    killed = sandboxes()[-1]
+    killed.suspend()
+
+    async def ask() -> Verdict:
+        task = asyncio.ensure_future(checker.check(asked(regex="a")))
+        await asyncio.sleep(0)
+        killed.kill()
+        return await task
+
+    verdicts = [asyncio.run(ask()), asyncio.run(checker.check(asked(regex="a")))]
+    assert verdicts[-1].grammar
+
+
+def test_a_process_has_limits_and_no_secrets(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COREPIPE_API_KEY", "canary")
+    asyncio.run(checker.check(JSON))
+    home = Path(f"/proc/{sandboxes()[-1].pid}")
+    if not home.is_dir():
+        pytest.skip("reads /proc")
+    assert b"canary" not in (home / "environ").read_bytes()
+    limits = (home / "limits").read_text()
+    assert "Max open files            0 " in limits
+    assert f"Max address space         {1 << 30} " in limits
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "MOST_KNOWN", 2)
+    checker = GrammarChecker()
+    for pattern in ("a", "b", "c"):
+        assert asyncio.run(checker.check(asked(regex=pattern))).seconds > 0
+    assert asyncio.run(checker.check(asked(regex="c"))).seconds == 0
+    assert asyncio.run(checker.check(asked(regex="a"))).seconds > 0
+
+
+def test_the_memory_of_verdicts_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "MOST_BYTES", 4 * MAX_BYTES)
+    checker = GrammarChecker()
+    large = [asked(choice=[f"{at}{'x' * 60_000}"]) for at in range(3)]
+    for constraint in large:
+        asyncio.run(checker.check(constraint))
+    assert asyncio.run(checker.check(large[-1])).seconds == 0
+    assert json.loads(large[0].text)
+
+
+def test_the_processes_end_with_the_checker() -> None:
+    checker = GrammarChecker()
+    asyncio.run(checker.check(JSON))
+    mine = sandboxes()[-1]
+    checker.close()
+    assert not mine.is_running()
