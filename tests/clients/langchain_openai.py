@@ -14,7 +14,6 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from tests.clients.rows import EXPLAINED, FAILED, KEY, MODEL, PASSED, URL, Result
 
-
 LOOP = "asyncio_default_fixture_loop_scope=function"
 
 
