@@ -4,9 +4,9 @@
 
 In this process, without HTTP.  Free and constrained requests have the same prompts, draw at temperature 1 and
 are as long.  The grammar is that of a JSON schema whose answers are longer than that.  Printed are medians of
-tokens a second and of processor time a token, their ratio by turn, and the processor time that a mask takes: to
-be filled while the batch is computed, and to be told of the token after it.  Beside other work the ratio of
-processor times is the one that says something.
+tokens a second and of processor time a token, their ratio by turn, and the processor time that a mask takes:
+to be filled while the batch is computed, and to be told of the token after it.  Beside other work the ratio
+of processor times is the one that says something.
 
 --random: a published shape with random weights, and the default model's vocabulary, in that model's place.
 """

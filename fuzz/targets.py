@@ -38,7 +38,7 @@ from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.protocol import parse
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
-from corepipe.serving.api.routes.tokens import NEUTRAL_TOKENIZE, DetokenizeRequest, TokenizeRequest
+from corepipe.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from corepipe.serving.engine import requests
 from corepipe.serving.messages import Submit
 from fuzz.answers import response_template, stop_strings, tool_calls
@@ -199,7 +199,7 @@ def request(data: bytes) -> None:
     for kind, neutral in (
         (CompletionRequest, NEUTRAL_COMPLETION),
         (ChatRequest, NEUTRAL_CHAT),
-        (TokenizeRequest, NEUTRAL_TOKENIZE),
+        (TokenizeRequest, {}),
         (DetokenizeRequest, {}),
     ):
         try:

@@ -25,10 +25,14 @@ class Clock(Protocol):
 
     paced: the device decides when a result may leave; otherwise it leaves when the host has it, and the
     device's time runs beside.
+    virtual: what the host does takes no time.
     """
 
     @property
     def paced(self) -> bool: ...
+
+    @property
+    def virtual(self) -> bool: ...
 
     def now(self) -> float:
         """Seconds since the start; never falls."""
@@ -47,6 +51,7 @@ class HostClock:
     """As fast as the host can: the device's times are reported, never waited for."""
 
     paced = False
+    virtual = False
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
         self._read = read
@@ -72,6 +77,7 @@ class PacedClock:
     """
 
     paced = True
+    virtual = False
 
     def __init__(
         self,
@@ -107,6 +113,7 @@ class VirtualClock:
     """Nothing waits: time is what was last waited for."""
 
     paced = True
+    virtual = True
 
     def __init__(self) -> None:
         self._now = 0.0

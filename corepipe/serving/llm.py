@@ -28,9 +28,10 @@ from corepipe.serving.grammars import grammar_of
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parsing.choose import AUTO, choose
+from corepipe.serving.parsing.forcing import answer_grammar
 from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
 from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tools import offered_by
+from corepipe.serving.parsing.tools import Offer, offered_by
 from corepipe.serving.parts import (
     Call,
     Said,
@@ -89,6 +90,7 @@ class _Asked:
 
     prompt: Prompt
     reading: Reading | None = None
+    offer: Offer | None = None
 
 
 class LLM:
@@ -154,8 +156,7 @@ class LLM:
         with _options_for_flags():
             grammars = _grammars(each)
             sequences = [
-                self._sequence(prompt, one, grammars[id(one)])
-                for prompt, one in zip(listed, each, strict=True)
+                self._sequence(asked, one, grammars[id(one)]) for asked, one in zip(listed, each, strict=True)
             ]
             try:
                 self._run(deque(sequences))
@@ -208,7 +209,7 @@ class LLM:
             encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
             prompt = encode(text, add_special_tokens=False)
             tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-            return _Asked(prompt, reading_of(dialect, offer, tail))
+            return _Asked(prompt, reading_of(dialect, offer, tail), offer)
 
         return self._answers([asked(turns) for turns in _conversations(messages)], params)
 
@@ -254,6 +255,7 @@ class LLM:
 
     def _sequence(self, asked: _Asked, params: SamplingParams, grammar: str) -> _Sequence:
         prompt = asked.prompt
+        grammar = answer_grammar(asked.reading, asked.offer, self._tokenizer.added_tokens, grammar)
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1

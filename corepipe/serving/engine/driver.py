@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
-from corepipe.neuron.clock import VirtualClock
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
@@ -184,7 +183,7 @@ class Driver:
     def _compile(self, request: SampledRequest) -> None:
         """In virtual time that takes none: what happens next must not depend on how long it takes here."""
         self._grammars.start(request)
-        while isinstance(self._deployment.clock, VirtualClock) and len(self._grammars):
+        while self._deployment.clock.virtual and len(self._grammars):
             self._grammars.wait()
             self.release()
 

@@ -33,10 +33,6 @@ def check_callable(dialect: Dialect, offer: Offer | None) -> None:
             "start the server with --tool-call-parser NAME, or send tool_choice none.",
             "tools",
         )
-    if offer is not None and offer.forced:
-        raise UserError("tool_choice: calls cannot be forced yet; send auto or none.", "tool_choice")
-    if offer is not None and offer.strict:
-        raise UserError("tools: arguments cannot be held to strict schemas yet; leave strict out.", "tools")
 
 
 def template_input(

@@ -170,6 +170,8 @@ def test_marks_are_hidden_from_those_who_offer_no_tools(client):
     ("choice", "names", "finish"),
     [
         ("auto", ["weather", "time"], "tool_calls"),
+        ("required", ["weather", "time"], "tool_calls"),
+        ({"type": "function", "function": {"name": "weather"}}, ["weather"], "stop"),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
                 {"type": "function", "function": {"name": "time"}}]}},
@@ -183,6 +185,7 @@ def test_what_may_be_called(client, engine, choice, names, finish):
     plain = client.chat.completions.create(**ASKED, tool_choice=choice).choices[0]
     assert [name for name, _ in calls_of(plain.message)] == names
     assert plain.finish_reason == finish
+    assert bool(engine.submitted[-1].grammar) == (choice == "required" or (finish == "stop" and bool(names)))
     assert '"name": "weather"' in prompt_of(engine)
     assert '"name": "time"' in prompt_of(engine)
 
@@ -353,6 +356,9 @@ for _ in range(60):
     DEEP = {"properties": {"a": DEEP}}
 
 
+NOTHING = {"type": "object", "properties": {"a": {"contains": 1}}}
+
+
 def parameters(schema):
     return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
 
@@ -362,7 +368,7 @@ def parameters(schema):
     [
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": NAMED}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+        ({"tools": parameters(NOTHING), "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice.function.name"),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
@@ -370,7 +376,6 @@ def parameters(schema):
             "tool_choice.allowed_tools.tools[1].function.name",
         ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
         ({"tools": [WEATHER, TIME, WEATHER]}, "tools[2].function.name"),
         ({"tools": [function("a b")]}, "tools[0].function.name"),

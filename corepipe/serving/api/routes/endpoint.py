@@ -52,6 +52,10 @@ class Endpoint(ABC, Generic[B]):
     async def plan(self, body: B) -> list[Plan]:
         """One for each prompt.  Raises ApiError."""
 
+    async def held(self, body: B, plan: Plan, grammar: str) -> Plan:  # noqa: ARG002
+        """A plan whose answer is held to this grammar, if there is one.  Raises ApiError."""
+        return replace(plan, grammar=grammar) if grammar else plan
+
     @abstractmethod
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
         """What writes the answer."""
@@ -63,8 +67,7 @@ class Endpoint(ABC, Generic[B]):
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
         grammar = await service.grammar(body)
         plans = await self.plan(body)
-        if grammar:
-            plans = [replace(plan, grammar=grammar) for plan in plans]
+        plans = [await self.held(body, plan, grammar) for plan in plans]
         drawn = secrets.token_hex(12)
         envelope = Envelope(
             id=f"{self.prefix}-{body.request_id or drawn}",

@@ -84,8 +84,8 @@ def document(routes: Sequence[Route], version: str, models: Sequence[str], *, ke
     for one in routes:
         if one.request is not None:
             schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, models)
-    for one in inner:
-        schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, ())
+    for part in inner:
+        schemas[part.request.__name__] = _strict(schemas[part.request.__name__], part.neutral, ())
     schemas["Message"] = _strict(schemas["Message"], NEUTRAL_MESSAGE, ())
     paths: dict[str, dict[str, Any]] = {}
     for one in routes:

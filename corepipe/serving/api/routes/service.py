@@ -16,7 +16,7 @@ from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.constraints import ConstraintError
+from corepipe.serving.constraints import Constraint, ConstraintError
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.grammar_checker import GrammarChecker
 from corepipe.serving.messages import Progress, Ready, Stats
@@ -217,11 +217,21 @@ class Service:
 
         Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
         """
-        metrics = self.metrics.constraints
         try:
             constraint = asked.constraint()
-            if constraint is None:
-                return ""
+        except ConstraintError as error:
+            self.metrics.constraints.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+        return "" if constraint is None else await self._checked(constraint)
+
+    async def check_schema(self, schema: Mapping[str, Any], field: str) -> None:
+        """Raises ApiError as `grammar` does, for a schema that no answer can be held to."""
+        text = msgspec.json.encode(schema).decode()
+        await self._checked(Constraint(kind="json_schema", text=text, field=field))
+
+    async def _checked(self, constraint: Constraint) -> str:
+        metrics = self.metrics.constraints
+        try:
             verdict = await self._grammars.check(constraint)
             if verdict.seconds:
                 metrics.took(verdict.seconds)
