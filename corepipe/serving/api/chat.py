@@ -30,6 +30,7 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "refusal": Neutral(),
     "audio": Neutral(),
     "annotations": Neutral(([],)),
+    "provider_specific_fields": Neutral(type=dict[str, Any]),  # what litellm adds to answers, and sends back
     "function_call": Neutral(),
     "tool_calls": Neutral(([],)),
     "tool_call_id": Neutral(),

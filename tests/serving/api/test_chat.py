@@ -25,6 +25,15 @@ def test_parts_are_joined_and_developers_are_the_system():
     ]
 
 
+def test_what_litellm_adds_to_an_answer_may_come_back():
+    kept = {"refusal": None, "annotations": []}
+    message = {"role": "assistant", "content": "x", "provider_specific_fields": kept}
+    assert plain_messages([message]) == [{"role": "assistant", "content": "x"}]
+    with pytest.raises(ApiError) as caught:
+        plain_messages([message | {"provider_specific_fields": "text"}])
+    assert caught.value.param == "messages[0].provider_specific_fields"
+
+
 def test_calls_and_their_results():
     """Arguments are an object for the template; what a model wrote instead of one stays as it is."""
     written = ['{"a": {"b": [1]}}', "", "{broken", "[1]"]
