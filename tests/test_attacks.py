@@ -334,7 +334,7 @@ def test_a_wrong_parameter(watch: Watch, body: dict[str, Any], changed: dict[str
 
 def test_constraints_that_are_bombs_hold_up_nobody(watch: Watch) -> None:
     """That each is refused in bounded time is in `test_grammar_checker`; here others go on meanwhile."""
-    chosen = ("deep GBNF", "a large count", "brackets", "a deep grammar")
+    chosen = ("deep GBNF", "a large count", "brackets", "a deep grammar", "a regular expression of powers")
     bombs = [{**TEXT, "max_tokens": 1, "structured_outputs": BOMBS[name]} for name in chosen]
     with ThreadPoolExecutor(len(bombs)) as pool:
         asked = [pool.submit(watch.http.post, "/v1/completions", json=one) for one in bombs]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from corepipe.errors import UserError, shown
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import mask_words
+from corepipe.serving.grammars import LIMITS
 
 if TYPE_CHECKING:  # it may be missing
     from llguidance import LLMatcher, LLTokenizer
@@ -27,17 +28,9 @@ Mask = npt.NDArray[np.int32]
 MAX_ERROR = 300
 """Characters of what the library says of a grammar."""
 
-LIMITS = {
-    "max_grammar_size": 100_000,
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 50_000,
-}
-"""Of `LLParserLimits`: what a stranger's grammar may take to compile, and each of its masks."""
-
-MOST_KEPT, MOST_KEPT_CHARACTERS = 64, 1 << 20
-"""Grammars that are kept as they are before the first token, and the characters of them."""
+MOST_KEPT, MOST_KEPT_CHARACTERS = 16, 1 << 20
+"""Grammars that are kept as they are before the first token, and the characters of them.  The library's
+memory of one, of which its copies have a part, grows to some 10 MB under `LIMITS`."""
 
 
 class GrammarError(Exception):
