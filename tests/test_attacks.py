@@ -280,7 +280,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ],
     (
         CHAT,
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": "(a+)+$"}}}]},
+        {"tools": [{"type": "function", "function": {"name": "f<|im_end|>\n"}}]},
         "tools",
     ),
     (CHAT, {"tools": [{"type": "function"}] * 5_000}, "tools"),
@@ -376,7 +376,7 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ],
     *[
         (CHAT, {"messages": [{"role": role, "content": "a"}]}, "messages")
-        for role in ("tool", "owner", 1, None, "x" * 10**6)
+        for role in ("function", "owner", 1, None, "x" * 10**6)
     ],
     *[
         (CHAT, {"messages": [{"role": "user", "content": content}]}, "messages")

@@ -43,7 +43,7 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
     app = create_app(client, tokenizer, engine, server, __version__, deck=deck)
     app.state.service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
-    errors().print(f"corepipe: {app.state.service.dialect.summary()}", markup=False)
+    client.notes.append(app.state.service.dialect.summary())
     tell_of_faults(server)
     _tell_of_cassettes(server, deck)
     try:
@@ -83,10 +83,11 @@ def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
 
 
 class _AnnouncedClient(ProcessClient):
-    """Shows on stderr how far loading is, then what is served where."""
+    """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
 
     def __init__(self, config: EngineConfig, urls: list[str], queue_seconds: float | None) -> None:
         super().__init__(config, queue_seconds=queue_seconds)
+        self.notes: list[str] = []
         self._urls = urls
         self._model, self._format = config.model, config.format
 
@@ -103,6 +104,8 @@ class _AnnouncedClient(ProcessClient):
         print_placement(console, ready.placement)
         if (weights := _weights(self._model, self._format)) is not None:
             console.print(weights, markup=False)
+        for note in self.notes:
+            console.print(note, markup=False)
         console.print(
             f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}: "
             f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it",

@@ -23,6 +23,9 @@ FIELDS: dict[str, Kind] = {
 }
 """Of StructuredOutputsParams: those that say what is wanted, one at a time."""
 
+OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
+"""... and those that say more of JSON."""
+
 SCHEMA_OR_TEXT = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 """How a schema may be given, as JSON Schema says it."""
 
@@ -99,7 +102,9 @@ def constraint_of(params: StructuredOutputsParams, spelling: str = "structured_o
         names = ", ".join(map(spelling.format, asked))
         found = f"there are {names}" if asked else "there is none"
         choice = ", ".join(map(spelling.format, FIELDS))
-        param = spelling.format(asked[1]) if asked else spelling.removesuffix(".{}").format("json")
+        options = [name for name in OPTIONS if not _is_nothing(getattr(params, name))]
+        named = asked[1:2] or options[:1]
+        param = spelling.format(*named) if named else spelling.removesuffix(".{}").format("json")
         raise ConstraintError(f"One of {choice} is wanted; {found}.", param)
     (name,) = asked
     kind, field = FIELDS[name], spelling.format(name)
@@ -155,7 +160,7 @@ def _is_nothing(value: object) -> bool:
 
 
 def _check_options_are_for_json(params: StructuredOutputsParams, kind: Kind, spelling: str) -> None:
-    for option in ("whitespace_pattern", "disable_any_whitespace"):
+    for option in OPTIONS:
         if not _is_nothing(getattr(params, option)):
             field = spelling.format(option)
             raise ConstraintError(f"{field} is for JSON, not for a {kind}.", field)

@@ -77,8 +77,9 @@ OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_nam
     "allowed_origin",
     "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
+    "record", "record_redact", "replay", "replay_else", "replay_pace",
 }  # fmt: skip
-"""Flags that tests of their own look at, or that follow from other values."""
+"""Flags that tests of their own look at, that follow from other values, or that are for CI and not for a cluster."""
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"instance": "inf9.large"}, r"at '/instance': value must be one of .*'inf2.xlarge'"),

@@ -142,6 +142,7 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
 | 403 | `origin_not_allowed` | a web page of an origin that is not allowed |
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
+| 404 | `not_recorded` | [`--replay`](testing-llm-apps.md): no answer is recorded for this request |
 | 405 | `method_not_allowed` | |
 | 400 | `invalid_http` | it is not HTTP/1.1 as the standard has it: [connections](connections.md) |
 | 408, 413 | `request_timeout`, `request_too_large` | head or body is late; the body is big |
