@@ -58,19 +58,38 @@ class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] | None = None
 
 
+Content = str | Annotated[list[TextPart], Meta(min_length=1)]
+
+
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a chat; a developer's is a system's.
+    """A message of a chat; a developer's is a system's."""
 
-    Calls and reasoning are an assistant's, who may have no content beside them; `tool_call_id` is a tool's.
-    """
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: str | None = None
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+
+class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model has said: beside calls and reasoning there may be no content."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
     name: str | None = None
     tool_calls: list[MessageCall] | None = None
-    tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+
+class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a call has come to."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+MESSAGES = (Message, AssistantMessage, ToolMessage)
 
 
 def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
@@ -78,7 +97,7 @@ def document(routes: Sequence[Route], version: str, models: Sequence[str], *, ke
     types = [kind for one in routes for kind in (one.answer, one.request) if kind is not None]
     inner = list(_nested(NESTED))
     _, schemas = msgspec.json.schema_components(
-        [*types, Failure, Message, *(one.request for one in inner)],
+        [*types, Failure, *MESSAGES, *(one.request for one in inner)],
         ref_template="#/components/schemas/{name}",
     )
     for one in routes:
@@ -86,7 +105,8 @@ def document(routes: Sequence[Route], version: str, models: Sequence[str], *, ke
             schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, models)
     for part in inner:
         schemas[part.request.__name__] = _strict(schemas[part.request.__name__], part.neutral, ())
-    schemas["Message"] = _strict(schemas["Message"], NEUTRAL_MESSAGE, ())
+    for kind in MESSAGES:
+        schemas[kind.__name__] = _strict(schemas[kind.__name__], NEUTRAL_MESSAGE, ())
     paths: dict[str, dict[str, Any]] = {}
     for one in routes:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, models, keys=keys)
@@ -177,7 +197,7 @@ def _with_items(messages: dict[str, Any]) -> dict[str, Any]:
     kinds = [dict(one) for one in messages.get("anyOf", [messages])]
     for one in kinds:
         if one.get("type") == "array":
-            one |= {"items": _reference(Message), "minItems": 1}
+            one |= {"items": {"anyOf": [_reference(kind) for kind in MESSAGES]}, "minItems": 1}
     return kinds[0] if len(kinds) == 1 else messages | {"anyOf": kinds}
 
 
