@@ -79,7 +79,7 @@ OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_nam
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
     "record", "record_redact", "replay", "replay_else", "replay_pace",
 }  # fmt: skip
-"""Flags that tests of their own look at, that follow from other values, or that are for CI, not for clusters."""
+"""Flags that tests of their own look at, that follow from other values, or that are for CI alone."""
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"instance": "inf9.large"}, r"at '/instance': value must be one of .*'inf2.xlarge'"),
