@@ -149,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"guided_regex": "a", "response_format": JSON_SCHEMA}, "guided_regex", "invalid_value"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "invalid_value"),
-    ({"guided_whitespace_pattern": " "}, "guided_json", "invalid_value"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "invalid_value"),
     ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", "invalid_value"),
     ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "unsupported_parameter"),
     ({"structured_outputs": {"regex": "x" * 300_000}}, "structured_outputs.regex", "request_too_complex"),
