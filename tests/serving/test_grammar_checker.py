@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ JSON = Constraint("json_object", '{"type":"object"}', "response_format")
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of processor time may take long."""
     monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
+    monkeypatch.setattr(grammar_checker, "ANSWER_SECONDS", 1e3)
 
 
 @pytest.fixture
@@ -135,33 +137,30 @@ def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker
     assert asyncio.run(both()).grammar
 
 
-@pytest.mark.slow  # it meets a race of its own: see to it before it is believed
-def test_the_event_loop_goes_on_and_others_are_checked() -> None:
-    """While one process stands still: suspended, for as long as it takes to see that."""
-    checker = GrammarChecker(cpu_seconds=60)  # none of these is to end by it
-
-    async def held_up() -> tuple[bool, Verdict, Verdict]:
-        await checker.check(asked(regex="warm"))
-        (stopped,) = ours()
-        stopped.suspend()
-        waiting = asyncio.ensure_future(checker.check(asked(regex="a")))
-        other = await checker.check(asked(regex="b"))
-        while not waiting.done() and len(ours()) < 2:
-            other = await checker.check(asked(regex=f"b{len(ours())}"))
-        still = not waiting.done()
-        stopped.resume()
-        return still, other, await waiting
-
+def test_who_asks_a_process_that_stands_still_holds_up_nobody_else(checker: GrammarChecker) -> None:
+    numbers = itertools.count()
     earlier = {one.pid for one in sandboxes()}  # those of other tests may be about to end
 
     def ours() -> list[psutil.Process]:
         return [one for one in sandboxes() if one.pid not in earlier]
 
-    still, other, waited = asyncio.run(held_up())
-    checker.close()
-    assert still
-    assert other.grammar
-    assert waited.grammar
+    def ask() -> asyncio.Task[Verdict]:
+        return asyncio.ensure_future(checker.check(asked(regex=f"a{next(numbers)}")))
+
+    async def held_up() -> tuple[Verdict, Verdict]:
+        while len(ours()) < grammar_checker.PROCESSES:
+            await asyncio.gather(ask(), ask())
+        stopped = ours()[0]
+        stopped.suspend()
+        held, later = ask(), ask()
+        while held.done() or not later.done():
+            if held.done():
+                held, later = later, ask()
+            await asyncio.wait({held, later}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.resume()
+        return await later, await held
+
+    assert all(one.grammar for one in asyncio.run(held_up()))
 
 
 def test_a_process_that_was_killed_is_replaced_and_its_question_not_remembered(
