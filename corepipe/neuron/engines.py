@@ -52,7 +52,7 @@ class OpCost:
 
     rows: int
     tensor: float = 0.0
-    min_rows: int = 0
+    min_rows: float = 0
     vector: tuple[float, float] = (0.0, 0.0)
     scalar: tuple[float, float] = (0.0, 0.0)
     dma: tuple[float, float] = (0.0, 0.0)

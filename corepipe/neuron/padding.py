@@ -20,7 +20,7 @@ def pad(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | No
         running, context = _decode(shape.sequences, shape.kv_tokens, profile, longest, batch)
         if context is None and running == shape.sequences:
             return shape
-        tokens = shape.kv_tokens if context is None else running * context
+        tokens = shape.kv_tokens * profile.beams if context is None else running * context
         return StepShape((running, running, *shape.counts[2:]), running, tokens, tokens)
     return _prefill(shape, profile, longest)
 
@@ -29,7 +29,7 @@ def _decode(
     sequences: int, kv_tokens: int, profile: RuntimeProfile, longest: int, batch: int | None
 ) -> tuple[int, int | None]:
     """Sequences that run, and the context of each; None: as it is."""
-    running = max(sequences, batch or 0) if profile.pads_batch else sequences
+    running = (max(sequences, batch or 0) if profile.pads_batch else sequences) * profile.beams
     if profile.decode_buckets is Buckets.EXACT:
         return running, None
     return running, profile.decode_buckets.pad(-(-kv_tokens // sequences), longest)
@@ -64,7 +64,7 @@ def pad_contexts(
     """Sequences and tokens of context that decode steps run with: what `pad` gives for each."""
     running, context = _decode(sequences, sequences, profile, longest, batch)
     if context is None:
-        return running, kv_tokens
+        return running, kv_tokens * profile.beams
     means = -(-kv_tokens // sequences)
     return running, running * _pad_each(means, profile.decode_buckets, longest)
 

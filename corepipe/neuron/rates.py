@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from corepipe.neuron.constants import IDEAL, Constants
 from corepipe.neuron.graph import DType, Format
@@ -30,10 +30,10 @@ class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
     `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
-    from memory; the rest stays on chip.
+    from memory; the rest stays on chip.  `on_chip`: bytes of an image's largest map that stays there.
     `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
     key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
-    token.
+    token; `rewrites_kv`: and writes all of them again.
     """
 
     matmul: float
@@ -51,8 +51,10 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
+    on_chip: float = inf
     expands_kv: bool = False
     gathers_kv: bool = True
+    rewrites_kv: bool = False
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -104,6 +106,7 @@ def core_rates(
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
         * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
         expands_kv=expands_kv,
         gathers_kv=gathers_kv,
     )

@@ -72,7 +72,8 @@ class Timeline:
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
-        self._host_free = max(self._host_free, now) + self._profile.host_seconds
+        host = self._host_seconds(shape)
+        self._host_free = max(self._host_free, now) + host
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         stages: list[tuple[float, float]] = []
@@ -86,8 +87,8 @@ class Timeline:
             stages.append((start, arrives))
         starts_at = stages[0][0]
         self._count_work(starts_at, arrives)
-        accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
-        ready_at = arrives + self._cost.sampling_seconds(shape)
+        accepts_at = max(self._host_free, self._free[0] - host)
+        ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
     def repeat(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float, until: float) -> Repeated:
@@ -96,7 +97,7 @@ class Timeline:
 
         The same as `submit` for each, to the last bit: the sums are taken in the same order.
         """
-        host = self._profile.host_seconds
+        host = self._host_seconds(StepShape.decode(sequences, 1))
         drawn = self._cost.sampling_seconds(StepShape.decode(sequences, 1))
         terms = np.full((len(kv_tokens), 3), (host, 0.0, drawn))
         terms[:, 1] = self._decoded(sequences, kv_tokens)
@@ -117,6 +118,10 @@ class Timeline:
             self._cost.tensor,
         )  # fmt: skip
         return Repeated(submitted, starts, ready, timing)
+
+    def _host_seconds(self, shape: StepShape) -> float:
+        """Of the host for a batch, before the device has all of it."""
+        return self._profile.host_seconds + self._cost.input_seconds(shape)
 
     def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
         """Seconds of each step; of all where they are padded to one graph."""
