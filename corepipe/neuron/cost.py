@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,8 @@ class CostModel:
     def input_seconds(self, shape: StepShape) -> float:
         """Time to copy a step's inputs to the device: images, and where the profile says so the encoder's
         result for a step that decodes; the ids of tokens take none."""
+        if not self._given and not self._source:
+            return 0.0
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
         if self._source and shape.decodes:
             elements += self.padded(shape).sequences * self._longest * self._source
@@ -243,7 +245,7 @@ class CostModel:
             sharing = sharing_of(share * matrices, others)
             key = (program.stage, sharing, share)
             if key not in known:
-                known[key] = core_rates(
+                own = core_rates(
                     instance,
                     program.format,
                     range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
@@ -252,8 +254,8 @@ class CostModel:
                     constants=constants,
                     expands_kv=self.profile.expands_kv,
                     gathers_kv=self.profile.gathers_kv,
-                    rewrites_kv=self.profile.rewrites_kv,
                 )
+                known[key] = replace(own, rewrites_kv=self.profile.rewrites_kv)
             rates.append(known[key])
         return rates
 

@@ -65,8 +65,8 @@ class RuntimeProfile:
     values are read token by token, as slots for continuous batching lie in memory, not in one piece.
     policy: the scheduler's.  asynchronous: the host works on the next step while the device runs this one.
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
-    beams: sequences that an encoder-decoder generates for each one.  rewrites_kv: a step picks the beams' keys
-    and values, appends to them, and writes them back.  sends_source: with each step the host sends the
+    beams: sequences that an encoder-decoder generates for each one.  rewrites_kv: a step picks the beams'
+    keys and values, appends to them, and writes them back.  sends_source: with each step the host sends the
     encoder's result for each beam.
     constants: by generation of cores, instead of the shipped ones.
     """
@@ -100,7 +100,9 @@ _ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step
 _EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
 _BUCKETS = "libraries/nxd-inference/developer_guides/ (bucketing, ctx_batch_size, on_device_sampling_config)"
 _PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
-_BEAMS = "src/examples/pytorch/neuronx_distributed/t5-inference/ (t5_models.py, wrapper.py: num_beams, aliases)"
+_BEAMS = (
+    "src/examples/pytorch/neuronx_distributed/t5-inference/ (t5_models.py, wrapper.py: num_beams, aliases)"
+)
 _TNX = "libraries/transformers-neuronx/ (n_positions, GQA.REPLICATED_HEADS, logits to the host)"
 
 _IDEAL = RuntimeProfile(

@@ -30,7 +30,7 @@ class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
     `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
-    from memory; the rest stays on chip.  `on_chip`: bytes of the largest activation that stays there.
+    from memory; the rest stays on chip.  `on_chip`: bytes of an image's largest map that stays there.
     `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
     key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
     token; `rewrites_kv`: and writes all of them again.
@@ -78,7 +78,6 @@ def core_rates(
     constants: Constants = IDEAL,
     expands_kv: bool = False,
     gathers_kv: bool = True,
-    rewrites_kv: bool = False,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -110,7 +109,6 @@ def core_rates(
         on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
         expands_kv=expands_kv,
         gathers_kv=gathers_kv,
-        rewrites_kv=rewrites_kv,
     )
 
 

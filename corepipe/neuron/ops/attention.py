@@ -21,9 +21,9 @@ DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
 
 REWRITES, PICKS = 7, 3
-"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked, by
-reading and writing all of them, and read; a decoder's own are also appended to and cut to their length, each
-by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
+"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
+by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
+each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
 update_past)."""
 
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
