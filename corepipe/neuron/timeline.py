@@ -69,10 +69,11 @@ class Timeline:
         self._hand_over_seconds = 0.0
         self._work_until = 0.0
         self._work_seconds = 0.0
+        self._decoding = 0
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
-        self._host_free = max(self._host_free, now) + self._profile.host_seconds
+        self._host_free = max(self._host_free, now) + self._host_seconds(shape)
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         stages: list[tuple[float, float]] = []
@@ -99,6 +100,7 @@ class Timeline:
         host = self._profile.host_seconds
         drawn = self._cost.sampling_seconds(StepShape.decode(sequences, 1))
         terms = np.full((len(kv_tokens), 3), (host, 0.0, drawn))
+        terms[0, 0] = self._host_seconds(StepShape.decode(sequences, 1))
         terms[:, 1] = self._decoded(sequences, kv_tokens)
         moments = np.add.accumulate(np.concatenate([[now], terms.ravel()]))
         count = int(np.searchsorted(moments[:-1:3], until, side="right"))
@@ -117,6 +119,17 @@ class Timeline:
             self._cost.tensor,
         )  # fmt: skip
         return Repeated(submitted, starts, ready, timing)
+
+    def _host_seconds(self, shape: StepShape) -> float:
+        """Of the host for the next step: more where its sequences are not those of the one before.
+
+        As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
+        """
+        before, self._decoding = self._decoding, shape.sequences if shape.decodes else 0
+        changed = self._profile.change_seconds
+        if changed is None or before == self._decoding != 0:
+            return self._profile.host_seconds
+        return changed
 
     def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
         """Seconds of each step; of all where they are padded to one graph."""
