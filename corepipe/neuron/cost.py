@@ -19,7 +19,7 @@ from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.native_plugin import takes_flash
-from corepipe.neuron.ops import Op, Receive
+from corepipe.neuron.ops import CrossAttention, Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import PROFILES, AttentionKernel, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -92,6 +92,9 @@ class CostModel:
         self._chunk: int | None = None
         self._padding = _with_its_kernel(profile, programs, self._longest)
         self._outputs = programs[-1].outputs
+        self._keeps = any(op.state is not None for program in programs for op in program.ops)
+        self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
+        self._source = _source_width(programs[0]) if profile.sends_source else 0
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
@@ -178,11 +181,25 @@ class CostModel:
         logits = self.padded(shape).logit_rows * width
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
+    def input_seconds(self, shape: StepShape) -> float:
+        """Time to copy a step's inputs to the device: images, and where the profile says so the encoder's
+        result for a step that decodes; the ids of tokens take none."""
+        elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
+        if self._source and shape.decodes:
+            elements += self.padded(shape).sequences * self._longest * self._source
+        return elements * self._programs[0].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+
     def output_seconds(self, shape: StepShape) -> float:
-        """Time to copy to the host what a model returns that is run once over its input."""
-        returned = self._outputs[0].value
-        size = returned.width * self._programs[-1].format.compute.bytes
-        return shape.rows_of(returned.rows.number) * size / HOST_LINK_BYTES_PER_SECOND
+        """Time to copy to the host what a model returns that is run once over its input: the first output,
+        and others of its kind."""
+        kind = self._outputs[0].kind
+        returned = [output.value for output in self._outputs if output.kind is kind]
+        elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
+        return elements * self._programs[-1].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+
+    def result_seconds(self, shape: StepShape) -> float:
+        """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
+        return 0.0 if self._keeps else self.output_seconds(shape)
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
@@ -239,6 +256,7 @@ class CostModel:
                     constants=constants,
                     expands_kv=self.profile.expands_kv,
                     gathers_kv=self.profile.gathers_kv,
+                    rewrites_kv=self.profile.rewrites_kv,
                 )
                 known[key] = replace(
                     rate,
@@ -288,6 +306,13 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
     return replace(profile, attention=AttentionKernel.SQUARE)
 
 
+def _source_width(program: Program) -> int:
+    """Of what an encoder gives for each token of the source; 0 where there is none."""
+    reads = (op.k for op in program.ops if isinstance(op, CrossAttention))
+    makers = {op.out: op for op in program.ops}
+    return next((value.width for key in reads for value in makers[key].values()), 0)
+
+
 def _matrix_bytes(programs: Sequence[Program]) -> list[int]:
     """Bytes of the matrices of each Program."""
     known: dict[int, int] = {}
@@ -306,7 +331,7 @@ def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int)
         if isinstance(op, Receive):
             way = link(instance, (first + op.peer, first + program.core), rate.memory)
             fixed = max(fixed, way.seconds)
-            row += op.out.width * program.format.compute.bytes / way.bytes_per_second
+            row += op.out.width * op.out.rows.each * program.format.compute.bytes / way.bytes_per_second
     return _Transfer(fixed, row)
 
 

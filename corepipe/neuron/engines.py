@@ -53,7 +53,7 @@ class OpCost:
 
     rows: int
     tensor: float = 0.0
-    min_rows: int = 0
+    min_rows: float = 0
     vector: tuple[float, float] = (0.0, 0.0)
     scalar: tuple[float, float] = (0.0, 0.0)
     dma: tuple[float, float] = (0.0, 0.0)
@@ -83,6 +83,34 @@ class OpCost:
             read=self.read[0] + self.read[1] * rows,
             written=self.written * rows,
             flops=self.flops * rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCost:
+    """An Op on images, whose maps go through memory where those of a step are too large to stay on chip.
+
+    one: without that.  reads: bytes an image of each map that it reads; makes: of its result.  on_chip: bytes
+    that may stay; memory: bytes a second.  What is read of a map stays on chip while windows overlap there, so
+    that each is read once.
+    """
+
+    one: OpCost
+    reads: tuple[float, ...]
+    makes: float
+    on_chip: float
+    memory: float
+
+    def engines(self, shape: StepShape) -> Engines:
+        images = shape.rows_of(self.one.rows)
+        alone = self.one.engines(shape)
+        read = sum(images * size for size in self.reads if images * size > self.on_chip)
+        written = images * self.makes if images * self.makes > self.on_chip else 0.0
+        return replace(
+            alone,
+            dma=alone.dma + (read + written) / self.memory,
+            read=alone.read + read,
+            written=alone.written + written,
         )
 
 

@@ -184,10 +184,14 @@ def fixed(name: str, width: int) -> Axis:
 
 
 class RowSet(NamedTuple):
-    """A set of rows of a step; `StepShape.counts` says at its number how many there are."""
+    """A set of rows of a step; `StepShape.counts` says at its number how many there are, `each` times.
+
+    each: rows for one that is counted: an image has so many pixels.
+    """
 
     number: int
     name: str
+    each: int = 1
 
 
 TOKENS = RowSet(0, "tokens")
@@ -196,6 +200,11 @@ WANTED = RowSet(1, "logits")
 """One row a token whose result is wanted."""
 SOURCE = RowSet(2, "source")
 """One row a token of an encoder-decoder's source; none in the steps that decode."""
+
+
+def pixels(height: int, width: int) -> RowSet:
+    """One row a pixel of an image, or of a map as large: a step counts images where others count tokens."""
+    return RowSet(TOKENS.number, f"{height}x{width}", height * width)
 
 
 class Value(NamedTuple):
@@ -284,6 +293,7 @@ class InputKind(StrEnum):
     TOKENS = "tokens"  # ids in the vocabulary
     TYPES = "types"  # BERT's first or second text of a pair
     PATCHES = "patches"  # parts of an image, all channels
+    PIXELS = "pixels"  # of an image, all channels
 
 
 class Input(NamedTuple):
@@ -299,6 +309,7 @@ class OutputKind(StrEnum):
     LOGITS = "logits"  # over the vocabulary
     VECTOR = "vector"  # one a sequence or an image
     HIDDEN = "hidden"  # the last hidden state
+    MAP = "map"  # one a pixel
 
 
 class Output(NamedTuple):
@@ -342,7 +353,7 @@ class Graph:
     def attention_heads(self) -> int:
         """Query heads of the Op that has fewest: tensor parallelism has no more ranks."""
         layouts = (op.head_layout for op in self.ops)
-        return min(layout.heads for layout in layouts if layout is not None)
+        return min((layout.heads for layout in layouts if layout is not None), default=1)
 
     @property
     def is_decoder(self) -> bool:

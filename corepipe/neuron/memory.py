@@ -160,7 +160,7 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
 
 def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
     """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
-    size = value.width * program.format.compute.bytes
+    size = value.width * value.rows.each * program.format.compute.bytes
     return (size, 0) if value.rows == WANTED else (0, size)
 
 

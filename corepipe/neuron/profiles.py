@@ -75,6 +75,9 @@ class RuntimeProfile:
     the rows of a prefill between its collectives.  kv_budget: what of a core's memory keys and values get
     (None: all that is left).
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
+    beams: sequences that an encoder-decoder generates for each one.  rewrites_kv: a step picks the beams' keys
+    and values, appends to them, and writes them back.  sends_source: with each step the host sends the
+    encoder's result for each beam.
     constants: by generation of cores, instead of the shipped ones.
     """
 
@@ -99,6 +102,9 @@ class RuntimeProfile:
     fuses_rope: bool = False
     sequence_parallel: bool = False
     kv_budget: KvBudget | None = None
+    beams: int = 1
+    rewrites_kv: bool = False
+    sends_source: bool = False
     constants: tuple[tuple[str, Constants], ...] = ()
 
     def constants_of(self, version: str) -> Constants:
@@ -110,6 +116,9 @@ _ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step
 _EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
 _BUCKETS = "libraries/nxd-inference/developer_guides/ (bucketing, ctx_batch_size, on_device_sampling_config)"
 _PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
+_BEAMS = (
+    "src/examples/pytorch/neuronx_distributed/t5-inference/ (t5_models.py, wrapper.py: num_beams, aliases)"
+)
 _TNX = "libraries/transformers-neuronx/ (n_positions, GQA.REPLICATED_HEADS, logits to the host)"
 
 _IDEAL = RuntimeProfile(
@@ -198,6 +207,18 @@ _ALL = (
         host_seconds=28e-6,
         workers=2,
         source=f"NeuronPerf with workers_per_model 2: about-neuron/benchmarks/ (inline notes); {_EMPTY}",
+    ),
+    replace(
+        _IDEAL,
+        name="beam-search",
+        host_seconds=437e-6,
+        decode_buckets=Buckets.SINGLE,
+        policy="segregated",
+        gathers_kv=False,
+        beams=4,
+        rewrites_kv=True,
+        sends_source=True,
+        source=f"{_BEAMS}; {_ASYNC_GAP}",
     ),
     replace(_IDEAL, name="neuroncore-pipeline", host_seconds=28e-6, source=f"{_PIPELINE}; {_EMPTY}"),
 )

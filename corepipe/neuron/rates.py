@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from corepipe.neuron.constants import IDEAL, Constants
 from corepipe.neuron.graph import DType, Format
@@ -34,11 +34,12 @@ class CoreRates:
 
     `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
     a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
-    what a step reads from memory; the rest stays on chip.
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the largest activation that
+    stays there.
     `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
     key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
-    token.  `fuses_rope`: queries and keys are rotated within a larger kernel.  `sequence_parallel`: between
-    the collectives of a prefill a rank has its part of the rows.
+    token; `rewrites_kv`: and writes all of them again.  `fuses_rope`: queries and keys are rotated within a
+    larger kernel.  `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
     matmul: float
@@ -56,12 +57,14 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
+    on_chip: float = inf
     expands_kv: bool = False
     gathers_kv: bool = True
     contraction: int = TILE
     exponentials: float = 0.0
     fuses_rope: bool = False
     sequence_parallel: bool = False
+    rewrites_kv: bool = False
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -85,6 +88,7 @@ def core_rates(
     constants: Constants = IDEAL,
     expands_kv: bool = False,
     gathers_kv: bool = True,
+    rewrites_kv: bool = False,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -113,8 +117,10 @@ def core_rates(
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
         * ((instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds),
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
         expands_kv=expands_kv,
         gathers_kv=gathers_kv,
+        rewrites_kv=rewrites_kv,
         contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
         exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )

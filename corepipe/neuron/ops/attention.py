@@ -20,6 +20,12 @@ from corepipe.neuron.rates import TILE, CoreRates
 DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
 
+REWRITES, PICKS = 7, 3
+"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked, by
+reading and writing all of them, and read; a decoder's own are also appended to and cut to their length, each
+by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
+update_past)."""
+
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 
 
@@ -129,7 +135,7 @@ class CrossAttention(Keeps):
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _cost(self, self.heads, fmt, rates, causal=False)
+        return _cost(self, self.heads, fmt, rates, causal=False, crossings=PICKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +190,23 @@ def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> Stat
 
 
 def _cost(
-    op: Op, heads: HeadLayout, fmt: Format, rates: CoreRates, *, causal: bool, window: int | None = None
+    op: Op,
+    heads: HeadLayout,
+    fmt: Format,
+    rates: CoreRates,
+    *,
+    causal: bool,
+    window: int | None = None,
+    crossings: int = REWRITES,
 ) -> AttentionCost:
-    """The products with keys and values, a softmax, and what is read and kept."""
+    """The products with keys and values, a softmax, and what is read and kept.
+
+    crossings: of memory by keys and values, where they are rewritten.
+    """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
     copies = queries // keys if rates.expands_kv and heads.copied else 1
+    copies *= crossings if rates.rewrites_kv else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
     vector, scalar = _softmax(queries, fmt, rates)

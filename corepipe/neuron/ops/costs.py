@@ -70,11 +70,11 @@ def matrix_cost(
 
 def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) -> OpCost:
     """Passes over all elements of a result."""
-    cycles = passes.cycles(fmt)
+    cycles, width = passes.cycles(fmt), out.width * out.rows.each
     return OpCost(
         out.rows.number,
-        vector=(cycles * rates.pass_seconds, cycles * out.width / rates.vector),
-        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * out.width / rates.scalar),
+        vector=(cycles * rates.pass_seconds, cycles * width / rates.vector),
+        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * width / rates.scalar),
         start=rates.start,
         split=rates.degree if rates.sequence_parallel and out.axis.kind is AxisKind.HIDDEN else 1,
     )
