@@ -48,6 +48,7 @@ class OpCost:
     rows: number of the row set.  tensor: seconds a row, of `min_rows` rows at least.  vector, scalar,
     collectives, dma: (fixed, a row).
     ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
+    split: ranks that share the rows of a prefill.
     """
 
     rows: int
@@ -62,11 +63,14 @@ class OpCost:
     read: tuple[float, float] = (0.0, 0.0)
     written: float = 0.0
     flops: float = 0.0
+    split: int = 1
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
         if not rows:
             return NOTHING
+        if self.split > 1 and not shape.decodes:
+            rows = -(-rows // self.split)
         return Engines(
             tensor=self.tensor * max(rows, self.min_rows),
             vector=max(self.vector[0], self.vector[1] * rows),
@@ -79,34 +83,6 @@ class OpCost:
             read=self.read[0] + self.read[1] * rows,
             written=self.written * rows,
             flops=self.flops * rows,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ImageCost:
-    """An Op on images, whose maps go through memory where those of a step are too large to stay on chip.
-
-    one: without that.  reads: bytes an image of each map that it reads; makes: of its result.  on_chip: bytes
-    that may stay; memory: bytes a second.  What is read of a map stays on chip while windows overlap there, so
-    that each is read once.
-    """
-
-    one: OpCost
-    reads: tuple[float, ...]
-    makes: float
-    on_chip: float
-    memory: float
-
-    def engines(self, shape: StepShape) -> Engines:
-        images = shape.rows_of(self.one.rows)
-        alone = self.one.engines(shape)
-        read = sum(images * size for size in self.reads if images * size > self.on_chip)
-        written = images * self.makes if images * self.makes > self.on_chip else 0.0
-        return replace(
-            alone,
-            dma=alone.dma + (read + written) / self.memory,
-            read=alone.read + read,
-            written=alone.written + written,
         )
 
 

@@ -60,7 +60,7 @@ class ImageConfig(ModelConfig):
 
 
 def configure(
-    fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int], **more: bool
+    fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int]
 ) -> ImageConfig:
     """`image_size` and `num_labels` from the config, or those given here."""
     plain = Fields(fields.path, {**NOT_OF_IMAGES, "num_hidden_layers": max(1, sum(depths))})
@@ -72,7 +72,6 @@ def configure(
         classes=fields.integer("num_labels", MAX_CHANNELS, default=classes),
         widths=tuple(widths),
         depths=tuple(depths),
-        **more,
     )
 
 

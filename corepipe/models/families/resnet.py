@@ -5,6 +5,8 @@ Of three, the stride is the second's, as torchvision and transformers have it (v
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from corepipe.models.config import Fields
 from corepipe.models.families.images import (
     MAX_BLOCKS,
@@ -12,9 +14,11 @@ from corepipe.models.families.images import (
     ImageBuilder,
     ImageConfig,
     Map,
-    configure as images,
     counts,
     vector_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
 )
 from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.ops.convolution import Window
@@ -36,7 +40,7 @@ def configure(fields: Fields) -> ImageConfig:
     depths = counts(fields, "depths", MAX_BLOCKS, (3, 4, 6, 3))
     if len(widths) != len(depths):
         raise fields.error("depths", "must have as many stages as hidden_sizes")
-    return images(fields, IMAGE, CLASSES, widths, depths, bottleneck=kind == "bottleneck")
+    return replace(images(fields, IMAGE, CLASSES, widths, depths), bottleneck=kind == "bottleneck")
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:

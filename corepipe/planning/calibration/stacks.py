@@ -74,7 +74,7 @@ def _static(sdk: str, batch: int) -> str:
 
 
 def _encoder(degrees: Degrees, instance: str, kind: Kind) -> str:
-    """On several cores NeuronPerf kept two batches in flight on each: of texts on inf1, of images since inf2."""
+    """NeuronPerf kept two batches in flight on each of several cores: of texts on inf1, of images since."""
     if degrees.pipeline > 1:
         return "neuroncore-pipeline"
     two = degrees.data > 1 and instance.startswith("inf1") is not kind.images
