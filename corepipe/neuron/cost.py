@@ -18,9 +18,10 @@ from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import ENGINES, Instance
+from corepipe.neuron.native_plugin import takes_flash
 from corepipe.neuron.ops import CrossAttention, Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
+from corepipe.neuron.profiles import PROFILES, AttentionKernel, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
@@ -88,6 +89,8 @@ class CostModel:
         self._batch = batch
         self._programs = programs
         self._longest = longest or programs[0].max_positions
+        self._chunk: int | None = None
+        self._padding = _with_its_kernel(profile, programs, self._longest)
         self._outputs = programs[-1].outputs
         self._keeps = any(op.state is not None for program in programs for op in program.ops)
         self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
@@ -103,11 +106,12 @@ class CostModel:
         other._use(constants)
         return other
 
-    def with_batch(self, batch: int | None) -> CostModel:
-        """The same deployment with decode graphs for other batches: far quicker than a new CostModel."""
+    def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
+        """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
+        the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
         other = copy(self)
-        other._batch = batch
-        other.lone = other if self.lone is self else self.lone.with_batch(batch)
+        other._batch, other._chunk = batch, chunk
+        other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
         return other
 
     def _use(self, constants: Constants) -> None:
@@ -128,7 +132,7 @@ class CostModel:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
-        return pad(shape, self.profile, self._longest, self._batch)
+        return pad(shape, self._padding, self._longest, self._batch, self._chunk)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
@@ -252,10 +256,15 @@ class CostModel:
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
+                )
+                known[key] = replace(
+                    own,
                     expands_kv=self.profile.expands_kv,
                     gathers_kv=self.profile.gathers_kv,
+                    rewrites_kv=self.profile.rewrites_kv,
+                    fuses_rope=self.profile.fuses_rope,
+                    sequence_parallel=self.profile.sequence_parallel,
                 )
-                known[key] = replace(own, rewrites_kv=self.profile.rewrites_kv)
             rates.append(known[key])
         return rates
 
@@ -287,6 +296,16 @@ class CostModel:
             worst = slowest[program.stage]
             slowest[program.stage] = _Transfer(max(worst.fixed, there.fixed), max(worst.row, there.row))
         return slowest
+
+
+def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longest: int) -> RuntimeProfile:
+    """The profile with plain attention, where its flash kernel does not take the model's heads."""
+    if profile.prefill_buckets is not Buckets.CHUNKS:
+        return profile
+    layouts = {layout for program in programs for layout in program.head_layouts}
+    if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
+        return profile
+    return replace(profile, attention=AttentionKernel.SQUARE)
 
 
 def _source_width(program: Program) -> int:

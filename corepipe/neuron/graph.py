@@ -31,14 +31,26 @@ class DType(StrEnum):
     FP8_E4M3 = "fp8_e4m3"
     FP8_E5M2 = "fp8_e5m2"
     INT8 = "int8"
+    MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
 
     @property
     def bytes(self) -> int:
-        """Storage size of one element, in bytes."""
+        """Storage size of one element, in bytes.  Raises KeyError for a microscaling format."""
         return _ELEMENT_BYTES[self.value]
+
+    def stored(self, elements: int) -> int:
+        """Bytes of so many elements; a microscaling format has a scale of 8 bits for each MX_GROUP."""
+        if self not in _MX_BITS:
+            return elements * self.bytes
+        return -(-elements * _MX_BITS[self] // 8) + -(-elements // MX_GROUP)
 
 
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+_MX_BITS = {DType.MXFP8: 8, DType.MXFP4: 4}
+
+MX_GROUP = 32
+"""Elements that share a scale (nki/guides/architecture/trainium3_arch.rst; OCP Microscaling Formats 1.0)."""
 
 
 INT8_GROUP = 64
@@ -70,6 +82,17 @@ FORMATS: dict[str, Format] = {
         Format("int8-weights", DType.INT8, DType.BF16, DType.BF16),
     )
 }
+"""Formats that executors compute."""
+
+TIMED_FORMATS: dict[str, Format] = FORMATS | {
+    f.name: f
+    for f in (
+        Format("fp8", DType.FP8_E4M3, DType.FP8_E4M3, DType.BF16),
+        Format("mxfp8", DType.MXFP8, DType.MXFP8, DType.BF16),
+        Format("mxfp4", DType.MXFP4, DType.MXFP8, DType.BF16),  # widened to MXFP8: fewer bytes, no more FLOPs
+    )
+}
+"""Formats that the cost model times: those, and what only devices compute."""
 
 
 class Function(StrEnum):
@@ -222,7 +245,7 @@ def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DT
     elements = prod(shape)
     match role:
         case WeightRole.MATRIX:
-            kept = {fmt.weights: elements * fmt.weights.bytes}
+            kept = {fmt.weights: fmt.weights.stored(elements)}
             if fmt.weights is DType.INT8:
                 kept[DType.FP32] = elements // shape[-1] * DType.FP32.bytes
             return kept

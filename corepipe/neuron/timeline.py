@@ -69,6 +69,7 @@ class Timeline:
         self._hand_over_seconds = 0.0
         self._work_until = 0.0
         self._work_seconds = 0.0
+        self._decoding = 0
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
@@ -97,9 +98,10 @@ class Timeline:
 
         The same as `submit` for each, to the last bit: the sums are taken in the same order.
         """
-        host = self._host_seconds(StepShape.decode(sequences, 1))
-        drawn = self._cost.sampling_seconds(StepShape.decode(sequences, 1))
-        terms = np.full((len(kv_tokens), 3), (host, 0.0, drawn))
+        step = StepShape.decode(sequences, 1)
+        first, host = self._host_seconds(step), self._host_seconds(step)
+        terms = np.full((len(kv_tokens), 3), (host, 0.0, self._cost.sampling_seconds(step)))
+        terms[0, 0] = first
         terms[:, 1] = self._decoded(sequences, kv_tokens)
         moments = np.add.accumulate(np.concatenate([[now], terms.ravel()]))
         count = int(np.searchsorted(moments[:-1:3], until, side="right"))
@@ -112,7 +114,7 @@ class Timeline:
         self._overlap.seconds = _added(self._overlap.seconds, worked)
         self._work_seconds = _added(self._work_seconds, worked)
         self._work_until = end
-        accepts_at = max(self._host_free, end - host)
+        accepts_at = max(self._host_free, end - (host if count > 1 else first))
         timing = Timing(
             float(submitted[-1]), self._host_free, accepts_at, float(ready[-1]), ((self._host_free, end),),
             self._cost.tensor,
@@ -120,8 +122,16 @@ class Timeline:
         return Repeated(submitted, starts, ready, timing)
 
     def _host_seconds(self, shape: StepShape) -> float:
-        """Of the host for a batch, before the device has all of it."""
-        return self._profile.host_seconds + self._cost.input_seconds(shape)
+        """Of the host for the next batch, before the device has all of it: more where its sequences are not
+        those of the one before.
+
+        As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
+        """
+        before, self._decoding = self._decoding, shape.sequences if shape.decodes else 0
+        sent, changed = self._cost.input_seconds(shape), self._profile.change_seconds
+        if changed is None or before == self._decoding != 0:
+            return self._profile.host_seconds + sent
+        return changed + sent
 
     def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
         """Seconds of each step; of all where they are padded to one graph."""

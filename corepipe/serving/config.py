@@ -17,7 +17,8 @@ from corepipe.serving.keys import digest_of
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
-FormatName = Literal["fp32", "bf16", "int8", "int8-weights"]
+FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "fp8", "mxfp8", "mxfp4"]
+"""The last three are timed, and computed by devices alone: who serves in them is refused."""
 ReplayElse = Literal["refuse", "compute", "record"]
 ReplayPace = Literal["none", "recorded"]
 

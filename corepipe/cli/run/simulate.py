@@ -141,6 +141,8 @@ def _headline(report: Report) -> Iterator[str | Text]:
         f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
         f"{placed['runtime_profile']}): {degrees}"
     )
+    if why := placed.get("hypothetical"):
+        yield Text(f"hypothetical: {why}", "yellow")
     yield Text(str(placed["reason"]), "dim")
     yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
     if report.rejected["overloaded"]:
@@ -197,6 +199,8 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
+    elif report.price_per_hour is None:
+        yield "cost", "no price is published; corepipe plan takes yours with --prices FILE"
 
 
 def _device(report: Report) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import DType, Format, InputKind, Value, WeightRole, WeightSpec, weight_bytes
 from corepipe.neuron.ops.base import Makes
-from corepipe.neuron.ops.costs import TILE, Passes
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.ops.costs import Passes, held_elements
+from corepipe.neuron.rates import TILE, CoreRates
 
 MULTIPLY_ADD = Passes(two=1)  # a tap of a depthwise convolution (nki/api/nki/isa, tensor_tensor)
 
@@ -156,7 +156,7 @@ class Convolution(_OnMaps):
         vector = made * (1 if self.residual is None else 2) + self._casts(fmt, rates)
         if self.is_depthwise:
             vector += made * self.window.kernel.pixels * MULTIPLY_ADD.cycles(fmt)
-        tiles = self.groups * _tiles(self.contraction, channels // self.groups, rates)
+        tiles = self.groups * held_elements(channels // self.groups, self.contraction, rates)
         stored = weight_bytes(self.weight.shape, WeightRole.MATRIX, fmt) * rates.read_share
         one = OpCost(
             self.out.rows.number,
@@ -201,7 +201,7 @@ class Upconvolution(_OnMaps):
         stored = weight_bytes(self.weight.shape, WeightRole.MATRIX, fmt) * rates.read_share
         one = OpCost(
             self.out.rows.number,
-            tensor=2 * parts * pixels * _tiles(self.x.width, self.out.width, rates) / rates.matmul,
+            tensor=2 * parts * pixels * held_elements(self.out.width, self.x.width, rates) / rates.matmul,
             min_rows=rates.min_rows / pixels,
             vector=(rates.pass_seconds, self.out.rows.each * _lanes(self.out.width, rates) / rates.vector),
             dma=(stored / rates.memory, 0.0),
@@ -280,11 +280,6 @@ def _passes(out: Value, elements: int, rates: CoreRates) -> OpCost:
 def _lanes(channels: int, rates: CoreRates) -> int:
     """Channels as the engines see them: as many partitions as there are work at once, busy or not."""
     return ceil(channels / TILE) * TILE if rates.array else channels
-
-
-def _tiles(contraction: int, columns: int, rates: CoreRates) -> int:
-    """Elements of a matrix as the array holds it."""
-    return _lanes(contraction, rates) * _lanes(columns, rates)
 
 
 def _map_bytes(value: Value, fmt: Format) -> float:

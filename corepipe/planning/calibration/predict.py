@@ -95,7 +95,9 @@ class Predictor:
             asked = self.ask(row)
             profile = asked.case.profile.name
             guesses = [guess for guess in (asked.case.assumed, text(row, assumed.COLUMN)) if guess]
-            reason = "; ".join(filter(None, (_caveat(row, asked.case), *guesses)))
+            doubt = asked.case.instance.hypothetical
+            notes = (f"hypothetical: {doubt}" if doubt else "", _caveat(row, asked.case), *guesses)
+            reason = "; ".join(filter(None, notes))
             return Prediction(self.answer(asked), reason, profile, bool(guesses))
         except Unpredictable as error:
             return Prediction(None, str(error), profile)
@@ -162,8 +164,12 @@ def _whole(case: Case) -> StepShape:
 def _prefill(cost: CostModel, case: Case) -> float:
     """Seconds until every prompt of the batch has its first token."""
     together = case.batch if case.profile.batched_prefill else 1
-    shape = StepShape.of([(0, case.inputs)] * together, together)
-    one = case.profile.host_seconds + cost.latency(shape) + cost.sampling_seconds(shape)
+    chunk = case.profile.chunk or case.inputs
+    one = 0.0
+    for start in range(0, case.inputs, chunk):
+        count = min(chunk, case.inputs - start)
+        shape = StepShape.of([(start, count)] * together, together if start + count == case.inputs else 0)
+        one += case.profile.host_seconds + cost.latency(shape) + cost.sampling_seconds(shape)
     return one * (case.batch // together)
 
 
