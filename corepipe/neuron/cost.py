@@ -125,7 +125,7 @@ class CostModel:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
-        return pad(shape, self.profile, self._longest, self._batch)
+        return pad(shape, self.profile, self._longest, self._batch, self.instance.lnc)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
@@ -233,8 +233,7 @@ class CostModel:
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
-                    expands_kv=self.profile.expands_kv,
-                    gathers_kv=self.profile.gathers_kv,
+                    attention=self.profile.attention,
                 )
             rates.append(known[key])
         return rates

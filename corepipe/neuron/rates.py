@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from corepipe.neuron.constants import IDEAL, Constants
 from corepipe.neuron.graph import DType, Format
 from corepipe.neuron.hardware import Instance, Topology
+from corepipe.neuron.profiles import AttentionStyle
 
 MIN_CYCLES = 64
 """Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
+
+PLAIN = AttentionStyle()
+"""One causal kernel for all lengths, and a copy of keys and values that lies token by token."""
 
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
@@ -31,9 +35,8 @@ class CoreRates:
 
     `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
     from memory; the rest stays on chip.
-    `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
-    key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
-    token.
+    `group` joins the `degree` tensor ranks.  `style`: how the software runs attention.  `on_chip`: bytes of
+    the core's own memory (inf: not published).
     """
 
     matmul: float
@@ -51,8 +54,8 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
-    expands_kv: bool = False
-    gathers_kv: bool = True
+    style: AttentionStyle = PLAIN
+    on_chip: float = inf
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -74,8 +77,7 @@ def core_rates(
     sharing: float,
     read_share: float,
     constants: Constants = IDEAL,
-    expands_kv: bool = False,
-    gathers_kv: bool = True,
+    attention: AttentionStyle = PLAIN,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -104,8 +106,8 @@ def core_rates(
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
         * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
-        expands_kv=expands_kv,
-        gathers_kv=gathers_kv,
+        style=attention,
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
     )
 
 
@@ -122,8 +124,12 @@ def sharing_of(reads: float, others: Iterable[float]) -> float:
 
 
 def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+    """A rank's part of the links, and then what it takes to add what has come and to hand it on.
+
+    One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
+    """
     way = link(instance, group, memory)
-    return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
+    return Link(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
 
 
 def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:

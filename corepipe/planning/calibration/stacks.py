@@ -18,6 +18,9 @@ NXDI_SINCE = 20
 NXDI_YEAR = 2025
 """optimum-neuron's exports through NxD Inference begin in this year."""
 
+FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
+"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/profiles.py)."""
+
 CONVOLUTIONS = "convolutional networks are not modelled"
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding"})
@@ -35,9 +38,9 @@ def profile_of(row: Raw, batch: int, degrees: Degrees) -> RuntimeProfile:  # noq
     match task:
         case "static-batch(optimum-neuron)":
             return PROFILES[_static(sdk, batch)]
-        case "text-generation":
-            return PROFILES["transformers-neuronx" if _older(sdk) else "nxdi"]
-        case "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
+        case "text-generation" | "text-generation(in+out)":
+            return PROFILES[_decoder(task, sdk)]
+        case "encoder-decoder" | "encoder-decoder(in+out)":
             return PROFILES["transformers-neuronx"]
         case "serving-tgi":
             return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
@@ -68,7 +71,24 @@ def _encoder(degrees: Degrees, instance: str) -> str:
     return "data-parallel-2" if instance.startswith("inf1") and degrees.data > 1 else "data-parallel"
 
 
+def _decoder(task: str, sdk: str) -> str:
+    """By release: NxD Inference, or before it transformers-neuronx, whose samples' layout is BSH since SDK
+    2.18.1, and which has a flash kernel since 2.19.  Tables of input and output together are older."""
+    release = _release(sdk)
+    if task == "text-generation" and not _older(sdk):
+        return "nxdi"
+    if release is None or FUSED_SINCE <= release < FLASH_SINCE:
+        return "transformers-neuronx"
+    return "transformers-neuronx-hsb" if release < FUSED_SINCE else "transformers-neuronx-flash"
+
+
 def _older(sdk: str) -> bool:
     """Whether an SDK release has transformers-neuronx: 2.20 and before; an unknown one is new."""
-    release = re.match(r"2\.(\d+)", sdk)
-    return release is not None and 3 <= int(release[1]) <= NXDI_SINCE
+    release = _release(sdk)
+    return release is not None and 3 <= release[0] <= NXDI_SINCE
+
+
+def _release(sdk: str) -> tuple[int, int] | None:
+    """Of SDK 2: (18, 1) for 2.18.1; None where it is not said."""
+    found = re.match(r"2\.(\d+)(?:\.(\d+))?", sdk)
+    return found and (int(found[1]), int(found[2] or 0))
