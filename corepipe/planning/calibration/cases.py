@@ -28,6 +28,7 @@ from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
+from corepipe.neuron.uncertainty import Architecture, architecture_of
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,
@@ -55,7 +56,8 @@ class Case:
     place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
     compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
-    is then left out.  vocabulary: its tokens.  assumed: what the row does not say, in words; else empty.
+    is then left out.  vocabulary: its tokens; architecture: what its errors are like.  assumed: what the
+    row does not say, in words; else empty.
     """
 
     model: str
@@ -71,6 +73,7 @@ class Case:
     encodes: bool
     causal: bool
     vocabulary: int
+    architecture: Architecture = field(compare=False)
     assumed: str = field(compare=False)
 
     @property
@@ -118,6 +121,7 @@ class Cases:
             encodes=encodes,
             causal=graph.causal,
             vocabulary=graph.vocab_size,
+            architecture=architecture_of(graph),
             assumed="; ".join(assumed),
         )
 
