@@ -1,5 +1,5 @@
-"""The tables of docs/prediction.md: intervals by kind of figure, as stored beside the residuals; errors of the
-cost model cell by cell, as stored beside its constants.
+"""The tables of docs/prediction.md: intervals by kind of figure, as stored beside the residuals; errors of
+the cost model cell by cell, as stored beside its constants.
 
 python benchmarks/prediction_table.py            # writes it into the page
 python benchmarks/prediction_table.py --check    # exit 1 where the page has another
