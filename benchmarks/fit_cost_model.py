@@ -19,7 +19,7 @@ from pathlib import Path
 
 from corepipe.cli.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
+from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -67,7 +67,8 @@ def fit_all(used: Sequence[Raw], cases: Cases) -> Fit:
     """Every generation's constants; those with few rows are drawn to the constants of v2."""
     many = [row for row in used if version(row) not in FEW_ROWS]
     first = fit(many, cases)
-    known = {**shipped(), **first.constants}
+    own = {generation: known for generation, known in shipped().items() if generation not in STAND_INS}
+    known = {**own, **first.constants}
     start = {**known, **{v: replace(known["v2"]) for v in FEW_ROWS}}
     second = fit([row for row in used if version(row) in FEW_ROWS], cases, start, NEAR)
     return Fit({**start, **second.constants}, {**first.rows, **second.rows})

@@ -23,6 +23,8 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
         markup=False,
     )
+    if why := placement.get("hypothetical"):
+        console.print(f"hypothetical: {why}", style="yellow", markup=False)
     console.print(placement["reason"], style="dim", markup=False)
     if placement.get("intervals"):
         console.print(_sure(placement["intervals"]), style="dim", markup=False)

@@ -181,7 +181,7 @@ class _Chooser:
         for shape in shapes:
             if shape.cores <= self._instance.cores and self._holds_weights(shape):
                 cores = measure(self._programs(shape), self._limits)
-                blocks = blocks_that_fit(cores, shape.data, self._instance)
+                blocks = blocks_that_fit(cores, shape.data, self._instance, self._profile.kv_budget)
                 if blocks >= self._limits.blocks_per_sequence:
                     yield self._estimate(shape)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from corepipe.neuron.constants import IDEAL, Constants
 from corepipe.neuron.graph import DType, Format
 from corepipe.neuron.hardware import Instance, Topology
+
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
 
 MIN_CYCLES = 64
 """Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
@@ -29,11 +32,14 @@ class Link:
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
-    `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
-    from memory; the rest stays on chip.
+    `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
+    a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of an image's largest map that
+    stays there.
     `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
     key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
-    token.
+    token; `rewrites_kv`: and writes all of them again.  `fuses_rope`: queries and keys are rotated within a
+    larger kernel.  `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
     matmul: float
@@ -51,8 +57,14 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
+    on_chip: float = inf
     expands_kv: bool = False
     gathers_kv: bool = True
+    contraction: int = TILE
+    exponentials: float = 0.0
+    fuses_rope: bool = False
+    sequence_parallel: bool = False
+    rewrites_kv: bool = False
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -74,8 +86,6 @@ def core_rates(
     sharing: float,
     read_share: float,
     constants: Constants = IDEAL,
-    expands_kv: bool = False,
-    gathers_kv: bool = True,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -103,9 +113,10 @@ def core_rates(
         descriptor=constants.descriptor_bytes,
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
-        * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
-        expands_kv=expands_kv,
-        gathers_kv=gathers_kv,
+        * ((instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds),
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
+        contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
+        exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )
 
 
@@ -134,7 +145,7 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
     by_chip = [instance.chip_of(core) for core in cores]
     chips = sorted(set(by_chip))
     hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
-    seconds = hops * instance.chip.hop_seconds
+    seconds = hops * (instance.chip.hop_seconds or 0.0)
     if len(chips) == 1 or instance.link_bytes_per_second is None:
         return Link(seconds, on_chip)
     crowd = max(by_chip.count(chip) for chip in chips)

@@ -84,7 +84,7 @@ UNDER_LOAD = ", under load"
 def architecture_of(graph: Graph) -> Architecture:
     """What a graph is, by its Ops and inputs."""
     ops = {type(op).__name__ for op in graph.ops}
-    if any(name.startswith("Conv") for name in ops):
+    if "Convolution" in ops:
         return Architecture.CONVOLUTION
     if SOURCE in graph.rows:
         return Architecture.ENCODER_DECODER

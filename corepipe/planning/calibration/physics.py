@@ -13,7 +13,7 @@ from corepipe.neuron.cost import CostModel
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.planning.calibration.cases import Case, Cases
-from corepipe.planning.calibration.predict import Asked, Predictor
+from corepipe.planning.calibration.predict import Asked, Predictor, whole_batch
 from corepipe.planning.calibration.residuals import is_rate, run
 from corepipe.planning.calibration.rows import UNITS, Raw, Unpredictable, text
 
@@ -88,7 +88,7 @@ def _bound(asked: Asked, cases: Cases) -> tuple[float, str] | None:
     cost = cases.cost(_plain(case), dict.fromkeys(shipped(), IDEAL))
     replicas = case.batch * case.degrees.data
     if case.encodes or not case.outputs:
-        stages = _stages(cost, StepShape.of([(0, case.inputs)] * case.batch, case.batch))
+        stages = _stages(cost, whole_batch(case))
         return (max(stages) / replicas if asked.metric in _RATES else sum(stages)), "a batch"
     prompt = sum(_stages(cost, StepShape.of([(0, case.inputs)], 1)))
     alone = 1 if asked.load is not None else case.batch

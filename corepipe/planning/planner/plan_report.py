@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from corepipe.neuron.hardware import hypothetical
 from corepipe.neuron.uncertainty import Figure
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.certainty import FIGURES
@@ -87,6 +88,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
     price = plan.prices[shape.instance]
     return {
         **deployment(chosen.deployment),
+        **hypothetical(shape.device),
         "price_per_hour": chosen.price,
         "price_source": price.source,
         "dollars_per_million_output_tokens": million(plan, chosen),
