@@ -97,12 +97,21 @@ class CostModel:
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
+        self._scales = (profile.prompt_scale, profile.decode_scale)
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
         """The same deployment with other constants: far quicker than a new CostModel."""
         other = copy(self)
         other._use(constants)
+        return other
+
+    def with_scales(self, prompt: float, decode: float) -> CostModel:
+        """The same deployment whose steps take so many times as long: those with prompts, and the others."""
+        other = copy(self)
+        other._scales = (prompt, decode)
+        other._graphs = {}
+        other.lone = other if self.lone is self else self.lone.with_scales(prompt, decode)
         return other
 
     def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
@@ -137,7 +146,11 @@ class CostModel:
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
-        return self._tables[core].seconds(self.padded(shape))
+        padded = self.padded(shape)
+        return self._tables[core].seconds(padded) * self._scale(padded)
+
+    def _scale(self, shape: StepShape) -> float:
+        return self._scales[shape.decodes]
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
@@ -154,7 +167,8 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
-        return [max(known[table] for table in tables) for tables in self._distinct]
+        scale = self._scale(shape)
+        return [scale * max(known[table] for table in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
@@ -165,7 +179,8 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.decode_seconds(running, contexts)
-        return np.stack([np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct])
+        slowest = (np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct)
+        return self._scales[True] * np.stack(list(slowest))
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
@@ -221,7 +236,10 @@ class CostModel:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
         firsts = self._tables[:: self.tensor]
-        known = {table: (table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)}
+        scale = self._scale(padded)
+        known = {
+            table: (scale * table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)
+        }
         return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:

@@ -123,14 +123,14 @@ def _fit_one(
     origin = np.clip(origin, low + 1e-6, high - 1e-6)
 
     def residuals(x: F64) -> F64:
-        constants = _constants(base, x)
+        constants = constants_from(base, x)
         answers = known.setdefault(constants, {})
         predictor = Predictor(constants={generation: constants}, cases=cases)
         answers.update((one, predictor.answer(one)) for one in set(asked) - answers.keys())
-        errors = [_log_error(answers[one], *value) for one, value in zip(asked, measured, strict=True)]
+        errors = [log_error(answers[one], *value) for one, value in zip(asked, measured, strict=True)]
         return np.concatenate([np.array(errors) * weights, np.sqrt(pull) * (x - origin)])
 
-    return _constants(base, least_squares(residuals, origin, low, high))
+    return constants_from(base, least_squares(residuals, origin, low, high))
 
 
 def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) -> F64:
@@ -179,11 +179,12 @@ def _loss(residuals: F64) -> float:
     return float((np.sqrt(1 + (residuals / SOFT) ** 2) - 1).sum()) + 1e-12
 
 
-def _constants(base: Constants, x: F64) -> Constants:
+def constants_from(base: Constants, x: F64) -> Constants:
+    """The fitted ones from their logarithms; the others as they are."""
     return replace(base, **{name: float(np.exp(value)) for name, value in zip(fitted(base), x, strict=True)})
 
 
-def _log_error(predicted: float, value: float, slack: float) -> float:
+def log_error(predicted: float, value: float, slack: float) -> float:
     """log(predicted / measured), 0 within what the source rounds to the same figure."""
     if predicted > value + slack:
         return log(predicted / (value + slack))
