@@ -20,7 +20,7 @@ from pathlib import Path
 
 from corepipe.cli.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
+from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -73,7 +73,10 @@ def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:
     """Every generation's constants; those with few rows are drawn to the constants of v2."""
     many = [row for row in used if version(row) not in FEW_ROWS]
     first = fit(many, cases, known=known)
-    fitted = {**shipped(), **first.constants}
+    own = {
+        generation: constants for generation, constants in shipped().items() if generation not in STAND_INS
+    }
+    fitted = {**own, **first.constants}
     start = {**fitted, **{v: replace(fitted["v2"]) for v in FEW_ROWS}}
     second = fit([row for row in used if version(row) in FEW_ROWS], cases, start, NEAR, known)
     return Fit({**start, **second.constants}, {**first.rows, **second.rows})

@@ -23,6 +23,8 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
         markup=False,
     )
+    if why := placement.get("hypothetical"):
+        console.print(f"hypothetical: {why}", style="yellow", markup=False)
     console.print(placement["reason"], style="dim", markup=False)
     if placement["timing_model"]:
         console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)

@@ -29,7 +29,7 @@ def profile(
     pipeline: options.Pipeline = None,
     tensor: options.Tensor = None,
     data: options.Data = None,
-    dtype: options.Format = options.Dtype.BF16,
+    dtype: options.TimedFormat = options.TimedDtype.BF16,
     profile: options.Profile = None,
     max_model_len: options.MaxModelLen = None,
     batch: Batch = 4,

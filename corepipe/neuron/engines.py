@@ -49,11 +49,12 @@ class OpCost:
     rows: number of the row set.  tensor: seconds a row, of `min_rows` rows at least.  vector, scalar,
     collectives, dma: (fixed, a row).
     ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
+    split: ranks that share the rows of a prefill.
     """
 
     rows: int
     tensor: float = 0.0
-    min_rows: int = 0
+    min_rows: float = 0
     vector: tuple[float, float] = (0.0, 0.0)
     scalar: tuple[float, float] = (0.0, 0.0)
     dma: tuple[float, float] = (0.0, 0.0)
@@ -63,11 +64,14 @@ class OpCost:
     read: tuple[float, float] = (0.0, 0.0)
     written: float = 0.0
     flops: float = 0.0
+    split: int = 1
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
         if not rows:
             return NOTHING
+        if self.split > 1 and not shape.decodes:
+            rows = -(-rows // self.split)
         return Engines(
             tensor=self.tensor * max(rows, self.min_rows),
             vector=max(self.vector[0], self.vector[1] * rows),

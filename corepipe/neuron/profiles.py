@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants, as_json, parse, shipped
+from corepipe.neuron.native_plugin import DEFAULT_CHUNK, KvBudget
 
 SMALLEST_BUCKET = 128
 """Of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
@@ -30,6 +31,7 @@ class Buckets(StrEnum):
     POWERS = "powers of two"
     HALVES = "halves of powers of two"
     SINGLE = "the longest sequence"
+    CHUNKS = "one chunk, or powers of two where prompts are computed whole"
 
     def pad(self, length: int, longest: int) -> int:
         """The bucket of `length` tokens, where sequences have up to `longest`."""
@@ -38,6 +40,8 @@ class Buckets(StrEnum):
                 return length
             case Buckets.SINGLE:
                 return max(length, longest)
+            case Buckets.CHUNKS:
+                raise ValueError("how prompts are cut is not known here: see native_plugin.prefill")
             case Buckets.POWERS | Buckets.HALVES:
                 smallest = SMALLEST_BUCKET if self is Buckets.POWERS else HALVED_FROM
                 power = 1 << max(length - 1, smallest - 1).bit_length()
@@ -101,7 +105,16 @@ class RuntimeProfile:
     step, padded.  pads_batch: decode steps run all sequences that the graph was compiled for.
     batched_prefill: a batch's prompts run in one step.  attention: how it attends.  policy: the scheduler's.
     asynchronous: the host works on the next step while the device runs this one.
+    change_seconds: of the host for a step whose sequences are not those of the step before, instead of
+    host_seconds (None: the same).  batch_powers: with pads_batch, the batch is padded to a power of two.
+    chunk: tokens of a prefill step where nothing else is said (None: prompts as they come).
+    fuses_rope: queries and keys are rotated within the attention's kernel.  sequence_parallel: ranks share
+    the rows of a prefill between its collectives.  kv_budget: what of a core's memory keys and values get
+    (None: all that is left).
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
+    beams: sequences that an encoder-decoder generates for each one.  rewrites_kv: a step picks the beams'
+    keys and values, appends to them, and writes them back.  sends_source: with each step the host sends the
+    encoder's result for each beam.
     constants: by generation of cores, instead of the shipped ones.
     """
 
@@ -118,6 +131,15 @@ class RuntimeProfile:
     policy: str = "segregated"
     asynchronous: bool = False
     workers: int = 1
+    change_seconds: float | None = None
+    batch_powers: bool = False
+    chunk: int | None = None
+    fuses_rope: bool = False
+    sequence_parallel: bool = False
+    kv_budget: KvBudget | None = None
+    beams: int = 1
+    rewrites_kv: bool = False
+    sends_source: bool = False
     constants: tuple[tuple[str, Constants], ...] = ()
 
     def constants_of(self, version: str) -> Constants:
@@ -129,6 +151,9 @@ _ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step
 _EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
 _BUCKETS = "libraries/nxd-inference/developer_guides/ (bucketing, ctx_batch_size, on_device_sampling_config)"
 _PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
+_BEAMS = (
+    "src/examples/pytorch/neuronx_distributed/t5-inference/ (t5_models.py, wrapper.py: num_beams, aliases)"
+)
 _TNX = "libraries/transformers-neuronx/ (n_positions, GQA.REPLICATED_HEADS, logits to the host)"
 _TNX_SAMPLES = (
     "aws-neuron-samples torch-neuronx/transformers-neuronx/inference (attention_layout BSH and fuse_qkv "
@@ -216,6 +241,23 @@ _ALL = (
         source=f"{_BUCKETS}; optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 "
         "sequences where sampling on the device takes 24.5",
     ),
+    RuntimeProfile(
+        name="vllm-neuron-native",
+        host_seconds=28e-6,
+        change_seconds=437e-6,
+        asynchronous=True,
+        prefill_buckets=Buckets.CHUNKS,
+        chunk=DEFAULT_CHUNK,
+        decode_buckets=Buckets.SINGLE,
+        pads_batch=True,
+        batch_powers=True,
+        fuses_rope=True,
+        sequence_parallel=True,
+        kv_budget=KvBudget(),
+        source=f"vllm-neuron/docs/ (neuron-scheduler.md, prefix-caching.md, reference-configuration.md, "
+        f"padding-batching-block-kv.md, determine_available_memory_design.md, tensor_parallelism.md); "
+        f"{_ASYNC_GAP}, where a batch changes; {_EMPTY}",
+    ),
     replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),
     replace(
         _IDEAL,
@@ -223,6 +265,18 @@ _ALL = (
         host_seconds=28e-6,
         workers=2,
         source=f"NeuronPerf with workers_per_model 2: about-neuron/benchmarks/ (inline notes); {_EMPTY}",
+    ),
+    replace(
+        _IDEAL,
+        name="beam-search",
+        host_seconds=437e-6,
+        decode_buckets=Buckets.SINGLE,
+        policy="segregated",
+        attention=AttentionStyle(gathers_kv=False),
+        beams=4,
+        rewrites_kv=True,
+        sends_source=True,
+        source=f"{_BEAMS}; {_ASYNC_GAP}",
     ),
     replace(_IDEAL, name="neuroncore-pipeline", host_seconds=28e-6, source=f"{_PIPELINE}; {_EMPTY}"),
 )

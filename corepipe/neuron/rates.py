@@ -11,6 +11,9 @@ from corepipe.neuron.graph import DType, Format
 from corepipe.neuron.hardware import Instance, Topology
 from corepipe.neuron.profiles import AttentionStyle
 
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
+
 MIN_CYCLES = 64
 """Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
 
@@ -33,10 +36,13 @@ class Link:
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
-    `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
-    from memory; the rest stays on chip.
-    `group` joins the `degree` tensor ranks.  `style`: how the software runs attention.  `on_chip`: bytes of
-    the core's own memory (inf: not published).
+    `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
+    a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
+    an image's largest map stays, or a prompt's scores (inf: not published).
+    `group` joins the `degree` tensor ranks.  `style`: how the software runs attention; `rewrites_kv`: it
+    writes all keys and values again.  `fuses_rope`: queries and keys are rotated within a larger kernel.
+    `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
     matmul: float
@@ -54,8 +60,13 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
-    style: AttentionStyle = PLAIN
     on_chip: float = inf
+    style: AttentionStyle = PLAIN
+    contraction: int = TILE
+    exponentials: float = 0.0
+    fuses_rope: bool = False
+    sequence_parallel: bool = False
+    rewrites_kv: bool = False
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -77,7 +88,6 @@ def core_rates(
     sharing: float,
     read_share: float,
     constants: Constants = IDEAL,
-    attention: AttentionStyle = PLAIN,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -105,9 +115,10 @@ def core_rates(
         descriptor=constants.descriptor_bytes,
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
-        * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
-        style=attention,
+        * ((instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds),
         on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
+        contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
+        exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )
 
 
@@ -140,7 +151,7 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
     by_chip = [instance.chip_of(core) for core in cores]
     chips = sorted(set(by_chip))
     hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
-    seconds = hops * instance.chip.hop_seconds
+    seconds = hops * (instance.chip.hop_seconds or 0.0)
     if len(chips) == 1 or instance.link_bytes_per_second is None:
         return Link(seconds, on_chip)
     crowd = max(by_chip.count(chip) for chip in chips)

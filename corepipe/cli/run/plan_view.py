@@ -59,9 +59,9 @@ def cut(plan: Plan) -> str:
 
 
 def sentence(plan: Plan, option: Option) -> str:
-    outcome = option.outcome
+    outcome, device = option.outcome, option.deployment.candidate.shape.device
     return (
-        f"{option.deployment} at {option.price:.4g} $/h (emulated): TTFT {_ms(outcome.ttft)} ms, "
+        f"{option.deployment} at {option.price:.4g} $/h ({device.standing}): TTFT {_ms(outcome.ttft)} ms, "
         f"TPOT {_ms(outcome.tpot)} ms at p{plan.inquiry.demand.objectives.percentile:g}, "
         f"{million(plan, option):.3g} $ for a million output tokens"
     )
@@ -77,6 +77,7 @@ def doubts(plan: Plan, option: Option) -> list[str]:
         *_nearness(plan, option),
         f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
         f"price: {plan.prices[shape.instance].source}",
+        *([f"hypothetical: {shape.device.hypothetical}"] if shape.device.hypothetical else []),
     ]
 
 
@@ -112,7 +113,8 @@ def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
         outcome = option.outcome
         latencies = (outcome.ttft, outcome.tpot, outcome.latency)
         numbers = (f"{option.price:.4g}", f"{million(plan, option):.3g}", *map(_ms, latencies))
-        table.add_row(*numbers, str(option.deployment))
+        hypothetical = option.deployment.candidate.shape.device.hypothetical
+        table.add_row(*numbers, f"{option.deployment}{' (hypothetical)' if hypothetical else ''}")
     return table
 
 

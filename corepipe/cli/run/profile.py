@@ -17,7 +17,8 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron import modes, perfetto, profiles
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
+from corepipe.neuron.hardware import hypothetical
 from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
 from corepipe.planning.profiling.profile import Run, Setup, placed
 from corepipe.planning.profiling.step_summary import Measured, Summary, measure
@@ -52,7 +53,7 @@ def _setup(given: Mapping[str, Any]) -> Setup:
     model = architecture(given["model"])
     return Setup(
         architecture=model,
-        format=FORMATS[given["dtype"].value],
+        format=TIMED_FORMATS[given["dtype"].value],
         instance=find_instance(given["instance"]),
         profile=profiles.profile(given["profile"] or DEFAULT_PROFILE),
         batch=given["batch"],
@@ -109,6 +110,7 @@ def _document(result: _Result) -> dict[str, object]:
     run, setup = result.run, result.run.setup
     return {
         "emulated": True,
+        **hypothetical(setup.instance),
         "model": run.graph.name,
         "instance": setup.instance.name,
         "format": setup.format.name,
@@ -127,10 +129,13 @@ def _document(result: _Result) -> dict[str, object]:
 def _print(console: Console, result: _Result) -> None:
     setup = result.run.setup
     console.print(
-        f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} (emulated), "
-        f"profile {setup.profile.name}: {setup.batch} sequences of {setup.input_len} tokens",
+        f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} "
+        f"({setup.instance.standing}), profile {setup.profile.name}: {setup.batch} sequences of "
+        f"{setup.input_len} tokens",
         markup=False,
     )
+    if setup.instance.hypothetical:
+        console.print(f"hypothetical: {setup.instance.hypothetical}", style="yellow", markup=False)
     console.print(result.reason, style="dim", markup=False)
     table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
     for field in fields(Summary):

@@ -14,9 +14,9 @@ from corepipe.neuron.engines import AttentionCost, Cost
 from corepipe.neuron.graph import Format, HeadLayout, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 from corepipe.neuron.numerics import F32, Scores
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
-from corepipe.neuron.ops.costs import TILE, Passes, elementwise_cost
+from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.profiles import AttentionKernel
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.rates import TILE, CoreRates
 
 DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
@@ -34,6 +34,12 @@ last four, the maximum, the sum and the product with the values (transformers-ne
 WINDOWED = 1
 """Once more each, for a second mask (mistral/hlo.py)."""
 
+REWRITES, PICKS = 7, 3
+"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
+by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
+each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
+update_past)."""
+
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 
 
@@ -47,7 +53,8 @@ class Rope(Keeps):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=1, two=3)  # the rotated halves; two products, a sum
-        return elementwise_cost(self.out, passes, fmt, rates)
+        cost = elementwise_cost(self.out, passes, fmt, rates)
+        return replace(cost, start=0.0) if rates.fuses_rope else cost
 
     def refuses(self, _fmt: Format) -> None:
         return None
@@ -142,7 +149,7 @@ class CrossAttention(Keeps):
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _cost(self, self.heads, fmt, rates, causal=False)
+        return _cost(self, self.heads, fmt, rates, causal=False, crossings=PICKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +188,42 @@ class LatentAttention(Makes):
         return _cost(self, shared, fmt, rates, causal=True)
 
 
+def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]:
+    """Seconds of VectorE and of ScalarE for a key; exponentials are where the pair ends sooner."""
+    passes, exponentials = queries * SOFTMAX.cycles(fmt) / rates.vector, queries * SOFTMAX.scalar
+    apart = passes, exponentials / rates.scalar
+    if not rates.exponentials:
+        return apart
+    together = passes + exponentials / rates.exponentials, 0.0
+    return min(apart, together, key=max)
+
+
 def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> StateSpec:
     """Keys and values."""
     return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window)
 
 
 def _cost(
-    op: Op, heads: HeadLayout, fmt: Format, rates: CoreRates, *, causal: bool, window: int | None = None
+    op: Op,
+    heads: HeadLayout,
+    fmt: Format,
+    rates: CoreRates,
+    *,
+    causal: bool,
+    window: int | None = None,
+    crossings: int = REWRITES,
 ) -> AttentionCost:
-    """The products with keys and values, a softmax, and what is read and kept."""
+    """The products with keys and values, a softmax, and what is read and kept.
+
+    crossings: of memory by keys and values, where they are rewritten.
+    """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
     copies = queries // keys if rates.style.expands_kv and heads.copied else 1
+    copies *= crossings if rates.rewrites_kv else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
+    vector, scalar = _softmax(queries, fmt, rates)
     plain = AttentionCost(
         rows=op.out.rows.number,
         causal=causal,
@@ -202,8 +231,8 @@ def _cost(
         tensor=4 * tile * keys / rates.attention,
         group=queries // keys,
         min_rows=rates.min_rows,
-        vector=queries * SOFTMAX.cycles(fmt) / rates.vector,
-        scalar=queries * SOFTMAX.scalar / rates.scalar,
+        vector=vector,
+        scalar=scalar,
         traffic=copies * token * (piece if rates.style.gathers_kv else 1 / rates.memory),
         write=token * piece,
         scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),

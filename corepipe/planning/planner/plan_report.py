@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from corepipe.neuron.hardware import hypothetical
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
 from corepipe.planning.planner.planner import Plan
@@ -81,6 +82,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
     price = plan.prices[shape.instance]
     return {
         **deployment(chosen.deployment),
+        **hypothetical(shape.device),
         "price_per_hour": chosen.price,
         "price_source": price.source,
         "dollars_per_million_output_tokens": million(plan, chosen),

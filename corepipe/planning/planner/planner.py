@@ -15,7 +15,7 @@ from corepipe.planning.planner.evaluate import Workbench
 from corepipe.planning.planner.prices import Price, PriceList, Purchase
 from corepipe.planning.planner.search import Watch, search
 from corepipe.planning.planner.search_result import Option, Progress, Rejected, SearchResult
-from corepipe.planning.planner.space import Shape, Space
+from corepipe.planning.planner.space import Candidate, Shape, Space
 
 SPREAD = 4.0
 """Faster deployments are looked for up to so many times the price of the cheapest."""
@@ -33,7 +33,8 @@ class Market:
 @dataclass(frozen=True, slots=True)
 class Inquiry:
     """What a plan is asked for.  `max_error`: share above which a validation error is too much; `accepts`:
-    shapes that are wanted at all."""
+    shapes that are wanted at all; `unfit`: why a candidate is not wanted, for prompts of up to so many
+    tokens."""
 
     architecture: Architecture
     demand: Demand
@@ -43,6 +44,7 @@ class Inquiry:
     max_model_len: int | None = None
     max_error: float | None = None
     accepts: Callable[[Shape], bool] = lambda _: True
+    unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None
     spread: float = SPREAD
 
 
@@ -114,7 +116,8 @@ def _search(
 ) -> SearchResult:
     beat = _Beat(watch)
     rates = {name: price.per_hour for name, price in prices.items()}
-    workbench = Workbench(inquiry.architecture, inquiry.demand.tightened, rates, longest, beat.again)
+    demand, unfit = inquiry.demand.tightened, inquiry.unfit
+    workbench = Workbench(inquiry.architecture, demand, rates, longest, beat.again, unfit)
     limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
     return search(shapes, limits, workbench, beat.tell, inquiry.spread, inquiry.validation.tied)
 

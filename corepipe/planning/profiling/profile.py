@@ -58,7 +58,8 @@ class Setup:
     def limits(self) -> Limits:
         """What the memory must hold: all sequences of the batch at their longest."""
         blocks = self.batch * -(-self.max_model_len // BLOCK)
-        return Limits(self.max_model_len, self.batch, self.prompts * self.input_len, BLOCK, blocks)
+        tokens = self.prompts * min(self.input_len, self.profile.chunk or self.input_len)
+        return Limits(self.max_model_len, self.batch, tokens, BLOCK, blocks, self.profile.kv_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,12 @@ def _steps(setup: Setup, graph: Graph, timeline: Timeline) -> Iterator[Step]:
 
 def _shapes(setup: Setup, decode_steps: int) -> Iterator[tuple[Phase, str, StepShape]]:
     prompts, length, batch = setup.prompts, setup.input_len, setup.batch
-    prefill = StepShape.of([(0, length)] * prompts, prompts)
-    yield Phase.PREFILL, f"prefill {prompts} x {length}", prefill
+    chunk = setup.profile.chunk or length
+    for start in range(0, length, chunk):
+        count = min(chunk, length - start)
+        wanted = prompts if start + count == length else 0
+        step = StepShape.of([(start, count)] * prompts, wanted)
+        yield Phase.PREFILL, f"prefill {prompts} x {count}" + (f" at {start}" if start else ""), step
     for context in range(length + 1, length + 1 + decode_steps):
         yield Phase.DECODE, f"decode {batch} at {context}", StepShape.decode(batch, context)
 

@@ -110,6 +110,7 @@ class Report:
         return {
             "schema": SCHEMA,
             "emulated": True,
+            **{name: why for name, why in self.deployment.items() if name == "hypothetical"},
             "corepipe": __version__,
             "deployment": self.deployment,
             "workload": self.workload,

@@ -9,8 +9,8 @@ from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.graph import TIMED_FORMATS, Graph
+from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile, profile
@@ -31,7 +31,7 @@ HOST_PROFILE, DEVICE_PROFILE = "async", "vllm-neuron"
 class DevicePlan:
     """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
 
-    batch: sequences that its decode graphs are compiled for.
+    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.
     """
 
     graph: Graph
@@ -42,11 +42,12 @@ class DevicePlan:
     memory: MemoryPlan
     profile: RuntimeProfile
     batch: int
+    chunk: int | None = None
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
-        data = self.placement.data
-        return Timeline(CostModel(self.programs, self.instance, self.profile, data, replica, self.batch))
+        cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
+        return Timeline(cost.with_batch(self.batch, self.chunk))
 
     def describe(self) -> dict[str, object]:
         """What /v1/placement serves of it."""
@@ -55,6 +56,7 @@ class DevicePlan:
             "format": self.graph.format.name,
             "format_on_device": self.instance.support(self.graph.format).value,
             "instance": self.instance.name,
+            **hypothetical(self.instance),
             "logical_neuroncore_config": self.instance.lnc,
             "runtime_profile": self.profile.name,
             "pipeline": self.placement.pipeline,
@@ -83,22 +85,28 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     if config.lnc is not None:
         instance = instance.with_lnc(config.lnc)
     positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
-    graph = model.graph(FORMATS[config.format], positions)
-    limits = _limits(config, graph)
+    graph = model.graph(TIMED_FORMATS[config.format], positions)
     runtime = runtime_profile(config)
+    limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
-    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, config.max_num_seqs)
+    batch, chunk = config.max_num_seqs, config.max_num_batched_tokens
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
 
 
-def _limits(config: EngineConfig, graph: Graph) -> Limits:
+def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limits:
     sequence = -(-graph.max_positions // config.block_size)
     most = config.num_blocks or config.max_num_seqs * sequence
     return Limits(
-        graph.max_positions, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, most
+        graph.max_positions,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.block_size,
+        most,
+        runtime.kv_budget,
     )
 
 
