@@ -108,7 +108,8 @@ class CostModel:
         return other
 
     def with_scales(self, prompt: float, decode: float) -> CostModel:
-        """The same deployment whose steps take so many times as long: those with prompts, and the others."""
+        """The same deployment whose steps take so many times as long, with what they copy: those with
+        prompts, and the others."""
         other = copy(self)
         other._scales = (prompt, decode)
         other._graphs = {}
@@ -204,7 +205,8 @@ class CostModel:
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
         if self._source and shape.decodes:
             elements += self.padded(shape).sequences * self._longest * self._source
-        return elements * self._programs[0].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+        size = elements * self._programs[0].format.compute.bytes
+        return self._scale(shape) * size / HOST_LINK_BYTES_PER_SECOND
 
     def output_seconds(self, shape: StepShape) -> float:
         """Time to copy to the host what a model returns that is run once over its input: the first output,
@@ -212,7 +214,8 @@ class CostModel:
         kind = self._outputs[0].kind
         returned = [output.value for output in self._outputs if output.kind is kind]
         elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
-        return elements * self._programs[-1].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+        size = elements * self._programs[-1].format.compute.bytes
+        return self._scale(shape) * size / HOST_LINK_BYTES_PER_SECOND
 
     def result_seconds(self, shape: StepShape) -> float:
         """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
