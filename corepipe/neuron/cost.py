@@ -21,7 +21,7 @@ from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.native_plugin import takes_flash
 from corepipe.neuron.ops import CrossAttention, Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, AttentionKernel, Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
@@ -89,7 +89,6 @@ class CostModel:
         self._batch = batch
         self._programs = programs
         self._longest = longest or programs[0].max_positions
-        self._chunk: int | None = None
         self._padding = _with_its_kernel(profile, programs, self._longest)
         self._outputs = programs[-1].outputs
         self._keeps = any(op.state is not None for program in programs for op in program.ops)
@@ -120,7 +119,9 @@ class CostModel:
         """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
         the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
         other = copy(self)
-        other._batch, other._chunk = batch, chunk
+        other._batch = batch
+        if chunk is not None:
+            other._padding = replace(self._padding, chunk=chunk)
         other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
         return other
 
@@ -142,7 +143,7 @@ class CostModel:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
-        return pad(shape, self._padding, self._longest, self._batch, self._chunk)
+        return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
@@ -277,15 +278,9 @@ class CostModel:
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
+                    attention=self.profile.attention,
                 )
-                known[key] = replace(
-                    own,
-                    expands_kv=self.profile.expands_kv,
-                    gathers_kv=self.profile.gathers_kv,
-                    rewrites_kv=self.profile.rewrites_kv,
-                    fuses_rope=self.profile.fuses_rope,
-                    sequence_parallel=self.profile.sequence_parallel,
-                )
+                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel)
             rates.append(known[key])
         return rates
 
@@ -326,7 +321,7 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
     layouts = {layout for program in programs for layout in program.head_layouts}
     if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
         return profile
-    return replace(profile, attention=AttentionKernel.SQUARE)
+    return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
 
 
 def _source_width(program: Program) -> int:

@@ -72,6 +72,15 @@ def test_stages_of_resnet_50():
     assert graph.num_layers == 17
 
 
+def test_a_config_says_how_many_labels_and_channels(tmp_path):
+    file = tmp_path / "config.json"
+    changes = {"num_labels": None, "id2label": {"0": "cat", "1": "dog"}, "embedding_size": 32}
+    file.write_text(json.dumps({**config("resnet-18"), **changes}))
+    graph = architecture(str(file)).graph(FORMATS["bf16"])
+    assert graph.outputs[0].value.width == 2
+    assert graph.ops[1].out.width == 32
+
+
 def test_the_three_maps_of_yolov4():
     graph = architecture("YOLOv4").graph(FORMATS["bf16"])
     kept = [op for op in graph.ops if isinstance(op, Convolution)]

@@ -21,7 +21,7 @@ from corepipe.planning.calibration.stacks import Kind, profile_of
         ("text-generation", "2.22.0", 1, "nxdi"),
         ("text-generation", "2.2x", 1, "nxdi"),
         ("text-generation", "", 1, "nxdi"),
-        ("text-generation(in+out)", "2.14.0", 1, "transformers-neuronx"),
+        ("text-generation(in+out)", "2.14.0", 1, "transformers-neuronx-hsb"),
         ("serving", "2.2x", 32, "optimum-nxdi"),
         ("serving-tgi", "2.18-2.19", 4, "optimum-tnx"),
         ("Encoder", "2.26.0", 4, "data-parallel"),
