@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -93,6 +94,9 @@ class AttentionCost:
     tensor: seconds a key attended by one row of one key/value head's queries, of which there are `group`, and
     of `min_rows` at least.  vector, scalar: seconds a key attended.  traffic: seconds a context token.
     write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
+    spilled: seconds a key attended, of prompts whose scores are more than the `held` keys that on-chip memory
+    has room for, and the bytes (`spilled_bytes`) that go out to memory and come back.  scattered: seconds a
+    row of several prompts in one step, instead of `write`.
     """
 
     rows: int
@@ -109,6 +113,10 @@ class AttentionCost:
     queued: float
     token_bytes: int
     flops: float
+    held: float = inf
+    spilled: float = 0.0
+    spilled_bytes: tuple[float, float] = (0.0, 0.0)
+    scattered: float = 0.0
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
@@ -118,14 +126,17 @@ class AttentionCost:
         attended = self.attended(rows, shape)
         kept = rows if self.causal else 0
         old = max(0, seen - rows)
+        prompts = not shape.decodes
+        out = attended if prompts and attended > self.held else 0
+        write = self.scattered if prompts and shape.sequences > 1 else self.write
         return Engines(
             tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
             vector=self.vector * attended,
             scalar=self.scalar * attended,
-            dma=self.queued * shape.sequences + (self.traffic * old + self.write * kept),
+            dma=self.queued * shape.sequences + (self.traffic * old + write * kept) + self.spilled * out,
             start=self.start,
-            read=float(self.token_bytes * old),
-            written=float(self.token_bytes * kept),
+            read=float(self.token_bytes * old) + self.spilled_bytes[1] * out,
+            written=float(self.token_bytes * kept) + self.spilled_bytes[0] * out,
             flops=self.flops * attended,
         )
 

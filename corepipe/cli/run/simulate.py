@@ -14,11 +14,12 @@ from corepipe.cli.common import check_writable, errors, progress_bar, results, w
 from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.settings import config_fields, flag_of
-from corepipe.cli.tables import Figures, facts
+from corepipe.cli.tables import Figures, between, facts
 from corepipe.cli.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import FORMATS, Graph, InputKind
+from corepipe.neuron.uncertainty import LEVEL, Figure
 from corepipe.planning.simulation.plot import page
 from corepipe.planning.simulation.report import LATENCIES, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
@@ -193,6 +194,7 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
         f"{rates.total_tokens:,.1f} tokens/s",
     )
+    yield f"{LEVEL:.0%} sure", _sure(report)
     if report.slo != NO_SLO:
         share = report.good / report.sent if report.sent else 0.0
         yield "goodput", f"{rates.good_requests:.2f} requests/s meet the objectives: {share:.1%}"
@@ -201,6 +203,18 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
     elif report.price_per_hour is None:
         yield "cost", "no price is published; corepipe plan takes yours with --prices FILE"
+
+
+def _sure(report: Report) -> str:
+    """Between what a measurement would lie."""
+    known, parts = report.intervals, []
+    for name in ("ttft", "tpot", "e2e"):
+        bounds = known.latencies(name, getattr(report, name), 1e3)
+        if bounds is not None:
+            middle, tail = between(bounds["p50"]), between(bounds["p99"])
+            parts.append(f"{LABELS[name]} p50 {middle}, p99 {tail} ms")
+    parts.append(f"{between(known.rate(report.throughput.output_tokens))} output tokens/s")
+    return f"{'; '.join(parts)} ({known.of(Figure.THROUGHPUT).basis})"
 
 
 def _device(report: Report) -> Iterator[tuple[str, str]]:
