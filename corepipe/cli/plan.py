@@ -42,6 +42,20 @@ Margin = Annotated[
         max=90,
     ),
 ]
+Confidence = Annotated[
+    float | None,
+    _option(
+        "--confidence",
+        help="Rank by intervals of this probability, as 0.9, and choose only what they tell apart.",
+        panel=OBJECTIVES,
+        min=0.5,
+        max=0.99,
+    ),
+]
+NextMeasurement = Annotated[
+    bool,
+    _option("--next-measurement", help="Name the measurement that would tell most apart.", panel=OUTPUT),
+]
 TimeLimit = Annotated[
     str | None,
     _option("--time-limit", help="End the search after so long, as 30s, with the best so far.", panel=OUTPUT),
@@ -124,6 +138,8 @@ def plan(
     tpot: Tpot = None,
     percentile: Percentile = 99.0,
     margin: Margin = 0.0,
+    confidence: Confidence = None,
+    next_measurement: NextMeasurement = False,
     input_len: InputLen = "1024",
     output_len: OutputLen = "256",
     requests: Requests = None,

@@ -54,7 +54,7 @@ class Architecture:
         self.config = self._family.configure(fields)
 
     def resized(self, image: int) -> Architecture:
-        """The same for images of so many pixels a side.  Raises UserError where it takes none of that size."""
+        """The same for images of so many pixels a side.  Raises UserError where it takes none of them."""
         return Architecture(self.name, self._fields.replace("image_size", image))
 
     @property

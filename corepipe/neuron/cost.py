@@ -21,7 +21,7 @@ from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.native_plugin import takes_flash
 from corepipe.neuron.ops import CrossAttention, Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, AttentionKernel, Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
@@ -89,7 +89,6 @@ class CostModel:
         self._batch = batch
         self._programs = programs
         self._longest = longest or programs[0].max_positions
-        self._chunk: int | None = None
         self._padding = _with_its_kernel(profile, programs, self._longest)
         self._outputs = programs[-1].outputs
         self._keeps = any(op.state is not None for program in programs for op in program.ops)
@@ -98,6 +97,7 @@ class CostModel:
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
+        self._scales = (profile.prompt_scale, profile.decode_scale)
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -106,11 +106,21 @@ class CostModel:
         other._use(constants)
         return other
 
+    def with_scales(self, prompt: float, decode: float) -> CostModel:
+        """The same deployment whose steps take so many times as long: those with prompts, and the others."""
+        other = copy(self)
+        other._scales = (prompt, decode)
+        other._graphs = {}
+        other.lone = other if self.lone is self else self.lone.with_scales(prompt, decode)
+        return other
+
     def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
         """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
         the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
         other = copy(self)
-        other._batch, other._chunk = batch, chunk
+        other._batch = batch
+        if chunk is not None:
+            other._padding = replace(self._padding, chunk=chunk)
         other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
         return other
 
@@ -132,11 +142,15 @@ class CostModel:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
-        return pad(shape, self._padding, self._longest, self._batch, self._chunk)
+        return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
-        return self._tables[core].seconds(self.padded(shape))
+        padded = self.padded(shape)
+        return self._tables[core].seconds(padded) * self._scale(padded)
+
+    def _scale(self, shape: StepShape) -> float:
+        return self._scales[shape.decodes]
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
@@ -153,7 +167,8 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
-        return [max(known[table] for table in tables) for tables in self._distinct]
+        scale = self._scale(shape)
+        return [scale * max(known[table] for table in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
@@ -164,7 +179,8 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.decode_seconds(running, contexts)
-        return np.stack([np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct])
+        slowest = (np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct)
+        return self._scales[True] * np.stack(list(slowest))
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
@@ -184,6 +200,8 @@ class CostModel:
     def input_seconds(self, shape: StepShape) -> float:
         """Time to copy a step's inputs to the device: images, and where the profile says so the encoder's
         result for a step that decodes; the ids of tokens take none."""
+        if not self._given and not self._source:
+            return 0.0
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
         if self._source and shape.decodes:
             elements += self.padded(shape).sequences * self._longest * self._source
@@ -218,7 +236,10 @@ class CostModel:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
         firsts = self._tables[:: self.tensor]
-        known = {table: (table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)}
+        scale = self._scale(padded)
+        known = {
+            table: (scale * table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)
+        }
         return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
@@ -247,22 +268,16 @@ class CostModel:
             sharing = sharing_of(share * matrices, others)
             key = (program.stage, sharing, share)
             if key not in known:
-                rate = core_rates(
+                own = core_rates(
                     instance,
                     program.format,
                     range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
-                    expands_kv=self.profile.expands_kv,
-                    gathers_kv=self.profile.gathers_kv,
-                    rewrites_kv=self.profile.rewrites_kv,
+                    attention=self.profile.attention,
                 )
-                known[key] = replace(
-                    rate,
-                    fuses_rope=self.profile.fuses_rope,
-                    sequence_parallel=self.profile.sequence_parallel,
-                )
+                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel)
             rates.append(known[key])
         return rates
 
@@ -303,7 +318,7 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
     layouts = {layout for program in programs for layout in program.head_layouts}
     if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
         return profile
-    return replace(profile, attention=AttentionKernel.SQUARE)
+    return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
 
 
 def _source_width(program: Program) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -87,40 +88,15 @@ class OpCost:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageCost:
-    """An Op on images, whose maps go through memory where those of a step are too large to stay on chip.
-
-    one: without that.  reads: bytes an image of each map that it reads; makes: of its result.  on_chip: bytes
-    that may stay; memory: bytes a second.  What is read of a map stays on chip while windows overlap there, so
-    that each is read once.
-    """
-
-    one: OpCost
-    reads: tuple[float, ...]
-    makes: float
-    on_chip: float
-    memory: float
-
-    def engines(self, shape: StepShape) -> Engines:
-        images = shape.rows_of(self.one.rows)
-        alone = self.one.engines(shape)
-        read = sum(images * size for size in self.reads if images * size > self.on_chip)
-        written = images * self.makes if images * self.makes > self.on_chip else 0.0
-        return replace(
-            alone,
-            dma=alone.dma + (read + written) / self.memory,
-            read=alone.read + read,
-            written=alone.written + written,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionCost:
     """Attention over the contexts.  `window` bounds a sequence's context and a row's keys.
 
     tensor: seconds a key attended by one row of one key/value head's queries, of which there are `group`, and
     of `min_rows` at least.  vector, scalar: seconds a key attended.  traffic: seconds a context token.
     write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
+    spilled: seconds a key attended, of prompts whose scores are more than the `held` keys that on-chip memory
+    has room for, and the bytes (`spilled_bytes`) that go out to memory and come back.  scattered: seconds a
+    row of several prompts in one step, instead of `write`.
     """
 
     rows: int
@@ -137,6 +113,10 @@ class AttentionCost:
     queued: float
     token_bytes: int
     flops: float
+    held: float = inf
+    spilled: float = 0.0
+    spilled_bytes: tuple[float, float] = (0.0, 0.0)
+    scattered: float = 0.0
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
@@ -146,14 +126,17 @@ class AttentionCost:
         attended = self.attended(rows, shape)
         kept = rows if self.causal else 0
         old = max(0, seen - rows)
+        prompts = not shape.decodes
+        out = attended if prompts and attended > self.held else 0
+        write = self.scattered if prompts and shape.sequences > 1 else self.write
         return Engines(
             tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
             vector=self.vector * attended,
             scalar=self.scalar * attended,
-            dma=self.queued * shape.sequences + (self.traffic * old + self.write * kept),
+            dma=self.queued * shape.sequences + (self.traffic * old + write * kept) + self.spilled * out,
             start=self.start,
-            read=float(self.token_bytes * old),
-            written=float(self.token_bytes * kept),
+            read=float(self.token_bytes * old) + self.spilled_bytes[1] * out,
+            written=float(self.token_bytes * kept) + self.spilled_bytes[0] * out,
             flops=self.flops * attended,
         )
 

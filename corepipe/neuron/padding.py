@@ -14,10 +14,10 @@ from corepipe.neuron.step import StepShape
 
 
 def pad(
-    shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None, chunk: int | None = None
+    shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None, lnc: int = 1
 ) -> StepShape:
     """The step that runs for a batch.  `longest`: tokens of a sequence; `batch`: sequences of the graph;
-    `chunk`: tokens of a prefill step (None: the profile's)."""
+    `lnc`: physical cores of a core."""
     if not shape.sequences:
         return shape
     if shape.decodes:
@@ -27,9 +27,10 @@ def pad(
         tokens = shape.kv_tokens * profile.beams if context is None else running * context
         return StepShape((running, running, *shape.counts[2:]), running, tokens, tokens)
     if profile.prefill_buckets is Buckets.CHUNKS:
-        whole = profile.attention is AttentionKernel.SQUARE
-        return native_plugin.prefill(shape, longest, chunk or profile.chunk or longest, square=whole)
-    return _prefill(shape, profile, longest)
+        chunk = profile.chunk or longest
+        whole = profile.attention.kernel_of(chunk, lnc) is not AttentionKernel.CAUSAL
+        return native_plugin.prefill(shape, longest, chunk, square=whole)
+    return _prefill(shape, profile, longest, lnc)
 
 
 def _decode(
@@ -44,17 +45,17 @@ def _decode(
     return running, profile.decode_buckets.pad(-(-kv_tokens // sequences), longest)
 
 
-def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int) -> StepShape:
+def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int, lnc: int) -> StepShape:
     """Each sequence's rows padded to a bucket, its context to that and what was there before."""
-    exact = profile.prefill_buckets is Buckets.EXACT
-    if exact and profile.attention is AttentionKernel.CAUSAL:
-        return shape
     sequences = shape.sequences
     rows = profile.prefill_buckets.pad(-(-shape.rows // sequences), longest)
+    causal = profile.attention.kernel_of(rows, lnc) is AttentionKernel.CAUSAL
+    if causal and profile.prefill_buckets is Buckets.EXACT:
+        return shape
     before = max(0, -(-shape.kv_tokens // sequences) - -(-shape.rows // sequences))
     context = rows + before
     square = rows * context
-    masked = rows * (rows - 1) // 2 if profile.attention is AttentionKernel.CAUSAL else 0
+    masked = rows * (rows - 1) // 2 if causal else 0
     return StepShape(
         (sequences * rows, *shape.counts[1:]),
         sequences,

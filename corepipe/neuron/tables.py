@@ -13,6 +13,7 @@ import numpy.typing as npt
 from corepipe.neuron.engines import AttentionCost, Cost, Engines, OpCost
 from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.ops.base import Op
+from corepipe.neuron.profiles import AttentionStyle
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, Link
 from corepipe.neuron.step import StepShape
@@ -76,7 +77,7 @@ PROBE = CoreRates(
     exchange=37e-6,
     ring=41e-6,
     contraction=43,
-    fuses_rope=True,
+    style=AttentionStyle(fuses_rope=True),
     sequence_parallel=True,
 )
 """A core that no chip has: for telling Ops apart by what they cost."""

@@ -36,7 +36,7 @@ def test_the_profile_is_the_documented_one():
     assert (NATIVE.policy, NATIVE.sampling, NATIVE.attention) == (
         "segregated", Sampling.DEVICE, AttentionKernel.CAUSAL,
     )  # fmt: skip
-    assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.expands_kv) == (True, False, False)
+    assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_keys_and_values_of_few_heads_are_copied_to_more_ranks():
 
 
 def test_a_rotation_is_part_of_the_attention_kernel():
-    plain = replace(NATIVE, fuses_rope=False)
+    plain = replace(NATIVE, attention=replace(NATIVE.attention, fuses_rope=False))
     shape = StepShape.decode(1, 512)
     fused, apart = (CostModel(whole(llama()), TRN2, p).seconds(0, shape) for p in (NATIVE, plain))
     assert apart - fused == pytest.approx(2 * SMOLLM2.layers * 1.3e-6, rel=1e-3)

@@ -26,7 +26,7 @@ from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.bounds import Objectives
-from corepipe.planning.planner.commands import serve_command, simulate_command
+from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
 from corepipe.planning.planner.confidence import shipped_validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.emit_helm import Served, helm_values
@@ -50,6 +50,9 @@ PIPE_WIDTH = 200
 UNMET = 3
 """Exit code where nothing meets the objectives."""
 
+UNDECIDED = 4
+"""Exit code where several do, and --confidence tells none of them from another."""
+
 
 def run(given: Mapping[str, Any]) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
@@ -63,7 +66,7 @@ def run(given: Mapping[str, Any]) -> None:
     if emit is options.Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
     found, remedy = _searched(inquiry, limit)
-    commands = None if found.best is None else _commands(found, found.best, given)
+    commands = _commands(found, found.options[0], given) if found.options else None
     if as_json:
         print_json(document(found, remedy, commands))
     else:
@@ -73,7 +76,7 @@ def run(given: Mapping[str, Any]) -> None:
     if found.search.cut_short == INTERRUPTED_BY_USER:
         raise typer.Exit(INTERRUPTED)
     if found.best is None:
-        raise typer.Exit(UNMET)
+        raise typer.Exit(UNDECIDED if found.undecided else UNMET)
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:
@@ -102,7 +105,7 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
             check()
 
         found = make_plan(inquiry, watch)
-        if found.best or found.search.cut_short:
+        if found.options or found.search.cut_short:
             return found, None
         try:
             return found, find_remedy(found, report)
@@ -116,7 +119,18 @@ def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
     return Commands(
         serve_command(model, best.deployment, stack, weights=_has_weights(model)),
         simulate_command(model, best.deployment, stack, plan.inquiry.demand),
+        _measure(plan, given) if given["next_measurement"] else None,
     )
+
+
+def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | None:
+    """The measurement that would tell most options apart; None where there is nothing to tell apart."""
+    found = plan.certainty.next_measurement(plan.options)
+    if found is None:
+        return None
+    deployment = found.option.deployment
+    stack = _stack(deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
+    return measure_commands(given["model"], deployment, stack, plan.inquiry.demand)
 
 
 def _has_weights(model: str) -> bool:
@@ -139,6 +153,7 @@ def _inquiry(given: Mapping[str, Any]) -> Inquiry:
         accepts=_accepted(emit, model.config, own=not given["profile"]),
         **({"unfit": emit_vllm.unfit} if emit is options.Emit.VLLM_NEURON else {}),
         spread=1.0 if emit else SPREAD,
+        confidence=given["confidence"],
     )
 
 

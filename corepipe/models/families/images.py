@@ -48,7 +48,8 @@ NOT_OF_IMAGES = {
 class ImageConfig(ModelConfig):
     """A network over square images: `image` pixels a side, `channels` of each; `classes` that it tells apart.
 
-    widths, depths: channels and blocks of each of its stages.  bottleneck: of three convolutions a block.
+    widths, depths: channels and blocks of each of its stages.  stem: channels before them.  bottleneck: a
+    block has three convolutions.
     """
 
     image: int = 0
@@ -57,22 +58,23 @@ class ImageConfig(ModelConfig):
     widths: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     bottleneck: bool = False
+    stem: int = 0
 
 
 def configure(
-    fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int], **more: bool
+    fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int]
 ) -> ImageConfig:
-    """`image_size` and `num_labels` from the config, or those given here."""
+    """`image_size` and `num_labels` (or as many as `id2label` has) from the config, or those given here."""
+    labels = fields.section("id2label")
     plain = Fields(fields.path, {**NOT_OF_IMAGES, "num_hidden_layers": max(1, sum(depths))})
     config = common(plain.replace("model_type", fields.text("model_type")))
     return ImageConfig(
         **config.values(),
         image=fields.integer("image_size", MAX_IMAGE, default=image),
         channels=fields.integer("num_channels", MAX_CHANNELS, default=COLOURS),
-        classes=fields.integer("num_labels", MAX_CHANNELS, default=classes),
+        classes=fields.integer("num_labels", MAX_CHANNELS, default=len(labels.values) if labels else classes),
         widths=tuple(widths),
         depths=tuple(depths),
-        **more,
     )
 
 

@@ -5,6 +5,8 @@ Of three, the stride is the second's, as torchvision and transformers have it (v
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from corepipe.models.config import Fields
 from corepipe.models.families.images import (
     MAX_BLOCKS,
@@ -12,16 +14,18 @@ from corepipe.models.families.images import (
     ImageBuilder,
     ImageConfig,
     Map,
-    configure as images,
     counts,
     vector_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
 )
 from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.ops.convolution import Window
 
 IMAGE, CLASSES = 224, 1000
 STEM = 64
-"""Channels before the first stage."""
+"""Channels before the first stage, where a config does not say."""
 
 NARROW = 4
 """How many times wider a block is than its middle."""
@@ -36,13 +40,15 @@ def configure(fields: Fields) -> ImageConfig:
     depths = counts(fields, "depths", MAX_BLOCKS, (3, 4, 6, 3))
     if len(widths) != len(depths):
         raise fields.error("depths", "must have as many stages as hidden_sizes")
-    return images(fields, IMAGE, CLASSES, widths, depths, bottleneck=kind == "bottleneck")
+    stem = fields.integer("embedding_size", MAX_CHANNELS, default=STEM)
+    config = images(fields, IMAGE, CLASSES, widths, depths)
+    return replace(config, bottleneck=kind == "bottleneck", stem=stem)
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
     """The forward pass: an image to its classes."""
     b = ImageBuilder(config)
-    x = b.convolve(b.image(), "resnet.embedder.embedder.convolution", STEM, Window.square(7, 2))
+    x = b.convolve(b.image(), "resnet.embedder.embedder.convolution", config.stem, Window.square(7, 2))
     x = b.pool(x, Window.square(3, 2))
     for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         for block in range(depth):

@@ -9,9 +9,11 @@ from corepipe.models.families.images import (
     ImageBuilder,
     ImageConfig,
     Map,
-    configure as images,
     counts,
     map_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
 )
 from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.ops.convolution import Window

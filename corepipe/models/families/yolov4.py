@@ -1,5 +1,6 @@
-"""YOLOv4 (Bochkovskiy et al. 2020): CSPDarknet53, spatial pyramid pooling, a path down and up again, and a map
-of boxes in each of three sizes.  The boxes themselves are chosen on the host.
+"""YOLOv4 (Bochkovskiy et al. 2020): CSPDarknet53, a pyramid of pools, a way up and down, three maps of boxes.
+
+The boxes themselves are chosen on the host.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from corepipe.models.families.images import (
     ImageBuilder,
     ImageConfig,
     Map,
-    configure as images,
     counts,
     map_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
 )
 from corepipe.neuron.graph import Format, Graph
 from corepipe.neuron.ops.convolution import ImageFunction, Window

@@ -15,16 +15,30 @@ from corepipe.neuron.graph import Format, HeadLayout, RopeSpec, StateKind, State
 from corepipe.neuron.numerics import F32, Scores
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.profiles import AttentionKernel
 from corepipe.neuron.rates import TILE, CoreRates
 
 DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
 
 REWRITES, PICKS = 7, 3
-"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked, by
-reading and writing all of them, and read; a decoder's own are also appended to and cut to their length, each
-by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
+"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
+by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
+each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
 update_past)."""
+
+SCORE_BYTES = 4
+"""A score that lies in memory, as the array has left it in PSUM: fp32."""
+
+WRITTEN, READ = 5, 7
+"""How often scores cross memory that on-chip memory cannot hold, where each step is an operation of its own.
+
+Written by the product, the mask, the difference to the maximum, the exponential and the quotient; read by the
+last four, the maximum, the sum and the product with the values (transformers-neuronx 7a30b42, llama/hlo.py).
+"""
+
+WINDOWED = 1
+"""Once more each, for a second mask (mistral/hlo.py)."""
 
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 
@@ -40,7 +54,7 @@ class Rope(Keeps):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=1, two=3)  # the rotated halves; two products, a sum
         cost = elementwise_cost(self.out, passes, fmt, rates)
-        return replace(cost, start=0.0) if rates.fuses_rope else cost
+        return replace(cost, start=0.0) if rates.style.fuses_rope else cost
 
     def refuses(self, _fmt: Format) -> None:
         return None
@@ -205,24 +219,43 @@ def _cost(
     """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
-    copies = queries // keys if rates.expands_kv and heads.copied else 1
-    copies *= crossings if rates.rewrites_kv else 1
+    copies = queries // keys if rates.style.expands_kv and heads.copied else 1
+    copies *= crossings if rates.style.rewrites_kv else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
     vector, scalar = _softmax(queries, fmt, rates)
-    return AttentionCost(
+    plain = AttentionCost(
         rows=op.out.rows.number,
         causal=causal,
-        window=window,
+        window=None if rates.style.masks_window else window,
         tensor=4 * tile * keys / rates.attention,
         group=queries // keys,
         min_rows=rates.min_rows,
         vector=vector,
         scalar=scalar,
-        traffic=copies * token * (piece if rates.gathers_kv else 1 / rates.memory),
+        traffic=copies * token * (piece if rates.style.gathers_kv else 1 / rates.memory),
         write=token * piece,
+        scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),
         start=rates.start,
         queued=2 * rates.start / DMA_QUEUES,
         token_bytes=copies * token,
         flops=4.0 * width * queries,
+    )
+    return _spilling(plain, queries, rates, again=WINDOWED if window is not None else 0)
+
+
+def _spilling(cost: AttentionCost, queries: int, rates: CoreRates, again: int) -> AttentionCost:
+    """With the scores of long prompts in memory between the steps of their softmax, where those are separate.
+
+    They move in pieces of a tile's row.
+    """
+    if rates.style.kernel is not AttentionKernel.SEPARATE:
+        return cost
+    size = queries * SCORE_BYTES
+    crossing = (size * (WRITTEN + again), size * (READ + again))
+    return replace(
+        cost,
+        held=rates.on_chip / size,
+        spilled=sum(crossing) * rates.pieces(TILE * SCORE_BYTES),
+        spilled_bytes=crossing,
     )

@@ -181,7 +181,7 @@ class Op:
         return None
 
     def given(self) -> int:
-        """Elements that the host sends for each row of `out`: of images; ids of tokens are too few to count."""
+        """Elements that the host sends for each row of `out`: of images; ids are too few to count."""
         return 0
 
     @property

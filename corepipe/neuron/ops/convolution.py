@@ -6,16 +6,16 @@ across the 128 partitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
-from corepipe.neuron.engines import Cost, ImageCost, OpCost
+from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import DType, Format, InputKind, Value, WeightRole, WeightSpec, weight_bytes
 from corepipe.neuron.ops.base import Makes
-from corepipe.neuron.ops.costs import TILE, Passes
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.ops.costs import Passes, held_elements
+from corepipe.neuron.rates import TILE, CoreRates
 
 MULTIPLY_ADD = Passes(two=1)  # a tap of a depthwise convolution (nki/api/nki/isa, tensor_tensor)
 
@@ -75,9 +75,20 @@ class _OnMaps(Makes):
     def refuses_cut(self) -> str:
         return f"{type(self).__name__} is not cut by channels"
 
-    def _map_cost(self, one: OpCost, fmt: Format, rates: CoreRates) -> ImageCost:
-        reads = tuple(_map_bytes(value, fmt) for value in self.values())
-        return ImageCost(one, reads, _map_bytes(self.out, fmt), rates.on_chip, rates.memory)
+    def _beside_maps(self, one: OpCost, fmt: Format, rates: CoreRates) -> OpCost:
+        """With what crosses memory of maps that are too large to stay on chip.
+
+        The images of a batch pass one after the other: of ResNet-152's and VGG-11's batches of 64 the maps
+        of all images would not fit either, and they take no longer an image than few.  What is read of a map
+        stays on chip while windows overlap there, so that each is read once.
+        """
+        read = sum(
+            size for size in (_map_bytes(value, fmt) for value in self.values()) if size > rates.on_chip
+        )
+        made = _map_bytes(self.out, fmt)
+        written = made if made > rates.on_chip else 0.0
+        moved = one.dma[1] + (read + written) / rates.memory
+        return replace(one, dma=(one.dma[0], moved), read=(one.read[0], one.read[1] + read), written=written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,11 @@ class Convolution(_OnMaps):
         """Elements of x that are summed for one of the result."""
         return self.window.kernel.pixels * self.x.width // self.groups
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is summed by itself, which is no product of matrices."""
+        return self.groups > 1 and self.contraction == self.window.kernel.pixels
+
     def contradiction(self) -> str | None:
         makes = self.window.over(self.image).pixels
         if (self.x.rows.each, self.out.rows.each) != (self.image.pixels, makes):
@@ -137,15 +153,14 @@ class Convolution(_OnMaps):
         """An implicit product: the array's rows are the contraction, its columns pass the places."""
         places, channels = self.out.rows.each, self.out.width
         made = places * _lanes(channels, rates)
-        depthwise = self.contraction == self.window.kernel.pixels and self.groups > 1
         vector = made * (1 if self.residual is None else 2) + self._casts(fmt, rates)
-        if depthwise:
+        if self.is_depthwise:
             vector += made * self.window.kernel.pixels * MULTIPLY_ADD.cycles(fmt)
-        tiles = 0 if depthwise else self.groups * _tiles(self.contraction, channels // self.groups, rates)
+        tiles = self.groups * held_elements(channels // self.groups, self.contraction, rates)
         stored = weight_bytes(self.weight.shape, WeightRole.MATRIX, fmt) * rates.read_share
         one = OpCost(
             self.out.rows.number,
-            tensor=2 * places * tiles / rates.matmul,
+            tensor=0.0 if self.is_depthwise else 2 * places * tiles / rates.matmul,
             min_rows=rates.min_rows / places,
             vector=(rates.pass_seconds, vector / rates.vector),
             scalar=(0.0, made / rates.scalar if self.function is not None else 0.0),
@@ -154,7 +169,7 @@ class Convolution(_OnMaps):
             read=(stored, 0.0),
             flops=2.0 * places * channels * self.contraction,
         )
-        return self._map_cost(one, fmt, rates)
+        return self._beside_maps(one, fmt, rates)
 
     def _casts(self, fmt: Format, rates: CoreRates) -> int:
         """Elements an image that are converted before they meet narrower weights."""
@@ -186,7 +201,7 @@ class Upconvolution(_OnMaps):
         stored = weight_bytes(self.weight.shape, WeightRole.MATRIX, fmt) * rates.read_share
         one = OpCost(
             self.out.rows.number,
-            tensor=2 * parts * pixels * _tiles(self.x.width, self.out.width, rates) / rates.matmul,
+            tensor=2 * parts * pixels * held_elements(self.out.width, self.x.width, rates) / rates.matmul,
             min_rows=rates.min_rows / pixels,
             vector=(rates.pass_seconds, self.out.rows.each * _lanes(self.out.width, rates) / rates.vector),
             dma=(stored / rates.memory, 0.0),
@@ -194,7 +209,7 @@ class Upconvolution(_OnMaps):
             read=(stored, 0.0),
             flops=2.0 * parts * pixels * self.out.width * self.x.width,
         )
-        return self._map_cost(one, fmt, rates)
+        return self._beside_maps(one, fmt, rates)
 
 
 class PoolKind(StrEnum):
@@ -219,7 +234,7 @@ class Pool(_OnMaps):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         taken = self.out.rows.each * self.window.kernel.pixels * _lanes(self.out.width, rates)
-        return self._map_cost(_passes(self.out, taken, rates), fmt, rates)
+        return self._beside_maps(_passes(self.out, taken, rates), fmt, rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +250,7 @@ class Upsample(_OnMaps):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         copied = self.out.rows.each * _lanes(self.out.width, rates)
-        return self._map_cost(_passes(self.out, copied, rates), fmt, rates)
+        return self._beside_maps(_passes(self.out, copied, rates), fmt, rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +280,6 @@ def _passes(out: Value, elements: int, rates: CoreRates) -> OpCost:
 def _lanes(channels: int, rates: CoreRates) -> int:
     """Channels as the engines see them: as many partitions as there are work at once, busy or not."""
     return ceil(channels / TILE) * TILE if rates.array else channels
-
-
-def _tiles(contraction: int, columns: int, rates: CoreRates) -> int:
-    """Elements of a matrix as the array holds it."""
-    return _lanes(contraction, rates) * _lanes(columns, rates)
 
 
 def _map_bytes(value: Value, fmt: Format) -> float:

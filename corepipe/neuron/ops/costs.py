@@ -49,16 +49,13 @@ def matrix_cost(
     microscaling format are quantised, four elements of a partition a cycle (trainium3_arch.rst, QuantizeMX).
     """
     n, k = shape
-    tiles = (
-        (ceil(n / TILE) * TILE, ceil(k / rates.contraction) * rates.contraction) if rates.array else (n, k)
-    )
     stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) * rates.read_share
     narrowed = fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32
     casts = k if narrowed or fmt.multiplied is DType.MXFP8 else 0
     row_bytes = n * fmt.compute.bytes if leaves else 0
     return OpCost(
         rows.number,
-        tensor=2 * tiles[0] * tiles[1] / rates.matmul,
+        tensor=2 * held_elements(n, k, rates) / rates.matmul,
         min_rows=rates.min_rows,
         vector=(0.0, (n + casts) / rates.vector),
         dma=(stored / rates.memory, row_bytes / rates.memory),
@@ -66,6 +63,13 @@ def matrix_cost(
         written=row_bytes,
         flops=2.0 * n * k,
     )
+
+
+def held_elements(n: int, k: int, rates: CoreRates) -> int:
+    """Elements of a matrix [n, k] as the array holds it, in whole tiles."""
+    if not rates.array:
+        return n * k
+    return ceil(n / TILE) * TILE * ceil(k / rates.contraction) * rates.contraction
 
 
 def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) -> OpCost:

@@ -29,6 +29,7 @@ from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
+from corepipe.neuron.uncertainty import Architecture, architecture_of
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,
@@ -57,7 +58,8 @@ class Case:
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
     compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
     is then left out.  translates: it decodes what an encoder has read.  image: pixels a side of one (None: as
-    the model has it).  vocabulary: its tokens.  assumed: what the row does not say, in words; else empty.
+    the model has it).  vocabulary: its tokens; architecture: what its errors are like.
+    assumed: what the row does not say, in words; else empty.
     """
 
     model: str
@@ -75,6 +77,7 @@ class Case:
     translates: bool
     image: int | None
     vocabulary: int
+    architecture: Architecture = field(compare=False)
     assumed: str = field(compare=False)
 
     @property
@@ -128,6 +131,7 @@ class Cases:
             translates=kind.translates,
             image=image,
             vocabulary=graph.vocab_size,
+            architecture=architecture_of(graph),
             assumed="; ".join(assumed),
         )
 

@@ -78,10 +78,16 @@ class Predictor:
     """Predicts rows with one set of constants.
 
     constants: by generation of cores, instead of the profiles'.  cases may be shared between predictors,
-    which then compile everything once.
+    which then compile everything once.  scales: of steps with prompts and of others, likewise.
     """
 
-    def __init__(self, constants: Mapping[str, Constants] | None = None, cases: Cases | None = None) -> None:
+    def __init__(
+        self,
+        constants: Mapping[str, Constants] | None = None,
+        cases: Cases | None = None,
+        scales: tuple[float, float] | None = None,
+    ) -> None:
+        self._scales = scales
         self._cases = cases or Cases()
         self._constants = constants
         self._generation = cache(self._generate)
@@ -127,9 +133,13 @@ class Predictor:
             return _of_pass(asked.metric, self._pass(case)) / UNITS[asked.unit]
         return _of_generation(asked.metric, self._generation(case), asked.quantile) / UNITS[asked.unit]
 
+    def _cost(self, case: Case) -> CostModel:
+        cost = self._cases.cost(case, self._constants)
+        return cost if self._scales is None else cost.with_scales(*self._scales)
+
     def _generate(self, case: Case) -> Generation:
         """A whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
-        cost = self._cases.cost(case, self._constants)
+        cost = self._cost(case)
         first = _encoder(cost, case) if case.translates else _prefill(cost, case)
         steps = _decode_steps(cost, case)
         return Generation(first, steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs))
@@ -137,15 +147,15 @@ class Predictor:
     def _serve(self, case: Case, offered: Traffic) -> Served:
         if case.encodes or not case.outputs:
             raise Unpredictable("only models that generate are predicted under load")
-        return serve(case, self._cases.cost(case, self._constants), offered)
+        return serve(case, self._cost(case), offered)
 
     def _encode(self, case: Case) -> Pass:
         """Batches on each replica: one after the other, or with several in flight each in its turn.
 
         While the cores work on one batch, the host copies images and results of another, if there is another.
         """
-        cost = self._cases.cost(case, self._constants)
-        shape = _whole(case)
+        cost = self._cost(case)
+        shape = whole_batch(case)
         host = case.profile.host_seconds + cost.input_seconds(shape) + cost.output_seconds(shape)
         alone = host + cost.latency(shape)
         workers = case.profile.workers
@@ -155,7 +165,7 @@ class Predictor:
         return Pass(max(alone, workers * step), case.degrees.data / step, case.batch)
 
 
-def _whole(case: Case) -> StepShape:
+def whole_batch(case: Case) -> StepShape:
     """A batch of whole inputs; a decoder that is used as an encoder gives a vector for every token."""
     every = case.encodes and case.causal
     return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))

@@ -20,6 +20,9 @@ NXDI_SINCE = 20
 NXDI_YEAR = 2025
 """optimum-neuron's exports through NxD Inference begin in this year."""
 
+FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
+"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/profiles.py)."""
+
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that are run once over their input."""
 
@@ -38,7 +41,7 @@ class Kind:
         return cls(images, SOURCE in graph.rows)
 
 
-def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> RuntimeProfile:  # noqa: PLR0911 -- one return a kind
+def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> RuntimeProfile:
     """The profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
     if given := text(row, "profile"):
         try:
@@ -49,10 +52,8 @@ def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> R
     match task:
         case "static-batch(optimum-neuron)":
             return PROFILES[_static(sdk, batch)]
-        case "text-generation":
-            return PROFILES["transformers-neuronx" if _older(sdk) else "nxdi"]
-        case "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
-            return PROFILES["beam-search" if kind.translates else "transformers-neuronx"]
+        case "text-generation" | "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
+            return PROFILES["beam-search" if kind.translates else _decoder(task, sdk)]
         case "serving-tgi":
             return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
         case "serving":
@@ -74,14 +75,31 @@ def _static(sdk: str, batch: int) -> str:
 
 
 def _encoder(degrees: Degrees, instance: str, kind: Kind) -> str:
-    """On several cores NeuronPerf kept two batches in flight on each: of texts on inf1, of images since inf2."""
+    """NeuronPerf kept two batches in flight on each of several cores: of texts on inf1, of images since."""
     if degrees.pipeline > 1:
         return "neuroncore-pipeline"
     two = degrees.data > 1 and instance.startswith("inf1") is not kind.images
     return "data-parallel-2" if two else "data-parallel"
 
 
+def _decoder(task: str, sdk: str) -> str:
+    """By release: NxD Inference, or before it transformers-neuronx, whose samples' layout is BSH since SDK
+    2.18.1, and which has a flash kernel since 2.19.  Tables of input and output together are older."""
+    release = _release(sdk)
+    if task == "text-generation" and not _older(sdk):
+        return "nxdi"
+    if release is None or FUSED_SINCE <= release < FLASH_SINCE:
+        return "transformers-neuronx"
+    return "transformers-neuronx-hsb" if release < FUSED_SINCE else "transformers-neuronx-flash"
+
+
 def _older(sdk: str) -> bool:
     """Whether an SDK release has transformers-neuronx: 2.20 and before; an unknown one is new."""
-    release = re.match(r"2\.(\d+)", sdk)
-    return release is not None and 3 <= int(release[1]) <= NXDI_SINCE
+    release = _release(sdk)
+    return release is not None and 3 <= release[0] <= NXDI_SINCE
+
+
+def _release(sdk: str) -> tuple[int, int] | None:
+    """Of SDK 2: (18, 1) for 2.18.1; None where it is not said."""
+    found = re.match(r"2\.(\d+)(?:\.(\d+))?", sdk)
+    return found and (int(found[1]), int(found[2] or 0))

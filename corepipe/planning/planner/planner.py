@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.planner.bounds import Failure, Reason
+from corepipe.planning.planner.certainty import Certainty
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench
@@ -34,7 +36,7 @@ class Market:
 class Inquiry:
     """What a plan is asked for.  `max_error`: share above which a validation error is too much; `accepts`:
     shapes that are wanted at all; `unfit`: why a candidate is not wanted, for prompts of up to so many
-    tokens."""
+    tokens; `confidence`: by which options are ranked, instead of by prediction."""
 
     architecture: Architecture
     demand: Demand
@@ -46,12 +48,14 @@ class Inquiry:
     accepts: Callable[[Shape], bool] = lambda _: True
     unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None
     spread: float = SPREAD
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What was found.  options: deployments that meet the objectives, cheapest first, those that cost the
-    same by latency; the first is the choice.  unpriced: instances without a price."""
+    same by latency; the first is the choice, unless certainty ranks them and tells none apart.  unpriced:
+    instances without a price."""
 
     inquiry: Inquiry
     max_model_len: int
@@ -59,6 +63,7 @@ class Plan:
     search: SearchResult
     prices: dict[str, Price]
     unpriced: tuple[str, ...]
+    certainty: Certainty
 
     @property
     def heads_and_layers(self) -> tuple[int, int]:
@@ -68,7 +73,17 @@ class Plan:
 
     @property
     def best(self) -> Option | None:
-        return self.options[0] if self.options else None
+        return self.options[0] if self.options and not self.undecided else None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether options are ranked by how sure they are, and no two of them are told apart."""
+        return self.certainty.ranks and self.certainty.undecided(self.options)
+
+    @property
+    def alike(self) -> list[Option]:
+        """Options that cannot be told from the first."""
+        return self.certainty.alike(self.options)
 
     def is_tied(self, option: Option) -> bool:
         """Whether the difference in cost from the choice is within the validation error."""
@@ -79,13 +94,13 @@ class Plan:
 
     @property
     def tied(self) -> list[Option]:
-        return [option for option in self.options if self.is_tied(option)]
+        return [option for option in self.options if self.best and self.is_tied(option)]
 
     @property
     def front(self) -> list[Option]:
         """The Pareto front: each is the fastest for its price or less."""
         front: list[Option] = []
-        for option in self.options:
+        for option in sorted(self.options, key=lambda o: (o.price, o.outcome.latency)):
             if not front or option.outcome.latency < front[-1].outcome.latency:
                 front.append(option)
         return front
@@ -106,9 +121,11 @@ def plan(inquiry: Inquiry, watch: Watch) -> Plan:
     shapes, refused = _shapes(inquiry, graph, prices)
     found = _search(inquiry, shapes, prices, longest, watch)
     found.rejected += refused
-    options = sorted(found.options, key=lambda o: (o.price, o.outcome.latency))
+    confidence = inquiry.confidence
+    certainty = Certainty(inquiry.demand, graph, confidence or LEVEL, confidence is not None)
+    options = sorted(found.options, key=certainty.order)
     unpriced = tuple(i.name for i in inquiry.space.instances if i.name not in prices)
-    return Plan(inquiry, longest, tuple(options), found, prices, unpriced)
+    return Plan(inquiry, longest, tuple(options), found, prices, unpriced, certainty)
 
 
 def _search(

@@ -19,6 +19,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline, Timing
+from corepipe.neuron.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
 
 BLOCK = 32
 """Positions in a KV block, as `corepipe serve` has them."""
@@ -126,6 +127,24 @@ class Run:
         """Mean time of a step of the phase."""
         steps = self.of(phase)
         return sum(step.seconds for step in steps) / len(steps)
+
+    def interval(self, phase: Phase) -> Interval:
+        """By which factors a measured step of the phase may be off."""
+        setup, architecture = self.setup, architecture_of(self.graph)
+        figure = Figure.DECODE if phase is Phase.DECODE else Figure.FIRST_TOKEN
+        point = Point(
+            kind_of(figure if self.graph.causal else Figure.BATCH, architecture),
+            setup.instance.name,
+            setup.profile.stack,
+            architecture,
+            setup.placement.tensor,
+            setup.input_len + setup.decode_steps,
+        )
+        return interval(point, setup.profile)
+
+    def between(self, step: Step) -> tuple[float, float]:
+        """The seconds between which a measured step lies."""
+        return self.interval(step.phase).around(step.seconds)
 
     def model_flops(self, shape: StepShape) -> int:
         """Operations that the uncut model needs for a step: no padding, no copies, no expert not chosen."""

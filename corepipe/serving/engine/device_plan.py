@@ -16,6 +16,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile, profile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.uncertainty import LEVEL, Figure, Interval, Point, architecture_of, interval, kind_of
 from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
@@ -49,6 +50,31 @@ class DevicePlan:
         cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
         return Timeline(cost.with_batch(self.batch, self.chunk))
 
+    def interval(
+        self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL
+    ) -> Interval:
+        """By how much a figure of this deployment may turn out otherwise than predicted, for sequences of so
+        many tokens."""
+        architecture = architecture_of(self.graph)
+        point = Point(
+            kind_of(figure, architecture, load=load),
+            self.instance.name,
+            self.profile.stack,
+            architecture,
+            self.placement.tensor,
+            tokens,
+            tail,
+        )
+        return interval(point, self.profile, level)
+
+    def intervals(self) -> dict[str, object]:
+        """Of each figure under load, for sequences as long as they get, what /v1/placement serves."""
+        longest = self.graph.max_positions
+        if not self.graph.causal:
+            return {Figure.BATCH.value: self.interval(Figure.BATCH, longest, load=False).as_json()}
+        figures = (figure for figure in Figure if figure is not Figure.BATCH)
+        return {figure.value: self.interval(figure, longest).as_json() for figure in figures}
+
     def describe(self) -> dict[str, object]:
         """What /v1/placement serves of it."""
         return {
@@ -63,6 +89,7 @@ class DevicePlan:
             "tensor": self.placement.tensor,
             "data": self.placement.data,
             "reason": self.reason,
+            "intervals": self.intervals(),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
