@@ -23,16 +23,17 @@ from corepipe.planning.calibration.coverage import Covered, coverage
 from corepipe.planning.calibration.decisions import decisions
 from corepipe.planning.calibration.predict import Prediction, Predictor
 from corepipe.planning.calibration.residuals import Measured, measured, residuals
-from corepipe.planning.calibration.rows import read
+from corepipe.planning.calibration.rows import read_measured
 from corepipe.planning.calibration.score import Cell, cells, pair
 
 Stored = Mapping[tuple[str, str, str], tuple[float, float]]
 
 
 def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
-    """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read."""
+    """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read, and for values
+    that cannot have been measured."""
     chosen = find_profile(profile) if profile else None
-    table, cases = read(rows), Cases(chosen)
+    table, cases = read_measured(rows), Cases(chosen)
     predictor = Predictor(cases=cases)
     plain = Predictor(constants=dict.fromkeys(shipped(), IDEAL), cases=cases)
     predicted: list[Prediction] = []
