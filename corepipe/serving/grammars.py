@@ -57,6 +57,12 @@ def grammar_of(constraint: Constraint) -> str:
     return _BUILDERS[constraint.kind](constraint)
 
 
+def schema_of(grammar: str) -> schemas.Schema:
+    """The schema of a grammar that was made of one, narrowed."""
+    found: schemas.Schema = json.loads(grammar)["grammars"][0]["json_schema"]
+    return found
+
+
 def _library() -> ModuleType:
     try:
         import llguidance  # noqa: PLC0415 -- only who asks for it needs it; there are none of its wheels for musl

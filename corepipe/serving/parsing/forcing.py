@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from corepipe.errors import UserError
 from corepipe.serving.parsing.formats import Body, CallFormat, Tags
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tag_calls import value_types
-from corepipe.serving.parsing.tools import FunctionDefinition, Offer
+from corepipe.serving.parsing.tools import FunctionDefinition, Offer, parameters_of
+from corepipe.serving.schemas import Schema, texts
 
 MAX_CALLS = 16
 """Of an answer: a model that never stops calling is stopped."""
@@ -22,36 +24,46 @@ _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 """As models were shown JSON: one space, and none that goes on for ever."""
 
 
-def answer_grammar(
+def writes_calls(
     reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
+) -> bool:
+    """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
+    what is `wanted`, and where they are strict and begin with a token of their own."""
+    if reading is None or reading.calls is None or offer is None:
+        return False
+    return offer.forced or bool(wanted) or (offer.strict and reading.calls.opening in tokens)
+
+
+def answer_grammar(
+    reading: Reading | None,
+    offer: Offer | None,
+    tokens: Mapping[str, int],
+    wanted: str = "",
+    narrowed: Mapping[str, Schema] = MappingProxyType({}),
 ) -> str:
     """What the answer must be, its reasoning left free; "": anything.
 
     Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
     or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
-    which free text cannot hold.  Raises UserError, with the path of the parameters at fault, for what cannot
-    be forced in the model's format.
+    which free text cannot hold.  narrowed: where it `writes_calls`, the schemas of tools that may be called,
+    by name, as `grammars.schema_of` has them.  Raises UserError, with the path of the parameters at fault,
+    for what cannot be forced in the model's format.
     """
     if reading is None:
         return wanted
-    form, before = reading.calls, _before(reading, tokens)
-    calls = _Writer(form, tokens) if form is not None and offer is not None else None
-    if calls is not None and offer is not None and offer.forced:
-        return _rules(f"start: {before}calls", _thoughts(reading, tokens), calls.rules(offer))
+    before, thoughts = _before(reading, tokens), _thoughts(reading, tokens)
+    if reading.calls is None or offer is None or not writes_calls(reading, offer, tokens, wanted):
+        return _with(wanted, _rules(f"start: {before}@answer", thoughts)) if wanted and before else wanted
+    calls = _Writer(reading.calls, tokens, narrowed)
+    if offer.forced:
+        return _rules(f"start: {before}calls", thoughts, calls.rules(offer))
     if wanted:
-        if calls is None or offer is None:
-            return (
-                _with(wanted, _rules(f"start: {before}@answer", _thoughts(reading, tokens)))
-                if before
-                else wanted
-            )
         if calls.form.bare:
-            message = "response_format: beside tools it cannot be held to in the way this model writes calls."
-            raise UserError(message, "response_format")
-        either = f"start: {before}(@answer | calls)"
-        return _with(wanted, _rules(either, _thoughts(reading, tokens), calls.rules(offer)))
-    if calls is None or offer is None or not offer.strict or calls.form.opening not in tokens:
-        return ""
+            raise UserError(
+                "tools: the answer cannot be constrained beside tools in the way this model writes calls.",
+                "tools",
+            )
+        return _with(wanted, _rules(f"start: {before}(@answer | calls)", thoughts, calls.rules(offer)))
     again = "" if offer.single else f" ({calls.between} calls_once){{0,{MAX_CALLS - 1}}} {ANY_TEXT}"
     return _rules(f"start: {ANY_TEXT} | {ANY_TEXT} calls_once{again}", calls.rules(offer))
 
@@ -98,21 +110,18 @@ def _marker(text: str, tokens: Mapping[str, int]) -> str:
 class _Writer:
     """Writes the rules of calls in one format."""
 
-    def __init__(self, form: CallFormat, tokens: Mapping[str, int]) -> None:
+    def __init__(self, form: CallFormat, tokens: Mapping[str, int], narrowed: Mapping[str, Schema]) -> None:
         self.form = form
         self._tokens = tokens
+        self._narrowed = narrowed
         self.between = _quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
         """`calls`: one or as many as are wanted; `calls_once`: those of one opening."""
         form = self.form
-        rules = [
-            rule
-            for at, tool in enumerate(offer.tools)
-            if tool in offer.callable
-            for rule in self._call(at, tool)
-        ]
-        one = " | ".join(f"call_{at}" for at, tool in enumerate(offer.tools) if tool in offer.callable)
+        called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
+        rules = [rule for at, tool in called for rule in self._call(at, tool)]
+        one = " | ".join(f"call_{at}" for at, _ in called)
         opening = "" if form.bare else _marker(form.opening, self._tokens)
         closing = "" if form.bare else _marker(form.closing, self._tokens)
         lead = _quoted(form.lead) if form.lead else ""
@@ -128,8 +137,7 @@ class _Writer:
         return [several, once, f"call: {one}", *rules]
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
-        form, where = self.form, f"tools[{at}].function.parameters"
-        schema = closed(tool.schema)
+        form, schema = self.form, self._narrowed[tool.name]
         if form.body is Body.OBJECT:
             head = f"{{{_json(form.name_key)}: {_json(tool.name)}, {_json(form.argument_keys[0])}: "
             yield f'call_{at}: {_quoted(head)} args_{at} "}}"'
@@ -137,10 +145,12 @@ class _Writer:
         elif form.body is Body.NAMED:
             yield f"call_{at}: {_quoted(tool.name)} {_marker(form.after_name, self._tokens)} args_{at}"
             yield f"args_{at}: %json {_schema(schema)}"
-        elif form.body is Body.TAGS:
-            yield from _tagged(at, tool.name, _properties(schema, where), form.tags)
         else:
-            yield from _python(at, tool.name, _properties(schema, where))
+            properties = _properties(tool.schema, schema, parameters_of(at))
+            if form.body is Body.TAGS:
+                yield from _tagged(at, tool.name, properties, form.tags)
+            else:
+                yield from _python(at, tool.name, properties)
 
 
 _json = json.dumps
@@ -150,71 +160,51 @@ def _schema(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": _TIGHT})
 
 
-def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema whose objects have no properties but those that they name, where it does not say what else.
-
-    That is less than it allows: a function knows no others.
-    """
-    if '"allOf"' in json.dumps(schema):  # whose parts may name properties for each other
-        return schema
-    return _closed_object(schema)
-
-
-def _closed(schema: object) -> object:
-    return _closed_object(schema) if isinstance(schema, dict) else schema
-
-
-def _closed_object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict(schema)
-    for group in ("properties", "$defs", "definitions"):
-        if isinstance(schema.get(group), dict):
-            made[group] = {name: _closed(one) for name, one in schema[group].items()}
-    for group in ("anyOf", "oneOf"):
-        if isinstance(schema.get(group), list):
-            made[group] = [_closed(one) for one in schema[group]]
-    if "items" in schema:
-        made["items"] = _closed(schema["items"])
-    if "properties" in schema and not schema.keys() & {"additionalProperties", "patternProperties", "$ref"}:
-        made["additionalProperties"] = False
-    return made
-
-
 class _Property:
-    """A parameter that is written by itself: its schema knows what it refers to."""
+    """A parameter that is written by itself: its schema knows what it refers to.
 
-    def __init__(self, name: str, schema: object, root: Mapping[str, Any], where: str) -> None:
+    given: the schema of all, as the client sent it; root: narrowed.
+    """
+
+    def __init__(self, name: str, given: Mapping[str, Any], root: Schema, where: str) -> None:
         self.name = name
-        self.required = name in root.get("required", ())
+        self.required = name in texts(root.get("required"))
         self.where = f"{where}.properties.{name}"
-        self.schema = schema if isinstance(schema, dict) else {}
-        self.types = value_types(root, name)
-        self._shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self.types = value_types(given, name)
+        self._schema = _said(given.get("properties", {}).get(name))
+        self._choices = [_said(one) for one in self._schema.get("anyOf", ())]
+        self._narrowed = dict(_said(root["properties"][name]))
+        self._narrowed |= {key: root[key] for key in ("$defs", "definitions") if key in root}
 
     @property
     def text(self) -> Mapping[str, Any]:
         """The schema of the text that it may be: of a text or null, that of the text."""
-        choices = [one for one in self.schema.get("anyOf", ()) if one.get("type") == "string"]
-        return choices[0] if choices else self.schema
+        return next((one for one in self._choices if one.get("type") == "string"), self._schema)
 
     @property
     def bare(self) -> bool:
         """Whether any value of its types will do."""
-        choices = self.schema.get("anyOf", [self.schema])
-        return all(one.keys() <= {"type", "anyOf", "title", "description", "default"} for one in choices)
+        plain = {"type", "anyOf", "title", "description", "default"}
+        return all(one.keys() <= plain for one in self._choices or [self._schema])
 
     def json(self) -> str:
-        return _schema({**self.schema, **self._shared})
+        return _schema(self._narrowed)
 
 
-def _properties(schema: Mapping[str, Any], where: str) -> list[_Property]:
+def _said(schema: object) -> Mapping[str, Any]:
+    """`true` is a schema, too, and says nothing."""
+    return schema if isinstance(schema, dict) else {}
+
+
+def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[_Property]:
     """Each by itself.  Raises UserError where they cannot be taken apart."""
-    known = schema.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+    known = given.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
     known -= {"title", "description", "$schema", "$id", "examples", "default"}
-    properties = schema.get("properties", {})
-    if known or not isinstance(properties, dict):
-        what = ", ".join(sorted(known)) or "properties"
+    if known:
+        what = ", ".join(sorted(known))
         raise UserError(f"{where}: {what} cannot be forced in the way this model writes calls.", where)
-    return [_Property(name, one, schema, where) for name, one in properties.items()]
+    named = narrowed.get("properties", {})
+    return [_Property(name, given, narrowed, where) for name, one in named.items() if one is not False]
 
 
 def _sequence(
@@ -248,14 +238,21 @@ def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> 
     for number, one in enumerate(properties):
         if not one.name or tags.mark in one.name or any(char.isspace() for char in one.name):
             raise UserError(f"{one.where}: no name that a tag can have.", one.where)
-        yield f"value_{at}_{number}: {_tag_value(one)}"
-        opening, closing = f"{tags.parameter}{one.name}{tags.mark}\n", f"\n{tags.parameter_end}\n"
-        texts.append(f"{_quoted(opening)} value_{at}_{number} {_quoted(closing)}")
+        held = _tag_value(one)
+        if held is None:
+            body, end = _tag_text(one, tags)
+            yield f"value_{at}_{number}[suffix={_quoted(end)}]: {body}"
+            closing = _quoted("\n")
+        else:
+            yield f"value_{at}_{number}: {held}"
+            closing = _quoted(f"\n{tags.parameter_end}\n")
+        opening = _quoted(f"{tags.parameter}{one.name}{tags.mark}\n")
+        texts.append(f"{opening} value_{at}_{number} {closing}")
     yield from _sequence(at, texts, properties, "")
 
 
-def _tag_value(one: _Property) -> str:
-    """Text as it is, without what may be a tag; anything else as JSON."""
+def _tag_value(one: _Property) -> str | None:
+    """JSON, or one of some texts as it is; None: any text."""
     types = one.types
     if types and "string" not in types:
         return f"%json {one.json()}"
@@ -269,7 +266,14 @@ def _tag_value(one: _Property) -> str:
             f"{one.where}: {what} cannot be forced in the way this model writes calls.", one.where
         )
     words = text.get("enum", [text["const"]] if "const" in text else None)
-    if words is not None:
-        return " | ".join(_quoted(word) for word in words if isinstance(word, str))
-    least, most = text.get("minLength", 0), text.get("maxLength", "")
-    return f"/(?s:[^<]{{{least},{most}}})/" if least or most != "" else r"/(?s:([^<]|<[^\/<])*)/"
+    if words is None:
+        return None
+    return " | ".join(_quoted(word) for word in words if isinstance(word, str))
+
+
+def _tag_text(one: _Property, tags: Tags) -> tuple[str, str]:
+    """A text as it is, and where it ends: of so many characters, or wherever its tag is closed."""
+    least, most = one.text.get("minLength", 0), one.text.get("maxLength", "")
+    if least == 0 and most == "":
+        return ANY_TEXT, tags.parameter_end
+    return f"/(?s:[^<]{{{least},{most}}})/", f"\n{tags.parameter_end}"

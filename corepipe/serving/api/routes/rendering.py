@@ -151,7 +151,7 @@ class ChoicesRenderer:
         if not opened:
             return b""
         told, fields = _sorted(parts)
-        rest = [_rest(fields | self._of_answer(told)), *[_rest(fields)] * (len(opened) - 1)]
+        rest = [rest_of(fields | self._of_answer(told)), *[rest_of(fields)] * (len(opened) - 1)]
         return b"".join(map(self._chunk, opened, rest))
 
     def _opened(self, index: int) -> dict[str, Any] | None:
@@ -161,7 +161,7 @@ class ChoicesRenderer:
         if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
             return self._piece(only.choice, only.text) if only.text else b""
         choices, fields = _sorted(parts)
-        rest = _rest(fields)
+        rest = rest_of(fields)
         if not choices:
             return self._head + b',"choices":[]' + rest + b"}\n\n" if rest else b""
         ((index, told),) = choices.items()
@@ -248,6 +248,6 @@ def _sorted(parts: Iterable[Part]) -> tuple[dict[int, Told], dict[str, Any]]:
     return choices, fields
 
 
-def _rest(fields: Mapping[str, Any]) -> bytes:
+def rest_of(fields: Mapping[str, Any]) -> bytes:
     """Further fields of an object whose first are written."""
     return b"," + encode(fields)[1:-1] if fields else b""
