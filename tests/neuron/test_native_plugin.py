@@ -24,7 +24,7 @@ from corepipe.neuron.native_plugin import (
 )
 from corepipe.neuron.padding import pad
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, AttentionKernel, Sampling
+from corepipe.neuron.profiles import PROFILES, Sampling
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
 
@@ -33,8 +33,8 @@ TRN2 = instance("trn2.48xlarge")
 
 
 def test_the_profile_is_the_documented_one():
-    assert (NATIVE.policy, NATIVE.sampling, NATIVE.attention) == (
-        "segregated", Sampling.DEVICE, AttentionKernel.CAUSAL,
+    assert (NATIVE.policy, NATIVE.sampling, NATIVE.attention.causal_from) == (
+        "segregated", Sampling.DEVICE, (0, 0),
     )  # fmt: skip
     assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
 
