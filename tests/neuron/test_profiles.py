@@ -86,7 +86,9 @@ def test_a_prompt_fills_its_bucket():
 
 def test_a_file_refines_a_profile(tmp_path):
     constants = replace(shipped()["v2"], memory_efficiency=0.5)
-    refined = replace(PROFILES["nxdi"], name="mine", source="here", constants=(("v2", constants),))
+    refined = replace(
+        PROFILES["nxdi"], name="mine", source="here", constants=(("v2", constants),), refines="nxdi"
+    )
     (tmp_path / "mine.json").write_text(as_text(refined, "nxdi", {"rows": 3}))
     read = profile(str(tmp_path / "mine.json"))
     assert read == refined
