@@ -20,7 +20,7 @@ from rich.console import Console
 from corepipe.cli.common import results
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
 from corepipe.neuron.constants import Constants, parse, provenance
-from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, as_rows
+from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, as_rows, scored
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -47,7 +47,7 @@ def main() -> None:
     cases = Cases()
     known = tuple(completed(rows.read(given.rows).rows))
     found = measured(known, left_out(cases, folds()))
-    errors = residuals(found)
+    errors = scored(residuals(found))
     report(results(), found, errors)
     if not given.print:
         FILE.write_text(_lines(record(given.rows, found, errors, cases)))

@@ -107,10 +107,9 @@ class CostModel:
         return other
 
     def with_scales(self, prompt: float, decode: float) -> CostModel:
-        """The same deployment whose steps take so many times as long: those with prompts, and the others."""
+        """The same whose steps with prompts, and others, take so many times as long, copies included."""
         other = copy(self)
-        other._scales = (prompt, decode)
-        other._graphs = {}
+        other._scales, other._graphs = (prompt, decode), {}
         other.lone = other if self.lone is self else self.lone.with_scales(prompt, decode)
         return other
 
@@ -147,10 +146,7 @@ class CostModel:
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
         padded = self.padded(shape)
-        return self._tables[core].seconds(padded) * self._scale(padded)
-
-    def _scale(self, shape: StepShape) -> float:
-        return self._scales[shape.decodes]
+        return self._tables[core].seconds(padded) * self._scales[padded.decodes]
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
@@ -167,8 +163,7 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
-        scale = self._scale(shape)
-        return [scale * max(known[table] for table in tables) for tables in self._distinct]
+        return [self._scales[shape.decodes] * max(known[t] for t in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
@@ -205,7 +200,8 @@ class CostModel:
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
         if self._source and shape.decodes:
             elements += self.padded(shape).sequences * self._longest * self._source
-        return elements * self._programs[0].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+        size = elements * self._programs[0].format.compute.bytes
+        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
 
     def output_seconds(self, shape: StepShape) -> float:
         """Time to copy to the host what a model returns that is run once over its input: the first output,
@@ -213,7 +209,8 @@ class CostModel:
         kind = self._outputs[0].kind
         returned = [output.value for output in self._outputs if output.kind is kind]
         elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
-        return elements * self._programs[-1].format.compute.bytes / HOST_LINK_BYTES_PER_SECOND
+        size = elements * self._programs[-1].format.compute.bytes
+        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
 
     def result_seconds(self, shape: StepShape) -> float:
         """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
@@ -236,10 +233,8 @@ class CostModel:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
         firsts = self._tables[:: self.tensor]
-        scale = self._scale(padded)
-        known = {
-            table: (scale * table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)
-        }
+        scale = self._scales[padded.decodes]
+        known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}
         return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:

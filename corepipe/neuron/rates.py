@@ -38,8 +38,8 @@ class CoreRates:
 
     `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
     a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
-    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory (inf:
-    not published).
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
+    an image's largest map stays, or a prompt's scores (inf: not published).
     `group` joins the `degree` tensor ranks.  `style`: how the software runs attention.
     `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """

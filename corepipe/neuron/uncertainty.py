@@ -38,13 +38,14 @@ GROWTH = 1.25
 LEAST_SCALE = 0.02
 """Of an error: repeats of a measurement are no nearer to one another."""
 
-OWN_FAMILIES = 1.0
-"""A stack's own errors count as much as all stacks' together when they are of so many families of models."""
+OWN_FAMILIES = 2.0
+"""A stack's own errors count as much as all stacks' together when they are of so many families of models.
+This and OTHERS were chosen so that left-out runs lie in their intervals as often as they should."""
 
 FAR = log(5.0)
 """Errors beyond it count as this for the size of others: such rows are mistaken about what was measured."""
 
-OTHERS = 12.0
+OTHERS = 45.0
 """How many of its own errors the shape of all kinds' errors counts as, for a kind with few."""
 
 SEEN = 3

@@ -36,10 +36,8 @@ def attention(graph: Graph, style: AttentionStyle, shape: StepShape, descriptor:
     """What the engines of a lone inf2 core do in the first attention."""
     op = next(op for op in graph.ops if isinstance(op, Attention))
     constants = replace(IDEAL, descriptor_bytes=descriptor)
-    rates = core_rates(
-        INF2, graph.format, (0,), sharing=1, read_share=1.0, constants=constants, attention=style
-    )
-    return op.cost(graph.format, rates).engines(shape)
+    rates = core_rates(INF2, graph.format, (0,), sharing=1, read_share=1.0, constants=constants)
+    return op.cost(graph.format, replace(rates, style=style)).engines(shape)
 
 
 def square(sequences: int, length: int) -> StepShape:
@@ -98,7 +96,7 @@ def test_a_window_that_is_a_mask_spares_nothing():
 def test_the_causal_kernel_begins_at_a_bucket(profile, bucket, lnc, causal):
     """And leaves out the scores above the diagonal."""
     longest = 4096 if profile.startswith("optimum") else 16384
-    padded = pad(StepShape.of([(0, bucket)], 1), PROFILES[profile], longest, None, lnc)
+    padded = pad(StepShape.of([(0, bucket)], 1), PROFILES[profile], longest, None, lnc=lnc)
     assert padded.rows == bucket
     assert padded.attended == (bucket * (bucket + 1) // 2 if causal else bucket * bucket)
 
@@ -176,6 +174,6 @@ def test_the_sum_over_experts_goes_through_memory():
 def test_a_longer_prompt_never_attends_to_less(name, a, b, lnc):
     """Also where a kernel that leaves out half of the scores begins."""
     short, long = sorted((a, b))
-    padded = [pad(StepShape.of([(0, n)], 1), PROFILES[name], 16384, None, lnc) for n in (short, long)]
+    padded = [pad(StepShape.of([(0, n)], 1), PROFILES[name], 16384, None, lnc=lnc) for n in (short, long)]
     assert padded[0].rows <= padded[1].rows
     assert padded[0].attended <= padded[1].attended

@@ -11,12 +11,15 @@ from corepipe.cli.tables import Figures
 from corepipe.planning.calibration.coverage import Coverage
 from corepipe.planning.calibration.decisions import Decisions, Order
 
+LEFT_OUT = "left-out runs within their {level:.0%} intervals"
 
-def show_coverage(console: Console, found: Sequence[Coverage], level: float) -> None:
-    """How many left-out runs lie in their intervals, by kind of figure."""
-    title = f"left-out runs within their {level:.0%} intervals"
+
+def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
+    """How many runs lie in their intervals, by kind of figure."""
     names = ("runs", "within", "19 times of 20", "width", "")
-    table = Figures("kind of figure", *(Column(name, justify="right") for name in names), title=title)
+    table = Figures(
+        "kind of figure", *(Column(name, justify="right") for name in names), title=title.format(level=level)
+    )
     for one in found:
         bound = f"{one.least:.0%} to {one.most:.0%}"
         table.add_row(

@@ -133,8 +133,11 @@ def _fit_one(
     return constants_from(base, least_squares(residuals, origin, low, high))
 
 
-def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) -> F64:
-    """The x within [low, high] with the least soft-l1 loss of its residuals.
+def least_squares(
+    residuals: Callable[[F64], F64], x: F64, low: F64, high: F64, enough: float = ENOUGH
+) -> F64:
+    """The x within [low, high] with the least soft-l1 loss of its residuals, or one from which a step gains
+    less than the share `enough`.
 
     Levenberg and Marquardt's steps, each residual weighted by the slope of its loss (Triggs et al. 2000).
     Slopes are taken anew where x has gone FAR_OFF from those that there are.
@@ -159,7 +162,7 @@ def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) 
             if gain > 0:
                 x, found = there, new
                 break
-        if gain < ENOUGH:
+        if gain < enough:
             break
     return x
 

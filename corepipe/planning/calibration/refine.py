@@ -38,6 +38,9 @@ SCALE_SPREAD = 0.3
 
 MOST_SCALE = 3.0
 
+ENOUGH = 0.01
+"""A step that gains less than this share ends the search: the next one would cost as many simulations."""
+
 PULL = (SOFT / CONSTANT_SPREAD) ** 2
 SCALE_PULL = (SOFT / SCALE_SPREAD) ** 2
 """A row that is off by SOFT weighs as a standard deviation."""
@@ -56,11 +59,15 @@ class Refined:
 
 
 def refine(rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants] | None = None) -> Refined:
-    """What suits the rows and the priors best; `start`: the prior's constants, else the shipped ones."""
+    """What suits the rows and the priors best; `start`: the prior's constants, else the shipped ones.
+
+    Of generations that were measured under load alone the constants stay: such rows tell no two apart.
+    """
     begin = dict(start or shipped())
     counted = Counter(version(row) for row in rows)
-    names = [(generation, name) for generation in counted for name in fitted(begin[generation])]
     asked = [Predictor(begin, cases).ask(row) for row in rows]
+    alone = {version(row) for row, one in zip(rows, asked, strict=True) if one.load is None}
+    names = [(generation, name) for generation in sorted(alone) for name in fitted(begin[generation])]
     values = [(float(text(row, "value")), resolution(row) / 2) for row in rows]
     weights = np.array([1 / np.sqrt(n) for n in _shared(rows)])
     origin, low, high = _space(begin, names)
@@ -73,7 +80,7 @@ def refine(rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants] | N
         errors = [log_error(known[one], *value) for one, value in zip(asked, values, strict=True)]
         return np.concatenate([np.array(errors) * weights, pulls * (x - origin)])
 
-    return _refined(begin, names, least_squares(residuals, origin, low, high), counted)
+    return _refined(begin, names, least_squares(residuals, origin, low, high, ENOUGH), counted)
 
 
 def _shared(rows: Sequence[Raw]) -> list[int]:
@@ -95,7 +102,7 @@ def _refined(
     begin: Mapping[str, Constants], names: Sequence[tuple[str, str]], x: F64, rows: Mapping[str, int]
 ) -> Refined:
     constants = dict(begin)
-    for generation in rows:
+    for generation in dict.fromkeys(generation for generation, _ in names):
         own = np.array([value for (g, _), value in zip(names, x, strict=False) if g == generation])
         constants[generation] = constants_from(begin[generation], own)
     prompt, decode = np.exp(x[-2:]).tolist()

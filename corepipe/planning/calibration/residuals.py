@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants
-from corepipe.neuron.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of, scored
+from corepipe.neuron.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import family, log_error
@@ -109,7 +109,7 @@ def residuals(found: Sequence[Measured]) -> list[Residual]:
     for one in found:
         groups[run(one.row), one.point.kind, one.point.tail].append(one)
     worst = (max(group, key=lambda one: abs(one.error)) for group in groups.values())
-    return scored([_residual(one) for one in worst])
+    return [_residual(one) for one in worst]
 
 
 def _residual(one: Measured) -> Residual:

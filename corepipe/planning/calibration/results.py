@@ -92,8 +92,8 @@ def _runs(path: Path, document: Mapping[str, Any]) -> Iterator[_Run]:
         for benchmark in document["benchmarks"]:
             if isinstance(benchmark, Mapping):
                 yield _guidellm(path, benchmark)
-    elif isinstance(document.get("sweep") or document.get("runs"), list):
-        for run in document.get("sweep") or document["runs"]:
+    elif isinstance(document.get("stages"), list):  # a sweep of corepipe bench
+        for run in document["stages"]:
             yield _vllm(path, run)
     else:
         yield _vllm(path, document)

