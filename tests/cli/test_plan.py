@@ -93,7 +93,7 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
     shown = run("plan", model, *ASKED, *wanted, "--ttft", "100ms")
     assert shown.returncode == 0
     workload, _ = yaml.safe_load_all(shown.stdout)
-    assert workload["kind"] == "PlannedDeployment"
+    assert workload["kind"] == "Deployment"
     selector = workload["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
 
@@ -225,7 +225,8 @@ def test_tables_fit_a_terminal_and_cut_no_digit(model: str) -> None:
     table = shown[shown.index("latency against cost") :]
     assert "\u2026" not in shown
     for option in found.front:
-        for figure in (option.price, 1e3 * option.outcome.ttft, 1e3 * option.outcome.tpot):
+        assert f"{option.price:.4g}" in table
+        for figure in (1e3 * option.outcome.ttft, 1e3 * option.outcome.tpot):
             assert f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}" in table
     assert max(map(len, table.splitlines()[: 1 + len(found.front)])) <= 80
     assert shown.isascii()

@@ -24,7 +24,7 @@ from corepipe.neuron.native_plugin import (
 )
 from corepipe.neuron.padding import pad
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, Sampling
+from corepipe.neuron.profiles import PROFILES, AttentionKernel, RuntimeProfile, Sampling
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
 
@@ -32,10 +32,14 @@ NATIVE = PROFILES["vllm-neuron-native"]
 TRN2 = instance("trn2.48xlarge")
 
 
+def chunked(tokens: int) -> RuntimeProfile:
+    """The profile with so many tokens of a prefill step."""
+    return replace(NATIVE, chunk=tokens)
+
+
 def test_the_profile_is_the_documented_one():
-    assert (NATIVE.policy, NATIVE.sampling, NATIVE.attention.causal_from) == (
-        "segregated", Sampling.DEVICE, (0, 0),
-    )  # fmt: skip
+    assert (NATIVE.policy, NATIVE.sampling) == ("segregated", Sampling.DEVICE)
+    assert {NATIVE.attention.kernel_of(1, lnc) for lnc in (1, 2)} == {AttentionKernel.CAUSAL}
     assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
 
 
@@ -72,14 +76,14 @@ def test_a_step_runs_the_smallest_graph_that_holds_it(sequences, most):
 def test_a_chunk_fills_its_graph_and_walks_whole_segments():
     """The second chunk of 2100 tokens in chunks of 2048 has 52 of them, and pays for 2048 beside 2048."""
     tail = StepShape.of([(2048, 52)], 1)
-    assert pad(tail, NATIVE, 8192, 8, 2048) == StepShape.of([(2048, 2048)], 1)
+    assert pad(tail, chunked(2048), 8192, 8) == StepShape.of([(2048, 2048)], 1)
     middle = StepShape.of([(1000, 100)], 0)
-    assert pad(middle, NATIVE, 8192, 8, 512) == StepShape.of([(1024, 512)], 0)
+    assert pad(middle, chunked(512), 8192, 8) == StepShape.of([(1024, 512)], 0)
 
 
 def test_a_prompt_that_is_computed_whole_fills_the_next_bucket():
-    assert pad(StepShape.of([(0, 1100)], 1), NATIVE, 4096, 8, 4096) == StepShape.of([(0, 2048)], 1)
-    assert pad(StepShape.of([(0, 3000)], 1), NATIVE, 3500, 8, 4096) == StepShape.of([(0, 3500)], 1)
+    assert pad(StepShape.of([(0, 1100)], 1), chunked(4096), 4096, 8) == StepShape.of([(0, 2048)], 1)
+    assert pad(StepShape.of([(0, 3000)], 1), chunked(4096), 3500, 8) == StepShape.of([(0, 3500)], 1)
 
 
 def test_where_nobody_says_a_step_has_vllms_2048_tokens():
