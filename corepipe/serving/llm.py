@@ -24,11 +24,11 @@ from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.grammars import grammar_of
+from corepipe.serving.grammars import grammar_of, schema_in
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parsing.choose import AUTO, choose
-from corepipe.serving.parsing.forcing import answer_grammar
+from corepipe.serving.parsing.forcing import answer_grammar, schemas_of
 from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tools import Offer, offered_by
@@ -199,6 +199,9 @@ class LLM:
             )
         offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
         check_callable(dialect, offer)
+        asked_for = schemas_of(dialect.calls, offer, constrained=_any_constrained(params))
+        schemas = {name: schema_in(grammar_of(one)) for name, one in asked_for}
+        narrowed = None if offer is None else offer.narrowed(schemas)
         begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         given = checked_variables(chat_template_kwargs or {})
 
@@ -209,7 +212,7 @@ class LLM:
             encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
             prompt = encode(text, add_special_tokens=False)
             tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-            return _Asked(prompt, reading_of(dialect, offer, tail), offer)
+            return _Asked(prompt, reading_of(dialect, offer, tail), narrowed)
 
         return self._answers([asked(turns) for turns in _conversations(messages)], params)
 
@@ -247,6 +250,7 @@ class LLM:
                     del running[output.id]
                 elif sequence.ended:  # at a stop string, of which the engine knows nothing
                     self._driver.handle(Abort([output.id]))
+        self._driver.stats()  # which grow until they are read, and here nobody reads them
 
     def _drop_rest(self) -> None:
         self._driver.abort_all()
@@ -376,6 +380,11 @@ def _for_each(params: object, count: int) -> list[SamplingParams]:
     if len(params) != count:
         raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _any_constrained(params: object) -> bool:
+    each = params if _several(params) else [params]
+    return any(isinstance(one, SamplingParams) and one.structured_outputs is not None for one in each)
 
 
 def _grammars(params: Sequence[SamplingParams]) -> dict[int, str]:

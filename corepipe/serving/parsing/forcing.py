@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from corepipe.errors import UserError
+from corepipe.serving.constraints import Constraint
 from corepipe.serving.parsing.formats import Body, CallFormat, Tags
 from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tag_calls import value_types
+from corepipe.serving.parsing.tag_calls import referred, value_types
 from corepipe.serving.parsing.tools import FunctionDefinition, Offer
 
 MAX_CALLS = 16
@@ -22,6 +23,22 @@ _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 """As models were shown JSON: one space, and none that goes on for ever."""
 
 
+def schemas_of(
+    form: CallFormat | None, offer: Offer | None, *, constrained: bool
+) -> Iterator[tuple[str, Constraint]]:
+    """By tool: the schemas that calls may have to fit, to be checked and narrowed before `answer_grammar`.
+
+    constrained: whether the answer is held to something besides.
+    """
+    if form is None or offer is None or not (offer.forced or offer.strict or constrained):
+        return
+    for at, tool in enumerate(offer.tools):
+        if tool in offer.callable:
+            apart = {"additionalProperties": False} if form.body in (Body.TAGS, Body.PYTHON) else {}
+            text = json.dumps({**tool.schema, **apart})
+            yield tool.name, Constraint("json_schema", text, f"tools[{at}].function.parameters")
+
+
 def answer_grammar(
     reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
 ) -> str:
@@ -29,8 +46,8 @@ def answer_grammar(
 
     Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
     or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
-    which free text cannot hold.  Raises UserError, with the path of the parameters at fault, for what cannot
-    be forced in the model's format.
+    which free text cannot hold; the offer's schemas are narrowed (`schemas_of`).  Raises UserError, with the
+    path of the parameters at fault, for what cannot be forced in the model's format.
     """
     if reading is None:
         return wanted
@@ -129,7 +146,7 @@ class _Writer:
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
         form, where = self.form, f"tools[{at}].function.parameters"
-        schema = closed(tool.schema)
+        schema = tool.schema
         if form.body is Body.OBJECT:
             head = f"{{{_json(form.name_key)}: {_json(tool.name)}, {_json(form.argument_keys[0])}: "
             yield f'call_{at}: {_quoted(head)} args_{at} "}}"'
@@ -144,39 +161,16 @@ class _Writer:
 
 
 _json = json.dumps
+_SAID = frozenset({"title", "description", "default", "examples", "deprecated"})
+"""Keywords that ask for nothing."""
+_OF_TEXTS = frozenset({"enum", "const", "minLength", "maxLength"})
+"""... those that texts are held to in tags, and those that they cannot be held to."""
+_BEYOND_TEXTS = frozenset({"pattern", "format", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
+_MAX_REFERENCES = 8
 
 
 def _schema(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": _TIGHT})
-
-
-def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema whose objects have no properties but those that they name, where it does not say what else.
-
-    That is less than it allows: a function knows no others.
-    """
-    if '"allOf"' in json.dumps(schema):  # whose parts may name properties for each other
-        return schema
-    return _closed_object(schema)
-
-
-def _closed(schema: object) -> object:
-    return _closed_object(schema) if isinstance(schema, dict) else schema
-
-
-def _closed_object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict(schema)
-    for group in ("properties", "$defs", "definitions"):
-        if isinstance(schema.get(group), dict):
-            made[group] = {name: _closed(one) for name, one in schema[group].items()}
-    for group in ("anyOf", "oneOf"):
-        if isinstance(schema.get(group), list):
-            made[group] = [_closed(one) for one in schema[group]]
-    if "items" in schema:
-        made["items"] = _closed(schema["items"])
-    if "properties" in schema and not schema.keys() & {"additionalProperties", "patternProperties", "$ref"}:
-        made["additionalProperties"] = False
-    return made
 
 
 class _Property:
@@ -186,24 +180,40 @@ class _Property:
         self.name = name
         self.required = name in root.get("required", ())
         self.where = f"{where}.properties.{name}"
-        self.schema = schema if isinstance(schema, dict) else {}
+        self.schema = _resolved(schema, root)
+        self.choices = [_resolved(one, root) for one in self.schema.get("anyOf", [self.schema])]
         self.types = value_types(root, name)
         self._shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
 
     @property
-    def text(self) -> Mapping[str, Any]:
-        """The schema of the text that it may be: of a text or null, that of the text."""
-        choices = [one for one in self.schema.get("anyOf", ()) if one.get("type") == "string"]
-        return choices[0] if choices else self.schema
-
-    @property
     def bare(self) -> bool:
         """Whether any value of its types will do."""
-        choices = self.schema.get("anyOf", [self.schema])
-        return all(one.keys() <= {"type", "anyOf", "title", "description", "default"} for one in choices)
+        every = [self.schema, *self.choices]
+        return all(one.keys() <= _SAID | {"type", "anyOf"} for one in every)
+
+    def texts(self) -> list[Mapping[str, Any]]:
+        """The schemas of the texts that it may be.  Raises UserError for what tags cannot hold them to."""
+        found = [one for one in self.choices if one.get("type") != "null"]
+        beyond = {key for one in found for key in one.keys() & _BEYOND_TEXTS}
+        if "anyOf" in self.schema:
+            beyond |= self.schema.keys() & (_BEYOND_TEXTS | _OF_TEXTS) - {"anyOf"}
+        if beyond:
+            what = ", ".join(sorted(beyond))
+            message = f"{self.where}: {what} cannot be forced in the way this model writes calls."
+            raise UserError(message, self.where)
+        return found
 
     def json(self) -> str:
         return _schema({**self.schema, **self._shared})
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema refers to, where it does nothing else."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict) or "$ref" not in schema or schema.keys() - _SAID - {"$ref"}:
+            break
+        schema = referred(schema["$ref"], root)
+    return schema if isinstance(schema, dict) else {}
 
 
 def _properties(schema: Mapping[str, Any], where: str) -> list[_Property]:
@@ -261,15 +271,14 @@ def _tag_value(one: _Property) -> str:
         return f"%json {one.json()}"
     if not types <= {"string", "null"} and not one.bare:
         raise UserError(f"{one.where}: text or something else cannot be forced in tags.", one.where)
-    text = one.text
-    beyond = text.keys() & {"pattern", "format", "$ref", "allOf", "not"}
-    if beyond:
-        what = ", ".join(sorted(beyond))
-        raise UserError(
-            f"{one.where}: {what} cannot be forced in the way this model writes calls.", one.where
-        )
+    return " | ".join(dict.fromkeys(rule for text in one.texts() for rule in _text_rules(text)))
+
+
+def _text_rules(text: Mapping[str, Any]) -> Iterator[str]:
+    """What texts of a schema look like in tags."""
     words = text.get("enum", [text["const"]] if "const" in text else None)
     if words is not None:
-        return " | ".join(_quoted(word) for word in words if isinstance(word, str))
+        yield from (_quoted(word) for word in words if isinstance(word, str))
+        return
     least, most = text.get("minLength", 0), text.get("maxLength", "")
-    return f"/(?s:[^<]{{{least},{most}}})/" if least or most != "" else r"/(?s:([^<]|<[^\/<])*)/"
+    yield f"/(?s:[^<]{{{least},{most}}})/" if least or most != "" else r"/(?s:([^<]|<[^\/<])*)/"

@@ -102,14 +102,14 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> Iterator[str]
     for choice in (one for group in ("anyOf", "oneOf", "allOf") for one in _listed(schema.get(group))):
         yield from _types(choice, root, depth - 1)
     if isinstance(schema.get("$ref"), str):
-        yield from _types(_referred(schema["$ref"], root), root, depth - 1)
+        yield from _types(referred(schema["$ref"], root), root, depth - 1)
     if declared is None:
         for value in (*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())):
             yield _type_of(value)
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
-    """What a reference within the schema names."""
+def referred(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference within the schema names; None where there is nothing."""
     found: object = root
     for step in reference.removeprefix("#/").split("/"):
         found = found.get(step) if isinstance(found, dict) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -91,6 +91,15 @@ class Offer:
     def strict(self) -> bool:
         """Whether arguments must be what their schemas say, though nothing has to be called."""
         return any(one.strict for one in self.callable)
+
+    def narrowed(self, schemas: Mapping[str, Mapping[str, Any]]) -> Offer:
+        """With other schemas for some of the tools."""
+
+        def held(one: FunctionDefinition) -> FunctionDefinition:
+            return msgspec.structs.replace(one, parameters=dict(schemas.get(one.name, one.schema)))
+
+        tools, callable_ = tuple(map(held, self.tools)), tuple(map(held, self.callable))
+        return replace(self, tools=tools, callable=callable_)
 
     def described(self) -> list[dict[str, Any]]:
         """As templates take them."""

@@ -15,8 +15,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from corepipe.errors import UserError
+from corepipe.serving.grammars import grammar_of, schema_in
 from corepipe.serving.parsing.choose import Dialect
-from corepipe.serving.parsing.forcing import answer_grammar, closed
+from corepipe.serving.parsing.forcing import answer_grammar, schemas_of
 from corepipe.serving.parsing.formats import FORMATS, REASONING
 from corepipe.serving.parsing.prompt import reading_of
 from corepipe.serving.parsing.tools import offered_by
@@ -94,7 +95,12 @@ def offer_of(**choice):
 def asked(name, which, offer, *, tail="", reasoning=None):
     """(reading, grammar) of a request to a model that writes so."""
     reading = reading_of(Dialect(FORMATS[name], REASONING[reasoning] if reasoning else None), offer, tail)
-    return reading, answer_grammar(reading, offer, which.added_tokens)
+    return reading, answer_grammar(reading, narrowed(name, offer), which.added_tokens)
+
+
+def narrowed(name, offer):
+    schemas = schemas_of(FORMATS[name], offer, constrained=True)
+    return offer.narrowed({tool: schema_in(grammar_of(schema)) for tool, schema in schemas})
 
 
 def check(answer, most=99, least=1):
@@ -165,7 +171,7 @@ def test_a_constrained_answer_or_a_call():
     offer = offer_of(choice="auto")
     reading = reading_of(Dialect(FORMATS[name]), offer, "")
     wanted = LLMatcher.grammar_from_json_schema('{"enum": [{"ok": true}]}')
-    grammar = answer_grammar(reading, offer, MARKED.added_tokens, wanted)
+    grammar = answer_grammar(reading, narrowed(name, offer), MARKED.added_tokens, wanted)
     call = '{"name": "time.now", "%s": {}}'
     call = f"<tool_call>\n{call % 'arguments'}\n</tool_call>"
     assert takes(grammar, MARKED, '{"ok": true}')
@@ -203,14 +209,49 @@ def test_nothing_is_forced_where_nothing_is_asked():
         assert answer_grammar(reading, offer, MARKED.added_tokens) == ""
 
 
-def test_objects_take_no_more_than_they_name():
-    assert closed({"type": "object"}) == {"type": "object"}
-    assert closed({"properties": {}})["additionalProperties"] is False
-    assert closed({"properties": {}, "additionalProperties": True})["additionalProperties"] is True
-    assert closed({"properties": {"a": {"items": {"properties": {}}}}})["properties"]["a"]["items"] == {
-        "properties": {}, "additionalProperties": False,
-    }  # fmt: skip
-    assert closed({"properties": {}, "allOf": [{}]}) == {"properties": {}, "allOf": [{}]}
+WORDS = {"$defs": {"word": {"enum": ["red", "light blue"], "type": "string"}}, "type": "object"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/word"},
+        {"$ref": "#/$defs/word", "title": "Word"},
+        {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]},
+        {"anyOf": [{"const": "red"}, {"const": "light blue"}]},
+    ],
+)
+def test_texts_in_tags_are_what_their_schemas_refer_to(schema):
+    """As pydantic writes an enum, and one that may be left out."""
+    parameters = {**WORDS, "properties": {"a": schema}, "required": ["a"]}
+    offer = offered_by(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "required"
+    )
+    reading, grammar = asked("qwen3_coder", MARKED, offer)
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
+    for word, right in (("red", True), ("light blue", True), ("green", False), ("", False)):
+        assert takes(grammar, MARKED, call % word) == right, word
+    assert read(reading, call % "red").calls == (("f", '{"a": "red"}'),)
+
+
+def test_arguments_are_narrowed_as_other_answers_are():
+    """Days that there are, integers that all readers read alike, no key spelled twice."""
+    properties = {"day": {"type": "string", "format": "date"}, "count": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties, "additionalProperties": True}
+    offer = offered_by(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "required"
+    )
+    _, grammar = asked("hermes", MARKED, offer)
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    for text, right in (
+        ('{"day": "2024-02-29"}', True),
+        ('{"day": "2023-02-29"}', False),
+        ('{"count": 9007199254740991}', True),
+        ('{"count": 9007199254740992}', False),
+        ('{"count": 1, "c": 2}', True),
+        ('{"count": 1, "\\u0063ount": 2}', False),
+    ):
+        assert takes(grammar, MARKED, call % text) == right, text
 
 
 @pytest.mark.parametrize(
@@ -227,6 +268,11 @@ def test_objects_take_no_more_than_they_name():
         (
             "qwen3_coder",
             {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}}},
+            "tools[0].function.parameters.properties.a",
+        ),
+        (
+            "qwen3_coder",
+            {"properties": {"a": {"anyOf": [{"type": "string", "format": "uuid"}, {"type": "null"}]}}},
             "tools[0].function.parameters.properties.a",
         ),
     ],

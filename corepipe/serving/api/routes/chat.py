@@ -30,7 +30,8 @@ from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
 from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
 from corepipe.serving.chat_variables import MOST
-from corepipe.serving.parsing.forcing import answer_grammar
+from corepipe.serving.grammars import schema_in
+from corepipe.serving.parsing.forcing import answer_grammar, schemas_of
 from corepipe.serving.parsing.prompt import (
     TAIL_TOKENS,
     check_callable,
@@ -244,11 +245,11 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     async def held(self, body: ChatRequest, plan: Plan, grammar: str) -> Plan:
         """After its reasoning; or to calls, where they are forced or strict."""
         offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-        held = answer_grammar(plan.reading, offer, self.service.tokenizer.added_tokens, grammar)
-        if offer is not None and held and held != grammar:
-            for at, tool in enumerate(offer.tools):
-                if tool in offer.callable:
-                    await self.service.check_schema(tool.schema, f"tools[{at}].function.parameters")
+        form = None if plan.reading is None else plan.reading.calls
+        asked = schemas_of(form, offer, constrained=bool(grammar))
+        schemas = {name: schema_in(await self.service.checked(one)) for name, one in asked}
+        narrowed = None if offer is None else offer.narrowed(schemas)
+        held = answer_grammar(plan.reading, narrowed, self.service.tokenizer.added_tokens, grammar)
         return replace(plan, grammar=held) if held else plan
 
     async def _reading(self, body: ChatRequest, offer: Offer | None, prompt: list[int]) -> Reading | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Told
+from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Told, Usage, rest_of
 from corepipe.serving.api.routes.token_details import Vocabulary
 from corepipe.serving.parts import (
     CallArguments,
@@ -80,19 +80,21 @@ class ChatRenderer(ChoicesRenderer):
 
     def event(self, parts: Sequence[Part]) -> bytes:
         """A chunk for each kind of parts that follows another; the end shares one with text alone."""
-        return b"".join(self._run(list(run)) for _, run in groupby(parts, _kind))
+        usage = [part for part in parts if isinstance(part, Usage)]
+        rest = [part for part in parts if not isinstance(part, Usage)]
+        return b"".join(self._run(list(run), usage) for _, run in groupby(rest, _kind))
 
-    def _run(self, parts: Sequence[Part]) -> bytes:
+    def _run(self, parts: Sequence[Part], usage: Sequence[Usage]) -> bytes:
         thoughts = [part for part in parts if isinstance(part, Reasoning)]
         if thoughts:
-            return self._delta(thoughts[0].choice, _reasoning(joined_reasoning(thoughts)))
+            return self._delta(thoughts[0].choice, _reasoning(joined_reasoning(thoughts)), usage)
         called = [part for part in parts if isinstance(part, CallStart | CallArguments)]
         if called:
-            return self._delta(called[0].choice, {"tool_calls": _fragments(called)})
-        return super().event(parts)
+            return self._delta(called[0].choice, {"tool_calls": _fragments(called)}, usage)
+        return super().event([*parts, *usage])
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> bytes:
-        return self._chunk(_said(index, delta), b"")
+    def _delta(self, index: int, delta: dict[str, Any], usage: Sequence[Usage]) -> bytes:
+        return self._chunk(_said(index, delta), b"".join(rest_of({"usage": one.fields()}) for one in usage))
 
     def _whole(self, index: int, told: Told) -> dict[str, Any]:
         choice = super()._whole(index, told)

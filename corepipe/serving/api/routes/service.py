@@ -124,7 +124,7 @@ class Service:
         self.progress = progress
 
     def _take(self, stats: Stats) -> None:
-        self.metrics.observe_iterations(stats)
+        self.metrics.observe(stats)
         self.neuron.take(stats)
         self.lateness.take(stats)
 
@@ -222,14 +222,10 @@ class Service:
         except ConstraintError as error:
             self.metrics.constraints.refused(error.code)
             raise invalid(error.message, error.param, error.code) from None
-        return "" if constraint is None else await self._checked(constraint)
+        return "" if constraint is None else await self.checked(constraint)
 
-    async def check_schema(self, schema: Mapping[str, Any], field: str) -> None:
-        """Raises ApiError as `grammar` does, for a schema that no answer can be held to."""
-        text = msgspec.json.encode(schema).decode()
-        await self._checked(Constraint(kind="json_schema", text=text, field=field))
-
-    async def _checked(self, constraint: Constraint) -> str:
+    async def checked(self, constraint: Constraint) -> str:
+        """Its grammar.  Raises ApiError as `grammar` does."""
         metrics = self.metrics.constraints
         try:
             verdict = await self._grammars.check(constraint)
