@@ -196,6 +196,8 @@ def hear(client: openai.OpenAI, model: str, ask: Ask) -> Answer:
             return _answer(client.chat.completions.create(model=model, **ask.body()))
         with client.chat.completions.stream(model=model, **ask.body()) as stream:
             return _answer(stream.get_final_completion())
+    except openai.LengthFinishReasonError as error:  # by which the package tells that an answer was cut
+        return _answer(error.completion)
     except openai.APIError as error:
         return Answer((), str(error), "error")
 

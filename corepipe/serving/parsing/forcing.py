@@ -6,6 +6,7 @@ What such a grammar allows is read as calls (`AnswerReader`) whose arguments are
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def answer_grammar(
     """What the answer must be, its reasoning left free; "": anything.
 
     Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
-    or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
+    or calls where there are tools; else strict calls wherever an opening is.  tokens: ids of added tokens,
     which free text cannot hold; the offer's schemas are narrowed (`schemas_of`).  Raises UserError, with the
     path of the parameters at fault, for what cannot be forced in the model's format.
     """
@@ -67,10 +68,12 @@ def answer_grammar(
             raise UserError(message, "response_format")
         either = f"start: {before}(@answer | calls)"
         return _with(wanted, _rules(either, _thoughts(reading, tokens), calls.rules(offer)))
-    if calls is None or offer is None or not offer.strict or calls.form.opening not in tokens:
+    if calls is None or offer is None or not offer.strict or not calls.form.opening or calls.form.bare:
         return ""
-    again = "" if offer.single else f" ({calls.between} calls_once){{0,{MAX_CALLS - 1}}} {ANY_TEXT}"
-    return _rules(f"start: {ANY_TEXT} | {ANY_TEXT} calls_once{again}", calls.rules(offer))
+    if before and not reading.thinking and not before.startswith("(<["):
+        return ""  # what is thought and what is said begin alike
+    start = f"start: {before}(said calls_opened){{0,{1 if offer.single else MAX_CALLS}}} UNOPENED"
+    return _rules(start, _thoughts(reading, tokens), calls.said(), calls.rules(offer))
 
 
 def _rules(start: str, *groups: Sequence[str]) -> str:
@@ -121,7 +124,7 @@ class _Writer:
         self.between = _quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
-        """`calls`: one or as many as are wanted; `calls_once`: those of one opening."""
+        """`calls`: one or as many as are wanted; `calls_once`: those of one opening; `calls_opened`: after it."""
         form = self.form
         rules = [
             rule
@@ -135,14 +138,21 @@ class _Writer:
         lead = _quoted(form.lead) if form.lead else ""
         first, last = ('"["', '"]"') if form.listed else ("", "")
         more = "" if offer.single else f"{{0,{MAX_CALLS - 1}}}"
-        if form.separator is None:
-            once = f"calls_once: {opening} {lead} {first} call {last} {lead} {closing}"
-            several = f"calls: calls_once ({self.between} calls_once){more}" if more else "calls: calls_once"
-        else:
-            tail = f"({_quoted(form.separator)} call){more}" if more else ""
-            once = f"calls_once: {opening} {lead} {first} call {tail} {last} {lead} {closing}"
-            several = "calls: calls_once"
-        return [several, once, f"call: {one}", *rules]
+        several, tail = "calls: calls_once", ""
+        if more and form.separator is None:
+            several += f" ({self.between} calls_once){more}"
+        elif more:
+            tail = f"({_quoted(form.separator or '')} call){more}"
+        opened = f"calls_opened: {lead} {first} call {tail} {last} {lead} {closing}"
+        return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
+
+    def said(self) -> list[str]:
+        """`UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
+        opening = self.form.opening
+        unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
+        if opening in self._tokens:
+            return [unopened, f"said: UNOPENED {_marker(opening, self._tokens)}"]
+        return [unopened, f"said[suffix={_quoted(opening)}]: {ANY_TEXT}"]
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
         form, where = self.form, f"tools[{at}].function.parameters"
