@@ -68,12 +68,17 @@ def answer_grammar(
             raise UserError(message, "response_format")
         either = f"start: {before}(@answer | calls)"
         return _with(wanted, _rules(either, _thoughts(reading, tokens), calls.rules(offer)))
-    if calls is None or offer is None or not offer.strict or not calls.form.opening or calls.form.bare:
+    if calls is None or offer is None or not offer.strict or not _tells_calls(reading, calls.form, tokens):
         return ""
-    if before and not reading.thinking and not before.startswith("(<["):
-        return ""  # what is thought and what is said begin alike
     start = f"start: {before}(said calls_opened){{0,{1 if offer.single else MAX_CALLS}}} UNOPENED"
     return _rules(start, _thoughts(reading, tokens), calls.said(), calls.rules(offer))
+
+
+def _tells_calls(reading: Reading, form: CallFormat, tokens: Mapping[str, int]) -> bool:
+    """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
+    reasoning = reading.reasoning
+    begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
+    return bool(form.opening) and not form.bare and begun
 
 
 def _rules(start: str, *groups: Sequence[str]) -> str:
@@ -124,7 +129,7 @@ class _Writer:
         self.between = _quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
-        """`calls`: one or as many as are wanted; `calls_once`: those of one opening; `calls_opened`: after it."""
+        """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
         form = self.form
         rules = [
             rule
