@@ -10,7 +10,7 @@ CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/pa
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy constrained digest soak setup lint lock sbom fuzz sanitize parity parity-all clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -44,6 +44,11 @@ busy: TIMES ?= 20
 busy: NICE ?= 0
 busy: $(VENV)/.test-$(SETUP_ID)  ## tests again and again beside two busy loops: ARGS=tests/x.py TIMES=20 NICE=5
 	$(BIN)/python -m tests.busy --times $(TIMES) --nice $(NICE) $(ARGS)
+
+intervals: $(VENV)/.setup-$(SETUP_ID)  ## what intervals are made of, after a change of the cost model: ROWS=measurements.csv
+	$(BIN)/python benchmarks/residuals.py $(ROWS)
+	$(BIN)/python benchmarks/prediction_table.py
+	$(BIN)/python benchmarks/prediction_picture.py
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 

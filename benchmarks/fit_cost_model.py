@@ -15,15 +15,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from corepipe.cli.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, Constants, as_json, shipped
+from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import Fit, family, fit, leave_one_family_out, usable, version
+from corepipe.planning.calibration.fit import Fit, Known, family, fit, leave_one_family_out, usable, version
 from corepipe.planning.calibration.predict import Prediction, Predictor
 from corepipe.planning.calibration.rows import Raw
 from corepipe.planning.calibration.score import Cell, cells, pair
@@ -49,8 +50,7 @@ def main() -> None:
     known = tuple(completed(table.rows))
     used = usable(known, cases)
     console.print(f"{len(used)} of {len(known)} rows are fitted to")
-    chosen = fit_all(used, cases)
-    folds = leave_one_family_out(used, cases, fit_all)
+    chosen, folds = fit_and_folds(used, cases)
     found = errors(known, cases, chosen, folds)
     console.print("Leave-one-family-out errors (|error| median and p90, bias; the plain roofline's beside):")
     show(console, found)
@@ -63,13 +63,20 @@ def main() -> None:
         console.print(f"written to {given.output}")
 
 
-def fit_all(used: Sequence[Raw], cases: Cases) -> Fit:
+def fit_and_folds(used: Sequence[Raw], cases: Cases) -> tuple[Fit, dict[str, Fit]]:
+    """What is fitted to all rows, and without each family of models."""
+    one = partial(fit_all, known={})
+    return one(used, cases), leave_one_family_out(used, cases, one)
+
+
+def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:
     """Every generation's constants; those with few rows are drawn to the constants of v2."""
     many = [row for row in used if version(row) not in FEW_ROWS]
-    first = fit(many, cases)
-    known = {**shipped(), **first.constants}
-    start = {**known, **{v: replace(known["v2"]) for v in FEW_ROWS}}
-    second = fit([row for row in used if version(row) in FEW_ROWS], cases, start, NEAR)
+    first = fit(many, cases, known=known)
+    own = {generation: found for generation, found in shipped().items() if generation not in STAND_INS}
+    fitted = {**own, **first.constants}
+    start = {**fitted, **{v: replace(fitted["v2"]) for v in FEW_ROWS}}
+    second = fit([row for row in used if version(row) in FEW_ROWS], cases, start, NEAR, known)
     return Fit({**start, **second.constants}, {**first.rows, **second.rows})
 
 

@@ -70,14 +70,15 @@ def corepipe_model(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def openai_client(corepipe_url: str) -> Iterator[OpenAI]:
+def openai_client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
     """A client of the session's server, past every proxy."""
     try:
         import openai  # noqa: PLC0415 -- optional
     except ImportError:
         pytest.fail("the fixture openai_client needs the package openai: pip install openai", pytrace=False)
+    url = request.getfixturevalue("corepipe_url")  # not before: a server may take minutes
     http = openai.DefaultHttpxClient(trust_env=False)
-    with openai.OpenAI(base_url=corepipe_url, api_key="corepipe", http_client=http) as client:
+    with openai.OpenAI(base_url=url, api_key="corepipe", http_client=http) as client:
         yield client
 
 

@@ -85,10 +85,11 @@ class Watch:
         return all(sum_of(metrics, name) == 0 for name in names)
 
     def _grown(self) -> bool:
-        """Whether its processes have done their imports, the spare engine's too."""
+        """Whether its processes, the spare engine too, have done their imports; none waits for its turn."""
         before = {one.pid: one.memory_info().rss for one in self._all()}
         time.sleep(0.5)
-        return before == {one.pid: one.memory_info().rss for one in self._all()}
+        resting = all(one.status() == psutil.STATUS_SLEEPING for one in self._all())
+        return resting and before == {one.pid: one.memory_info().rss for one in self._all()}
 
     def _all(self) -> list[psutil.Process]:
         """But for those that check constraints: they come and go with these."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import os
 import re
 import tomllib
@@ -200,13 +201,20 @@ def test_no_other_command_is_documented() -> None:
     assert sorted(documented) == COMMANDS
 
 
+@functools.cache
+def all_flags() -> frozenset[str]:
+    """Of the commands, the benchmarks and the pytest plugin."""
+    benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
+    others = re.findall(r'"(--[a-z-]+)"', benchmarks + PLUGIN)
+    return frozenset(
+        [*others, *(flag for name in COMMANDS for names in flags(name) for flag in quoted(names))]
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_flags_in_the_text_exist(page: Path) -> None:
-    known = {flag for name in COMMANDS for names in flags(name) for flag in quoted(names)}
-    benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
-    known |= set(re.findall(r'"(--[a-z-]+)"', benchmarks + PLUGIN))
-    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text())
-    assert [flag for flag in named if flag not in known] == []
+    written = re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text())
+    assert [flag for flag in written if flag not in all_flags()] == []
 
 
 def test_environment_variables_are_those_that_are_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,27 +78,30 @@ def test_it_records_by_the_command_line_and_replays_by_the_settings(tmp_path: Pa
     assert said(pytest_in(folder, COREPIPE_ISA="none of this machine's")) == live
 
 
-def test_runs_that_do_not_use_it_pay_nothing(tmp_path: Path) -> None:
-    tests = (
-        "import sys\n"
-        "def test_nothing_of_the_server_is_loaded():\n"
-        "    loaded = {name for name in sys.modules if name.startswith('corepipe')}\n"
-        "    assert loaded <= {'corepipe', 'corepipe.pytest'}, loaded\n"
-        "    assert 'urllib.request' not in sys.modules\n"
-    )
-    done = pytest_in(project(tmp_path, tests, "corepipe_model = no-such-model\n"))
-    assert done.returncode == 0, done.stdout
+WITHOUT_OPENAI = """
+import sys
+
+def test_nothing_of_the_server_is_loaded():
+    loaded = {name for name in sys.modules if name.startswith("corepipe")}
+    assert loaded <= {"corepipe", "corepipe.pytest"}, loaded
+    assert "urllib.request" not in sys.modules
+
+def test_a_client(openai_client):
+    pass
+"""
 
 
-def test_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_who_does_not_use_it_pays_nothing_and_is_told_what_to_install(tmp_path: Path) -> None:
+    """Before a server is started, which could not be here."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(NO_OPENAI)
-    folder = project(tmp_path, "def test_it(openai_client):\n    pass\n")
-    (folder / "tapes").mkdir()
-    done = pytest_in(folder, PYTHONPATH=str(site))
-    assert done.returncode == 1
-    assert "pip install openai" in done.stdout
+    done = pytest_in(
+        project(tmp_path, WITHOUT_OPENAI, "corepipe_model = no-such-model\n"), PYTHONPATH=str(site)
+    )
+    assert re.search(r"^1 passed.* 1 error in ", done.stdout, re.MULTILINE)
+    assert "needs the package openai: pip install openai" in done.stdout
+    assert "the corepipe server" not in done.stdout
 
 
 def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
@@ -106,7 +110,10 @@ def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the corepipe server ended with exit code 2; its log:" in done.stdout
     assert f"--replay {folder / 'tapes'}: No such file or directory" in done.stdout
-    done = pytest_in(folder, "--corepipe-replay", "a", "--corepipe-record", "b")
+
+
+def test_either_it_records_or_it_replays(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "--corepipe-replay", "a", "--corepipe-record", "b")
     assert done.returncode == 4
     assert "choose one" in done.stderr
 

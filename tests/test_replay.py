@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -22,7 +22,7 @@ from corepipe.cli.settings import flag_of
 from corepipe.errors import UserError
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.config import ServerConfig, validated
-from tests.servers import TINY, run, served, until
+from tests.servers import PATIENCE_SECONDS, TINY, Served, run, served, until
 
 NAMED = ("--served-model-name", "tiny", "--threads", 1)
 MESSAGES = [{"role": "user", "content": "Hello there.\nHow are you?"}]
@@ -30,7 +30,7 @@ CASSETTE = """\
 {"cassette": 1, "request": {"method": "POST", "path": "/v1/completions", "body": {"model": "tiny"}}, "answer":
  {"status": 200, "headers": {"content-type": "application/json"}, "times_ms": [0.1], "body": {"a": 1}}}
 """
-LONG: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60, "ignore_eos": True}
+LONG: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 40, "ignore_eos": True}
 
 
 def files(folder: Path) -> list[Path]:
@@ -72,28 +72,90 @@ def async_client(url: str) -> Iterator[object]:
 CLIENTS: dict[str, Callable[[str], Iterator[object]]] = {"sync": sync_client, "async": async_client}
 
 
-def isa(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    if name is None:
-        monkeypatch.delenv("COREPIPE_ISA", raising=False)
-    else:
-        monkeypatch.setenv("COREPIPE_ISA", name)
+def asked_until(server: Served, number: signal.Signals) -> dict[int, bytes]:
+    """What four clients hear, by the seeds of their requests, until the server takes nothing more: a signal
+    comes while it answers them."""
+    heard: dict[int, bytes] = {}
+    seeds = itertools.count()
+
+    def ask(http: httpx.Client) -> None:
+        with contextlib.suppress(httpx.TransportError):
+            for seed in seeds:
+                answer = http.post("/v1/chat/completions", json=asked(seed))
+                if answer.status_code != 200 or b'"error"' in answer.content:
+                    return
+                heard[seed] = answer.content
+
+    with httpx.Client(base_url=server.url) as http, ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask, http) for _ in range(4)]
+        assert until(lambda: len(heard) >= 8)
+        assert server.end(number) == 0
+    for one in asking:
+        one.result()
+    return heard
+
+
+def asked(seed: int) -> dict[str, Any]:
+    return LONG | {"seed": seed, "stream": seed % 2 == 1}
+
+
+class Recorded(NamedTuple):
+    """folder: what a server recorded; live: what clients heard of it, one after the other; last: what they
+    heard when a signal came, by seed."""
+
+    folder: Path
+    live: dict[str, list[object]]
+    last: dict[int, bytes]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp("tapes")
+    flags = ("--record", folder, "--shutdown-timeout", PATIENCE_SECONDS)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COREPIPE_ISA", "portable")
+        with served(TINY, *NAMED, *flags) as server:
+            assert any("on portable kernels" in line for line in server.stderr)
+            live = {name: list(client(server.url)) for name, client in CLIENTS.items()}
+            return Recorded(folder, live, asked_until(server, signal.SIGTERM))
+
+
+@pytest.fixture(scope="module")
+def replaying(recorded: Recorded) -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COREPIPE_ISA", "none of this machine's")
+        with served("--replay", recorded.folder) as server:
+            yield server
+            assert server.end() == 0
 
 
 def test_clients_hear_the_same_bytes_on_another_instruction_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, replaying: Served
 ) -> None:
-    isa(monkeypatch, "portable")
-    with served(TINY, *NAMED, "--record", tmp_path) as server:
-        assert any("on portable kernels" in line for line in server.stderr)
-        live = {name: list(client(server.url)) for name, client in CLIENTS.items()}
-        assert server.end() == 0
-    first, second = live["sync"][3:5]
+    first, second = recorded.live["sync"][3:5]
     assert first != second, "identical requests have answers of their own"
-    monkeypatch.setenv("COREPIPE_ISA", "none of this machine's")
+    assert {name: list(client(replaying.url)) for name, client in CLIENTS.items()} == recorded.live
+    assert psutil.Process(replaying.process.pid).children() == [], "no engine is loaded"
+
+
+def check_last(last: dict[int, bytes], replaying: Served) -> None:
+    assert len(last) >= 8
+    for seed, said in last.items():
+        assert replaying.post("/v1/chat/completions", json=asked(seed)).content == said
+
+
+def test_what_was_answered_when_a_signal_came_is_recorded(recorded: Recorded, replaying: Served) -> None:
+    """Answers under way end within the time that they have, and are recorded, too."""
+    check_last(recorded.last, replaying)
+
+
+@pytest.mark.slow
+def test_what_was_answered_when_it_was_interrupted_is_recorded(tmp_path: Path) -> None:
+    with served(TINY, *NAMED, "--record", tmp_path, "--shutdown-timeout", PATIENCE_SECONDS) as server:
+        last = asked_until(server, signal.SIGINT)
+    assert len(files(tmp_path)) >= len(last)
     with served("--replay", tmp_path) as server:
-        assert {name: list(client(server.url)) for name, client in CLIENTS.items()} == live
-        assert psutil.Process(server.process.pid).children() == [], "no engine is loaded"
-        assert server.end() == 0
+        check_last(last, server)
 
 
 def test_a_replay_loads_no_model_and_no_tokenizer(tmp_path: Path) -> None:
@@ -128,39 +190,8 @@ def run_python(script: str, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_was_answered_when_a_signal_came_is_recorded(tmp_path: Path, number: signal.Signals) -> None:
-    """Answers under way end within the time that they have, and are recorded, too."""
-    heard: dict[int, bytes] = {}
-    seeds = itertools.count()
-
-    def ask(http: httpx.Client) -> None:
-        """Until the server takes nothing more."""
-        with contextlib.suppress(httpx.TransportError):
-            for seed in seeds:
-                answer = http.post("/v1/chat/completions", json=asked(seed))
-                if answer.status_code != 200 or b'"error"' in answer.content:
-                    return
-                heard[seed] = answer.content
-
-    with served(TINY, *NAMED, "--record", tmp_path, "--shutdown-timeout", 180) as server:
-        with httpx.Client(base_url=server.url) as http, ThreadPoolExecutor() as pool:
-            asking = [pool.submit(ask, http) for _ in range(4)]
-            assert until(lambda: len(heard) >= 12)
-            assert server.end(number) == 0
-        for one in asking:
-            one.result()
-    assert len(files(tmp_path)) >= len(heard)
-    with served("--replay", tmp_path) as server, httpx.Client(base_url=server.url) as http:
-        for seed, said in heard.items():
-            assert http.post("/v1/chat/completions", json=asked(seed)).content == said
-
-
-def asked(seed: int) -> dict[str, Any]:
-    return LONG | {"seed": seed, "stream": seed % 2 == 1}
-
-
-def test_two_servers_record_into_one_directory(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_processes_record_into_one_directory(tmp_path: Path) -> None:
     flags = (TINY, *NAMED, "--record", tmp_path)
     with served(*flags) as one, served(*flags) as other:
         said = [
@@ -186,7 +217,8 @@ def test_flags_that_do_nothing_are_refused(tmp_path: Path) -> None:
     tapes = tmp_path / "tapes"
     assert refused(replay_else="record") == "--replay-else: record has no effect without --replay"
     assert refused(replay_pace="recorded") == "--replay-pace: recorded has no effect without --replay"
-    assert "--record-redact has no effect without" in refused(record_redact=tapes)
+    without = "--record-redact: has no effect without --record or --replay"
+    assert refused(record_redact=tapes) == without
     assert refused(record=tapes, replay=tapes).startswith("--replay: --record asks for everything anew")
 
 

@@ -9,16 +9,61 @@ import typer
 
 from corepipe.cli import options
 
-Rows = Annotated[Path, typer.Argument(help="A CSV file of measurements.", dir_okay=False)]
+DEPLOYMENT = "What a load test ran on"
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="CSV files of measurements, and results of corepipe bench, vllm bench serve or guidellm."
+    ),
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="What was served; default: as the result calls it.", rich_help_panel=DEPLOYMENT
+    ),
+]
+Instance = Annotated[
+    str | None, typer.Option("--instance", help="The instance it ran on.", rich_help_panel=DEPLOYMENT)
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Its format, as rows name it.", rich_help_panel=DEPLOYMENT)
+]
+Tensor = Annotated[
+    int, typer.Option("--tensor", help="Cores that share each layer.", min=1, rich_help_panel=DEPLOYMENT)
+]
+Pipeline = Annotated[int, typer.Option("--pipeline", help="Stages.", min=1, rich_help_panel=DEPLOYMENT)]
+Data = Annotated[int, typer.Option("--data", help="Replicas.", min=1, rich_help_panel=DEPLOYMENT)]
+Sequences = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", help="Sequences of a replica's batch.", min=1, rich_help_panel=DEPLOYMENT),
+]
+Longest = Annotated[
+    int | None,
+    typer.Option("--max-model-len", help="Of its longest request.", min=1, rich_help_panel=DEPLOYMENT),
+]
 
 
-def fit(rows: Rows, output: Output, profile: options.Profile = None) -> None:
-    """Refine the cost model's constants with your own measurements, into a profile that commands take.
+def fit(
+    ctx: typer.Context,
+    files: Files,
+    output: Output,
+    model: Model = None,
+    instance: Instance = None,
+    dtype: Dtype = "bf16",
+    tensor: Tensor = 1,
+    pipeline: Pipeline = 1,
+    data: Data = 1,
+    max_num_seqs: Sequences = None,
+    max_model_len: Longest = None,
+    profile: options.Profile = None,
+) -> None:
+    """Refine predictions of your model with your own measurements, into a profile that commands take.
 
-    Few rows move the constants little.  The profile is that of --profile, or of vllm-neuron, with its own
-    constants.
+    A few rows move what is particular to the model, and the constants little.  Rows that contradict physics,
+    or one another, are refused by their number.  The profile is that of --profile, or of vllm-neuron.
     """
     from corepipe.cli.run.fit import run  # noqa: PLC0415 -- heavy: the other commands do without
 
-    run(rows, output, profile)
+    run(ctx.params)

@@ -21,6 +21,16 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
+class TimedDtype(StrEnum):
+    INT8 = "int8"
+    INT8_WEIGHTS = "int8-weights"
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
+
+
 class Mode(StrEnum):
     AUTO = "auto"
     LATENCY = "latency"
@@ -253,13 +263,22 @@ Format = Annotated[
     Dtype,
     _option("--dtype", help="int8: INT8 weights and activations; int8-weights: bf16 compute.", panel=MODEL),
 ]
+TimedFormat = Annotated[
+    TimedDtype,
+    _option(
+        "--dtype",
+        help="int8: INT8 weights and activations; int8-weights: bf16 compute; fp8, mxfp8, mxfp4: of devices "
+        "alone.",
+        panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None, _option("--max-model-len", help="Longest prompt plus answer, in tokens.", panel=MODEL, min=2)
 ]
 Seed = Annotated[int, _option("--seed", help="Seed of requests that bring none.", panel=MODEL)]
 
 Instance = Annotated[
-    str, _option("--instance", help="The inf1, inf2, trn1 or trn2 size to emulate.", panel=DEVICE)
+    str, _option("--instance", help="The inf1, inf2, trn1, trn2 or trn3 size to emulate.", panel=DEVICE)
 ]
 ModeOption = Annotated[
     Mode, _option("--mode", help="What to place the model for; explicit degrees win.", panel=DEVICE)

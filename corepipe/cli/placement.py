@@ -23,7 +23,11 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
         markup=False,
     )
+    if why := placement.get("hypothetical"):
+        console.print(f"hypothetical: {why}", style="yellow", markup=False)
     console.print(placement["reason"], style="dim", markup=False)
+    if placement.get("intervals"):
+        console.print(_sure(placement["intervals"]), style="dim", markup=False)
     if placement["timing_model"]:
         console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
     if placement["time_scale"] != 1.0:
@@ -36,6 +40,15 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
         cores.add_row(numbers, stage, ranks, *held)
     console.print(cores)
+
+
+def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
+    """By how much measured times may be off."""
+    parts = (
+        f"{figure} x {known['time_factor_low']:.2f} to {known['time_factor_high']:.2f}"
+        for figure, known in intervals.items()
+    )
+    return f"measured times by predicted ones, 9 times of 10: {', '.join(parts)}"
 
 
 def _held(core: Mapping[str, Any]) -> tuple[str, ...]:

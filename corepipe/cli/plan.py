@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from corepipe.cli import options
+from corepipe.cli.workload import TraceSchema
 from corepipe.planning.planner.prices import REGION, Purchase
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
 ]
 OBJECTIVES, WORKLOAD, CHOICES, OUTPUT = "Objectives", "Workload", "What to choose from", "Output"
+BUCKETS = "Graphs to compile"
 
 
 def _option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
@@ -40,11 +42,27 @@ Margin = Annotated[
         max=90,
     ),
 ]
+Confidence = Annotated[
+    float | None,
+    _option(
+        "--confidence",
+        help="Rank by intervals of this probability, as 0.9, and choose only what they tell apart.",
+        panel=OBJECTIVES,
+        min=0.5,
+        max=0.99,
+    ),
+]
+NextMeasurement = Annotated[
+    bool,
+    _option("--next-measurement", help="Name the measurement that would tell most apart.", panel=OUTPUT),
+]
 TimeLimit = Annotated[
     str | None,
     _option("--time-limit", help="End the search after so long, as 30s, with the best so far.", panel=OUTPUT),
 ]
-Rate = Annotated[float, _option("--rate", help="Requests a second, of a Poisson process.", panel=WORKLOAD)]
+Rate = Annotated[
+    float | None, _option("--rate", help="Requests a second, of a Poisson process.", panel=WORKLOAD)
+]
 InputLen = Annotated[
     str,
     _option("--input-len", help="Prompt tokens: a number or a distribution, as simulate's.", panel=WORKLOAD),
@@ -62,7 +80,7 @@ Instances = Annotated[
     list[str] | None, _option("--instance", help="Only this size (repeatable).", panel=CHOICES)
 ]
 Formats = Annotated[
-    list[options.Dtype] | None,
+    list[options.TimedDtype] | None,
     _option("--dtype", help="Only this format (repeatable); default: bf16, int8-weights.", panel=CHOICES),
 ]
 Profiles = Annotated[
@@ -83,17 +101,45 @@ EmitOption = Annotated[
     options.Emit | None,
     _option("--emit", help="Print the choice's Helm values, or vLLM on Neuron's manifests.", panel=OUTPUT),
 ]
+BucketsOption = Annotated[
+    bool,
+    _option(
+        "--buckets",
+        help="Which lengths to compile graphs for, on one --instance, for the lengths alone.",
+        panel=BUCKETS,
+    ),
+]
+GraphsOption = Annotated[
+    int | None,
+    _option("--graphs", help="Most graphs; default: as many as the stack compiles.", panel=BUCKETS, min=2),
+]
+TraceOption = Annotated[
+    Path | None,
+    _option("--trace", help="Lengths of this file's requests; default: --input-len's.", panel=BUCKETS),
+]
+TraceFormatOption = Annotated[
+    TraceSchema | None, _option("--trace-format", help="Of --trace; default: as it looks.", panel=BUCKETS)
+]
+Tensor = Annotated[
+    int | None,
+    _option("--tensor", help="Cores that share each layer; default: the fewest.", panel=BUCKETS, min=1),
+]
+MaxNumSeqs = Annotated[
+    int | None, _option("--max-num-seqs", help="Sequences of a decode step.", panel=BUCKETS, min=1, max=1024)
+]
 AsJson = Annotated[bool, _option("--json", help="Print the result as JSON.", panel=OUTPUT)]
 
 
 def plan(
     ctx: typer.Context,
     model: Model,
-    rate: Rate,
+    rate: Rate = None,
     ttft: Ttft = None,
     tpot: Tpot = None,
     percentile: Percentile = 99.0,
     margin: Margin = 0.0,
+    confidence: Confidence = None,
+    next_measurement: NextMeasurement = False,
     input_len: InputLen = "1024",
     output_len: OutputLen = "256",
     requests: Requests = None,
@@ -108,12 +154,22 @@ def plan(
     max_error: MaxError = None,
     emit: EmitOption = None,
     time_limit: TimeLimit = None,
+    buckets: BucketsOption = False,
+    graphs: GraphsOption = None,
+    trace: TraceOption = None,
+    trace_format: TraceFormatOption = None,
+    tensor: Tensor = None,
+    max_num_seqs: MaxNumSeqs = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest deployment of MODEL that meets latency objectives at a rate.
 
-    Searches instances, placements, formats and batch limits in virtual time; reads no weights.
+    Searches instances, placements, formats and batch limits in virtual time; reads no weights.  With
+    --buckets: the lengths to compile graphs for on one instance.
     """
-    from corepipe.cli.run.plan import run  # noqa: PLC0415 -- heavy: the other commands do without
+    if buckets:
+        from corepipe.cli.run import buckets as command  # noqa: PLC0415 -- heavy: the others do without
+    else:
+        from corepipe.cli.run import plan as command  # type: ignore[no-redef]  # noqa: PLC0415 -- as above
 
-    run(ctx.params)
+    command.run(ctx.params)

@@ -18,6 +18,10 @@ Steps = Annotated[int, typer.Option("--output-steps", help="Decode steps after t
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the timeline here, for ui.perfetto.dev.")
 ]
+LadderOption = Annotated[
+    bool,
+    typer.Option("--ladder", help="What batching, formats, cores and the like buy, one after the other."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -29,19 +33,23 @@ def profile(
     pipeline: options.Pipeline = None,
     tensor: options.Tensor = None,
     data: options.Data = None,
-    dtype: options.Format = options.Dtype.BF16,
+    dtype: options.TimedFormat = options.TimedDtype.BF16,
     profile: options.Profile = None,
     max_model_len: options.MaxModelLen = None,
     batch: Batch = 4,
     input_len: InputLen = 512,
     output_steps: Steps = 3,
     output: Output = None,
+    ladder: LadderOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a prefill and of decode steps goes on the emulated device, and what would help.
 
     Reads no weights.  The summary is in neuron-profile's terms; the timeline is a Perfetto trace.
     """
-    from corepipe.cli.run.profile import run  # noqa: PLC0415 -- heavy: the other commands do without
+    if ladder:
+        from corepipe.cli.run import ladder as command  # noqa: PLC0415 -- heavy: the others do without
+    else:
+        from corepipe.cli.run import profile as command  # type: ignore[no-redef]  # noqa: PLC0415 -- as above
 
-    run(ctx.params)
+    command.run(ctx.params)

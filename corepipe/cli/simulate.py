@@ -18,7 +18,7 @@ Model = Annotated[
 Lnc = Annotated[
     int | None,
     typer.Option(
-        "--lnc", help="Physical cores in a logical one (trn2: 1 or 2).", rich_help_panel=options.DEVICE
+        "--lnc", help="Physical cores in a logical one (trn2, trn3: 1 or 2).", rich_help_panel=options.DEVICE
     ),
 ]
 Users = Annotated[
@@ -53,7 +53,7 @@ Plot = Annotated[
 def simulate(
     ctx: typer.Context,
     model: Model,
-    dtype: options.Format = options.Dtype.BF16,
+    dtype: options.TimedFormat = options.TimedDtype.BF16,
     max_model_len: options.MaxModelLen = None,
     instance: options.Instance = "inf2.xlarge",
     lnc: Lnc = None,

@@ -55,6 +55,11 @@ def facts(rows: Iterable[tuple[str, str]], style: str = "", **more: Any) -> Figu
     return table
 
 
+def between(bounds: tuple[float, float]) -> str:
+    """An interval, in as many digits as it has any use for."""
+    return " to ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in bounds)
+
+
 def _limits(column: Column) -> tuple[int, int]:
     """The least columns of the screen in which nothing of a column is cut, and those that it fills."""
     cells = [str(cell) for cell in column.cells]

@@ -44,7 +44,10 @@ What the Graphs of these families leave out, or have in a simpler form:
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
-- T5's encoder runs in the steps that read the source alone; its context is source and target together.
+- T5's encoder runs in the steps that read the source alone.
+- Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
+  `num_labels` say how large, and how many classes. transformers has no config for VGG, U-Net and YOLOv4: they
+  have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or `--pipeline`.
 - Encoders give what the base model gives: a vector a sequence where it has a pooler, otherwise one a token.
   `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
 - Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; the format is the

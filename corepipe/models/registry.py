@@ -49,8 +49,13 @@ class Architecture:
 
     def __init__(self, name: str, fields: Fields) -> None:
         self.name = name
+        self._fields = fields
         self._family = family(fields)
         self.config = self._family.configure(fields)
+
+    def resized(self, image: int) -> Architecture:
+        """The same for images of so many pixels a side.  Raises UserError where it takes none of them."""
+        return Architecture(self.name, self._fields.replace("image_size", image))
 
     @property
     def max_positions(self) -> int:
@@ -80,7 +85,6 @@ class Model(Architecture):
         quantization = read_quantization(fields)
         super().__init__(name, fields)
         self.path = path
-        self._fields = fields
         self._gguf = gguf
         self._quantization = quantization
         refusals = [super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values()]

@@ -1,6 +1,7 @@
 """The catalogue: instances, chips, cores, engines, memories, links and prices, each number with its source.
 
-The types are in `hardware`.  One entry is one server: an UltraServer is several of them.
+The types are in `hardware`.  One entry is one server: an UltraServer is several of them.  What nobody has
+published is None, and a size of which even the number of chips is not known has no entry (`UNDESCRIBED`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ TERA, GIGA = 1e12, 1e9
 HARDWARE = "about-neuron/arch/neuron-hardware/"
 NKI_ARCH2 = "nki/guides/architecture/trainium_inferentia2_arch.rst"
 NKI_ARCH3 = "nki/guides/architecture/trainium2_arch.rst"
+NKI_ARCH4 = "nki/guides/architecture/trainium3_arch.rst"
 NKI_ISA = "v2.26.0:general/nki/api/nki/isa/__init__.py (nc_matmul)"
 DMA_GUIDE = "nki/deep-dives/nki-dma-bandwidth-guide.rst"
 PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
@@ -26,13 +28,15 @@ HOPS = "neuron-runtime/explore/intranode-collective-comm.rst (1-2 us a hop; the 
 NXDI = "libraries/nxd-inference/developer_guides/"
 NEURON_LS = "tools/neuron-sys-tools/neuron-ls.rst"
 CONTRIB = "neuronx-distributed-inference contrib READMEs"
+DRIVER = "aws-neuron-driver@9cc489ec v4/neuron_dhal_v4.c"
+SKYPILOT = "skypilot-org/skypilot-catalog@00148f2a catalogs/v8/aws/vms.csv"
 
 
 def _from(source: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, source)
 
 
-_V1, _V2, _V3 = (f"{HARDWARE}neuron-core-v{n}.rst" for n in (1, 2, 3))
+_V1, _V2, _V3, _V4 = (f"{HARDWARE}neuron-core-v{n}.rst" for n in (1, 2, 3, 4))
 _V1_CLOCK = f"{_V1} (not published: 0.9 GHz follows from its engines' speed beside NeuronCore-v2's)"
 
 CORE_V1 = Core(
@@ -91,7 +95,9 @@ CORE_V3 = Core(
         min_rows=64,
         array=(128, 128),
         clock_hz=2.4e9,
-        sources=_from(f"{_V3}, {NKI_ARCH3}", "peak", "array", "clock_hz") | _from(NKI_ISA, "min_rows"),
+        contraction={DType.FP8_E4M3: 256, DType.FP8_E5M2: 256},
+        sources=_from(f"{_V3}, {NKI_ARCH3}", "peak", "array", "clock_hz", "contraction")
+        | _from(NKI_ISA, "min_rows"),
     ),
     vector=Engine(name="vector", lanes=512, clock_hz=0.96e9, sources=_from(NKI_ARCH3, "lanes", "clock_hz")),
     scalar=Engine(name="scalar", lanes=128, clock_hz=1.2e9, sources=_from(NKI_ARCH3, "lanes", "clock_hz")),
@@ -100,6 +106,44 @@ CORE_V3 = Core(
     resident_weight_bytes=None,
     dma_bytes_per_second=16 * 23e9,
     sources=_from(NKI_ARCH3, "sbuf_bytes", "psum_bytes") | _from(DMA_GUIDE, "dma_bytes_per_second"),
+)
+
+CORE_V4 = Core(
+    version="v4",
+    tensor=TensorEngine(
+        peak={
+            DType.FP32: 20 * TERA,
+            DType.BF16: 79 * TERA,
+            DType.FP16: 79 * TERA,
+            DType.MXFP8: 315 * TERA,
+            DType.MXFP4: 315 * TERA,
+        },
+        min_rows=64,
+        array=(128, 128),
+        clock_hz=2.4e9,
+        contraction={DType.MXFP8: 512, DType.MXFP4: 512},
+        sources=_from(f"{_V4}, {NKI_ARCH4}", "peak", "array", "clock_hz", "contraction")
+        | _from(f"{NKI_ISA}; not published for v4, assumed as v3", "min_rows"),
+    ),
+    vector=Engine(
+        name="vector",
+        lanes=512,
+        clock_hz=1.2e9,
+        exp_lanes=512,
+        sources=_from(NKI_ARCH4, "lanes", "clock_hz")
+        | {"exp_lanes": f"{NKI_ARCH4} (exponentials at 4 times ScalarE's rate of 128)"},
+    ),
+    scalar=Engine(
+        name="scalar",
+        lanes=128,
+        clock_hz=1.2e9,
+        sources={"lanes": f"{NKI_ARCH4} (256 for copies of bf16 alone)", "clock_hz": NKI_ARCH4},
+    ),
+    sbuf_bytes=32 * MIB,
+    psum_bytes=2 * MIB,
+    resident_weight_bytes=None,
+    dma_bytes_per_second=16 * 33e9,
+    sources=_from(NKI_ARCH4, "sbuf_bytes", "psum_bytes") | _from(DMA_GUIDE, "dma_bytes_per_second"),
 )
 
 
@@ -154,6 +198,28 @@ TRAINIUM2 = Chip(
     default_lnc=2,
     sources=_chip_sources("trainium2.rst", f"{LNC} (two physical cores share one bank)"),
 )
+TRAINIUM3 = Chip(
+    name="Trainium3",
+    core=CORE_V4,
+    cores=8,
+    memory_bytes=144 * GIB,
+    memory_bytes_per_second=4.7 * TERA,
+    banks=4,
+    hop_seconds=None,
+    weight_only_int8=False,
+    default_lnc=2,
+    hypothetical=(
+        "nothing measured on Trainium3 was published: the fitted constants are those of NeuronCore-v3, the "
+        "latency of its switches counts as nothing, and the chips of each size follow from examples"
+    ),
+    sources=_from(f"{HARDWARE}trainium3.rst", "cores", "memory_bytes")
+    | {
+        "memory_bytes_per_second": f"{NKI_ARCH4}; {HARDWARE}trainium3.rst says 4.9 TB/s: the lower counts",
+        "banks": f"{LNC} (two physical cores share a bank of 36 GB)",
+        "default_lnc": LNC,
+        "weight_only_int8": "vllm-neuron/docs (no int8 weights)",
+    },
+)
 
 _DEGREES = {
     "inf1": (1,),
@@ -162,6 +228,7 @@ _DEGREES = {
     "trn1n": (1, 2, 8, 16, 32),
     "trn2": (1, 2, 4, 8, 16, 32, 64),
     "trn2u": (1, 2, 4, 8, 16, 32, 64),
+    "trn3": (1, 2, 4, 8, 16, 32, 64),
 }
 _PRICES = "about-neuron/benchmarks/{0}/{1}instance_prices.csv (reserved) and its history (on demand)"
 
@@ -177,7 +244,7 @@ def _instance(
     sources: dict[str, str] | None = None,
 ) -> Instance:
     """`host`: vCPUs and GiB; `prices`: on demand and reserved, dollars an hour."""
-    family = name.partition(".")[0]
+    family = "trn3" if chip is TRAINIUM3 else name.partition(".")[0]
     page = f"{HARDWARE}{family.rstrip('nu')}-arch.rst"
     price = _PRICES.format(family, "" if family == "inf1" else f"{family}_")
     numbers = _from(page, "chips", "vcpus", "host_memory_bytes", "link_bytes_per_second", "topology")
@@ -207,6 +274,15 @@ _TRN2_SMALL = {
     "on_demand_per_hour": "third party, 2026-05, one region; unconfirmed",
 }
 _LS = {"topology": f"{NEURON_LS}, {HARDWARE}"}
+_TRN1N = _LS | {"on_demand_per_hour": f"{SKYPILOT}, us-east-1"}
+_TRN3 = {
+    "chips": f"{DRIVER} names the size; its chips are not published: 16, as 64 logical cores an instance in "
+    "the tutorials of vllm-neuron/docs (disaggregation) and 4 servers of 16 chips in trn3-arch.rst (Gen1)",
+    "link_bytes_per_second": f"{HARDWARE}trn3-arch.rst (256 GB/s in a sled; 320 to other servers, 128 to "
+    "other racks: together 704 of the 2.56 TB/s that trainium3.rst names)",
+    "tensor_degrees": f"{NXDI}; not published for trn3, assumed as trn2",
+}
+_TRN3_SMALL = _TRN3 | {"chips": f"{DRIVER} (one chip)"}
 
 INSTANCES: tuple[Instance, ...] = (
     _instance("inf1.xlarge", INFERENTIA, 1, (4, 8), prices=(0.228, 0.110)),
@@ -219,11 +295,24 @@ INSTANCES: tuple[Instance, ...] = (
     _instance("inf2.48xlarge", INFERENTIA2, 12, (192, 768), _RING, 192.0 * GIB, (12.981, 5.608), _LS),
     _instance("trn1.2xlarge", TRAINIUM, 1, (8, 32), prices=(1.34, 0.512)),
     _instance("trn1.32xlarge", TRAINIUM, 16, (128, 512), _TORUS, 384 * GIGA, (21.50, 8.197), _LS),
-    _instance("trn1n.32xlarge", TRAINIUM, 16, (128, 512), _TORUS, 768 * GIGA, sources=_LS),
+    _instance("trn1n.32xlarge", TRAINIUM, 16, (128, 512), _TORUS, 768 * GIGA, (24.78, None), _TRN1N),
     _instance("trn2.3xlarge", TRAINIUM2, 1, None, prices=(2.235, None), sources=_TRN2_SMALL),
     _instance("trn2.48xlarge", TRAINIUM2, 16, (192, 2048), _TORUS, 1024 * GIGA, sources=_LS),
     _instance("trn2u.48xlarge", TRAINIUM2, 16, (192, 2048), _TORUS, 1024 * GIGA, sources=_LS),
+    *(
+        _instance(f"{family}.3xlarge", TRAINIUM3, 1, None, sources=_TRN3_SMALL)
+        for family in ("trn3pd98", "trn3sn", "trn3s-es", "trn3sn-es")
+    ),
+    *(
+        _instance(f"{family}.48xlarge", TRAINIUM3, 16, None, Topology.SWITCH, 256 * GIGA, sources=_TRN3)
+        for family in ("trn3", "trn3sn", "trn3s-es", "trn3sn-es", "trn3p")
+    ),
 )
+
+UNDESCRIBED = {
+    "trn3e.24xlarge": f"the Neuron driver knows it ({DRIVER}), and how many chips it has is not published"
+}
+"""Sizes that exist and cannot be emulated, and why."""
 
 
 def instance(name: str) -> Instance:
@@ -231,5 +320,7 @@ def instance(name: str) -> Instance:
     known = {i.name: i for i in INSTANCES}
     if name in known:
         return known[name]
+    if name in UNDESCRIBED:
+        raise UserError(f"--instance {name}: {UNDESCRIBED[name]}; give another size", "instance")
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or list(known)
     raise UserError(f"--instance: unknown instance {name!r}; did you mean {', '.join(near)}?", "instance")

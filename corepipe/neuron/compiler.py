@@ -352,8 +352,8 @@ def _describe_core(program: Program) -> dict[str, object]:
         "stage": program.stage,
         "rank": program.rank,
         "layers": [program.layers.start, program.layers.stop - 1],
-        "heads": max(layout.heads for layout in program.head_layouts),
-        "kv_heads": max(layout.kv_heads for layout in program.head_layouts),
+        "heads": max((layout.heads for layout in program.head_layouts), default=0),
+        "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),
     }

@@ -63,14 +63,19 @@ IDEAL = Constants(1.0, 0.0, 1.0, 0.0, inf, 0.0)
 """The data sheet: with these the model is a plain roofline (Williams et al. 2009)."""
 
 
+STAND_INS = {"v4": "v3"}
+"""Generations of which nothing measured was published, and the one whose constants stand for theirs."""
+
+
 @cache
 def shipped() -> Mapping[str, Constants]:
     """The constants of each generation of cores, by `Core.version`."""
-    return {
+    fitted_ones = {
         version: parse(values)
         for version, values in json.loads(FILE.read_text()).items()
         if version != "provenance"
     }
+    return fitted_ones | {version: fitted_ones[other] for version, other in STAND_INS.items()}
 
 
 def provenance() -> dict[str, Any]:

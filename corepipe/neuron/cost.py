@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,10 @@ from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import ENGINES, Instance
-from corepipe.neuron.ops import Op, Receive
+from corepipe.neuron.native_plugin import takes_flash
+from corepipe.neuron.ops import CrossAttention, Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile, Sampling
+from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
 from corepipe.neuron.step import StepShape
@@ -88,10 +89,15 @@ class CostModel:
         self._batch = batch
         self._programs = programs
         self._longest = longest or programs[0].max_positions
+        self._padding = _with_its_kernel(profile, programs, self._longest)
         self._outputs = programs[-1].outputs
+        self._keeps = any(op.state is not None for program in programs for op in program.ops)
+        self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
+        self._source = _source_width(programs[0]) if profile.sends_source else 0
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
+        self._scales = (profile.prompt_scale, profile.decode_scale)
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -100,11 +106,21 @@ class CostModel:
         other._use(constants)
         return other
 
-    def with_batch(self, batch: int | None) -> CostModel:
-        """The same deployment with decode graphs for other batches: far quicker than a new CostModel."""
+    def with_scales(self, prompt: float, decode: float) -> CostModel:
+        """The same whose steps with prompts, and others, take so many times as long, copies included."""
+        other = copy(self)
+        other._scales, other._graphs = (prompt, decode), {}
+        other.lone = other if self.lone is self else self.lone.with_scales(prompt, decode)
+        return other
+
+    def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
+        """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
+        the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
         other = copy(self)
         other._batch = batch
-        other.lone = other if self.lone is self else self.lone.with_batch(batch)
+        if chunk is not None:
+            other._padding = replace(self._padding, chunk=chunk)
+        other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
         return other
 
     def _use(self, constants: Constants) -> None:
@@ -125,11 +141,12 @@ class CostModel:
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
-        return pad(shape, self.profile, self._longest, self._batch)
+        return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
-        return self._tables[core].seconds(self.padded(shape))
+        padded = self.padded(shape)
+        return self._tables[core].seconds(padded) * self._scales[padded.decodes]
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
@@ -146,7 +163,7 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
-        return [max(known[table] for table in tables) for tables in self._distinct]
+        return [self._scales[shape.decodes] * max(known[t] for t in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
@@ -157,7 +174,8 @@ class CostModel:
             for table in tables:
                 if table not in known:
                     known[table] = table.decode_seconds(running, contexts)
-        return np.stack([np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct])
+        slowest = (np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct)
+        return self._scales[True] * np.stack(list(slowest))
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
@@ -174,11 +192,29 @@ class CostModel:
         logits = self.padded(shape).logit_rows * width
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
+    def input_seconds(self, shape: StepShape) -> float:
+        """Time to copy a step's inputs to the device: images, and where the profile says so the encoder's
+        result for a step that decodes; the ids of tokens take none."""
+        if not self._given and not self._source:
+            return 0.0
+        elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
+        if self._source and shape.decodes:
+            elements += self.padded(shape).sequences * self._longest * self._source
+        size = elements * self._programs[0].format.compute.bytes
+        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
+
     def output_seconds(self, shape: StepShape) -> float:
-        """Time to copy to the host what a model returns that is run once over its input."""
-        returned = self._outputs[0].value
-        size = returned.width * self._programs[-1].format.compute.bytes
-        return shape.rows_of(returned.rows.number) * size / HOST_LINK_BYTES_PER_SECOND
+        """Time to copy to the host what a model returns that is run once over its input: the first output,
+        and others of its kind."""
+        kind = self._outputs[0].kind
+        returned = [output.value for output in self._outputs if output.kind is kind]
+        elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
+        size = elements * self._programs[-1].format.compute.bytes
+        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
+
+    def result_seconds(self, shape: StepShape) -> float:
+        """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
+        return 0.0 if self._keeps else self.output_seconds(shape)
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
@@ -197,7 +233,8 @@ class CostModel:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
         firsts = self._tables[:: self.tensor]
-        known = {table: (table.seconds(padded), table.totals(padded)) for table in dict.fromkeys(firsts)}
+        scale = self._scales[padded.decodes]
+        known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}
         return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
@@ -226,16 +263,16 @@ class CostModel:
             sharing = sharing_of(share * matrices, others)
             key = (program.stage, sharing, share)
             if key not in known:
-                known[key] = core_rates(
+                own = core_rates(
                     instance,
                     program.format,
                     range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
-                    expands_kv=self.profile.expands_kv,
-                    gathers_kv=self.profile.gathers_kv,
+                    attention=self.profile.attention,
                 )
+                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel)
             rates.append(known[key])
         return rates
 
@@ -269,6 +306,23 @@ class CostModel:
         return slowest
 
 
+def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longest: int) -> RuntimeProfile:
+    """The profile with plain attention, where its flash kernel does not take the model's heads."""
+    if profile.prefill_buckets is not Buckets.CHUNKS:
+        return profile
+    layouts = {layout for program in programs for layout in program.head_layouts}
+    if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
+        return profile
+    return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
+
+
+def _source_width(program: Program) -> int:
+    """Of what an encoder gives for each token of the source; 0 where there is none."""
+    reads = (op.k for op in program.ops if isinstance(op, CrossAttention))
+    makers = {op.out: op for op in program.ops}
+    return next((value.width for key in reads for value in makers[key].values()), 0)
+
+
 def _matrix_bytes(programs: Sequence[Program]) -> list[int]:
     """Bytes of the matrices of each Program."""
     known: dict[int, int] = {}
@@ -287,7 +341,7 @@ def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int)
         if isinstance(op, Receive):
             way = link(instance, (first + op.peer, first + program.core), rate.memory)
             fixed = max(fixed, way.seconds)
-            row += op.out.width * program.format.compute.bytes / way.bytes_per_second
+            row += op.out.width * op.out.rows.each * program.format.compute.bytes / way.bytes_per_second
     return _Transfer(fixed, row)
 
 

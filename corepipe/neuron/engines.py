@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -48,11 +49,12 @@ class OpCost:
     rows: number of the row set.  tensor: seconds a row, of `min_rows` rows at least.  vector, scalar,
     collectives, dma: (fixed, a row).
     ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
+    split: ranks that share the rows of a prefill.
     """
 
     rows: int
     tensor: float = 0.0
-    min_rows: int = 0
+    min_rows: float = 0
     vector: tuple[float, float] = (0.0, 0.0)
     scalar: tuple[float, float] = (0.0, 0.0)
     dma: tuple[float, float] = (0.0, 0.0)
@@ -62,11 +64,14 @@ class OpCost:
     read: tuple[float, float] = (0.0, 0.0)
     written: float = 0.0
     flops: float = 0.0
+    split: int = 1
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
         if not rows:
             return NOTHING
+        if self.split > 1 and not shape.decodes:
+            rows = -(-rows // self.split)
         return Engines(
             tensor=self.tensor * max(rows, self.min_rows),
             vector=max(self.vector[0], self.vector[1] * rows),
@@ -89,6 +94,9 @@ class AttentionCost:
     tensor: seconds a key attended by one row of one key/value head's queries, of which there are `group`, and
     of `min_rows` at least.  vector, scalar: seconds a key attended.  traffic: seconds a context token.
     write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
+    spilled: seconds a key attended, of prompts whose scores are more than the `held` keys that on-chip memory
+    has room for, and the bytes (`spilled_bytes`) that go out to memory and come back.  scattered: seconds a
+    row of several prompts in one step, instead of `write`.
     """
 
     rows: int
@@ -105,6 +113,10 @@ class AttentionCost:
     queued: float
     token_bytes: int
     flops: float
+    held: float = inf
+    spilled: float = 0.0
+    spilled_bytes: tuple[float, float] = (0.0, 0.0)
+    scattered: float = 0.0
 
     def engines(self, shape: StepShape) -> Engines:
         rows = shape.rows_of(self.rows)
@@ -114,14 +126,17 @@ class AttentionCost:
         attended = self.attended(rows, shape)
         kept = rows if self.causal else 0
         old = max(0, seen - rows)
+        prompts = not shape.decodes
+        out = attended if prompts and attended > self.held else 0
+        write = self.scattered if prompts and shape.sequences > 1 else self.write
         return Engines(
             tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
             vector=self.vector * attended,
             scalar=self.scalar * attended,
-            dma=self.queued * shape.sequences + (self.traffic * old + self.write * kept),
+            dma=self.queued * shape.sequences + (self.traffic * old + write * kept) + self.spilled * out,
             start=self.start,
-            read=float(self.token_bytes * old),
-            written=float(self.token_bytes * kept),
+            read=float(self.token_bytes * old) + self.spilled_bytes[1] * out,
+            written=float(self.token_bytes * kept) + self.spilled_bytes[0] * out,
             flops=self.flops * attended,
         )
 

@@ -95,7 +95,7 @@ class NativeCore:
             self.buffer(step.q),
             self.buffer(step.k),
             self.buffer(op.v),
-            self.buffer(op.out),
+            self.buffer(step.out),
             *self.caches[op.layer],
             op.heads.heads,
             op.scale,

@@ -31,14 +31,26 @@ class DType(StrEnum):
     FP8_E4M3 = "fp8_e4m3"
     FP8_E5M2 = "fp8_e5m2"
     INT8 = "int8"
+    MXFP8 = "mxfp8"
+    MXFP4 = "mxfp4"
 
     @property
     def bytes(self) -> int:
-        """Storage size of one element, in bytes."""
+        """Storage size of one element, in bytes.  Raises KeyError for a microscaling format."""
         return _ELEMENT_BYTES[self.value]
+
+    def stored(self, elements: int) -> int:
+        """Bytes of so many elements; a microscaling format has a scale of 8 bits for each MX_GROUP."""
+        if self not in _MX_BITS:
+            return elements * self.bytes
+        return -(-elements * _MX_BITS[self] // 8) + -(-elements // MX_GROUP)
 
 
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+_MX_BITS = {DType.MXFP8: 8, DType.MXFP4: 4}
+
+MX_GROUP = 32
+"""Elements that share a scale (nki/guides/architecture/trainium3_arch.rst; OCP Microscaling Formats 1.0)."""
 
 
 INT8_GROUP = 64
@@ -70,6 +82,17 @@ FORMATS: dict[str, Format] = {
         Format("int8-weights", DType.INT8, DType.BF16, DType.BF16),
     )
 }
+"""Formats that executors compute."""
+
+TIMED_FORMATS: dict[str, Format] = FORMATS | {
+    f.name: f
+    for f in (
+        Format("fp8", DType.FP8_E4M3, DType.FP8_E4M3, DType.BF16),
+        Format("mxfp8", DType.MXFP8, DType.MXFP8, DType.BF16),
+        Format("mxfp4", DType.MXFP4, DType.MXFP8, DType.BF16),  # widened to MXFP8: fewer bytes, no more FLOPs
+    )
+}
+"""Formats that the cost model times: those, and what only devices compute."""
 
 
 class Function(StrEnum):
@@ -161,10 +184,14 @@ def fixed(name: str, width: int) -> Axis:
 
 
 class RowSet(NamedTuple):
-    """A set of rows of a step; `StepShape.counts` says at its number how many there are."""
+    """A set of rows of a step; `StepShape.counts` says at its number how many there are, `each` times.
+
+    each: rows for one that is counted: an image has so many pixels.
+    """
 
     number: int
     name: str
+    each: int = 1
 
 
 TOKENS = RowSet(0, "tokens")
@@ -173,6 +200,11 @@ WANTED = RowSet(1, "logits")
 """One row a token whose result is wanted."""
 SOURCE = RowSet(2, "source")
 """One row a token of an encoder-decoder's source; none in the steps that decode."""
+
+
+def pixels(height: int, width: int) -> RowSet:
+    """One row a pixel of an image, or of a map as large: a step counts images where others count tokens."""
+    return RowSet(TOKENS.number, f"{height}x{width}", height * width)
 
 
 class Value(NamedTuple):
@@ -213,7 +245,7 @@ def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DT
     elements = prod(shape)
     match role:
         case WeightRole.MATRIX:
-            kept = {fmt.weights: elements * fmt.weights.bytes}
+            kept = {fmt.weights: fmt.weights.stored(elements)}
             if fmt.weights is DType.INT8:
                 kept[DType.FP32] = elements // shape[-1] * DType.FP32.bytes
             return kept
@@ -261,6 +293,7 @@ class InputKind(StrEnum):
     TOKENS = "tokens"  # ids in the vocabulary
     TYPES = "types"  # BERT's first or second text of a pair
     PATCHES = "patches"  # parts of an image, all channels
+    PIXELS = "pixels"  # of an image, all channels
 
 
 class Input(NamedTuple):
@@ -276,6 +309,7 @@ class OutputKind(StrEnum):
     LOGITS = "logits"  # over the vocabulary
     VECTOR = "vector"  # one a sequence or an image
     HIDDEN = "hidden"  # the last hidden state
+    MAP = "map"  # one a pixel
 
 
 class Output(NamedTuple):
@@ -319,7 +353,7 @@ class Graph:
     def attention_heads(self) -> int:
         """Query heads of the Op that has fewest: tensor parallelism has no more ranks."""
         layouts = (op.head_layout for op in self.ops)
-        return min(layout.heads for layout in layouts if layout is not None)
+        return min((layout.heads for layout in layouts if layout is not None), default=1)
 
     @property
     def is_decoder(self) -> bool:

@@ -38,26 +38,33 @@ class Sourced:
 class TensorEngine(Sourced):
     """The systolic array.  `peak` holds the formats that the chip lists, in operations a second.
 
-    `min_rows`: an instruction over fewer rows takes as long as over this many.
+    `min_rows`: an instruction over fewer rows takes as long as over this many.  `contraction`: elements of
+    the inner dimension that a tile takes at once, of formats for which that is more than the array's rows.
     """
 
     peak: Mapping[DType, float]
     min_rows: int
     array: tuple[int, int] | None
     clock_hz: float | None
+    contraction: Mapping[DType, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Sourced):
-    """VectorE or ScalarE: `lanes` bf16 elements a cycle."""
+    """VectorE or ScalarE: `lanes` bf16 elements a cycle; exp_lanes: exponentials (None: none)."""
 
     name: str
     lanes: int
     clock_hz: float
+    exp_lanes: int | None = None
 
     @property
     def elements_per_second(self) -> float:
         return self.lanes * self.clock_hz
+
+    @property
+    def exponentials_per_second(self) -> float:
+        return (self.exp_lanes or 0) * self.clock_hz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,8 @@ class Chip(Sourced):
     """One Neuron device.  Its memory lies in `banks` of equal size and bandwidth.
 
     Consecutive cores share a bank evenly: on inf1 all four share one, on inf2 each core has its own.
+    hop_seconds None: not published, and nothing is added for it.  hypothetical: why times on it must not be
+    taken for predictions; empty for chips whose kind was measured.
     """
 
     name: str
@@ -91,9 +100,10 @@ class Chip(Sourced):
     memory_bytes: int
     memory_bytes_per_second: float
     banks: int
-    hop_seconds: float
+    hop_seconds: float | None
     weight_only_int8: bool
     default_lnc: int = 1
+    hypothetical: str = ""
 
 
 class Topology(StrEnum):
@@ -103,6 +113,7 @@ class Topology(StrEnum):
     CHAIN = "chain"
     RING = "ring"
     TORUS_4X4 = "4x4 torus"
+    SWITCH = "switch"
 
 
 class Support(StrEnum):
@@ -157,6 +168,16 @@ class Instance(Sourced):
         return self.chip.memory_bytes_per_second / self.chip.banks
 
     @property
+    def hypothetical(self) -> str:
+        """Why figures of it are hypothetical; empty where they are not."""
+        return self.chip.hypothetical
+
+    @property
+    def standing(self) -> str:
+        """What figures of it are, in a word or two."""
+        return "emulated, hypothetical" if self.hypothetical else "emulated"
+
+    @property
     def price_per_hour(self) -> float | None:
         """On-demand price; reserved where no other is documented."""
         return self.reserved_per_hour if self.on_demand_per_hour is None else self.on_demand_per_hour
@@ -184,6 +205,8 @@ class Instance(Sourced):
                 row, column = divmod(chip, 4)
                 across = (row * 4 + (column - 1) % 4, row * 4 + (column + 1) % 4)
                 return (chip - 4) % 16, across[0], (chip + 4) % 16, across[1]
+            case Topology.SWITCH:
+                return tuple(range(self.chips))
 
     def hops(self, a: int, b: int) -> int:
         """Links on the shortest way from chip `a` to chip `b`."""
@@ -207,8 +230,9 @@ class Instance(Sourced):
         return self.lnc * peaks.get(dtype, peaks[DType.BF16] / passes)
 
     def support(self, fmt: Format) -> Support:
-        """Whether the chip lists the format; int8 weights with bf16 arithmetic are the stack's offer."""
-        if fmt.weights is not fmt.activations:
+        """Whether the chip lists the format; int8 weights with bf16 arithmetic are the stack's offer, and
+        MXFP4 weights are widened as they are multiplied."""
+        if fmt.weights is not fmt.activations and fmt.weights is not DType.MXFP4:
             native = self.chip.weight_only_int8
         else:
             native = fmt.weights in self.chip.core.tensor.peak
@@ -220,3 +244,8 @@ class Instance(Sourced):
             allowed = " or ".join(map(str, sorted({1, self.chip.default_lnc})))
             raise UserError(f"{self.name} has {allowed} physical cores in a logical one, not {lnc}", "lnc")
         return replace(self, lnc=lnc)
+
+
+def hypothetical(instance: Instance) -> dict[str, str]:
+    """What documents with figures of the instance say of them, where they are hypothetical; else nothing."""
+    return {"hypothetical": instance.hypothetical} if instance.hypothetical else {}

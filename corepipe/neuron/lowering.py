@@ -7,7 +7,7 @@ never sees this; it reads the Program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from corepipe.neuron.graph import RopeSpec, Value
@@ -23,6 +23,7 @@ from corepipe.neuron.ops import (
     RMSNorm,
     Rope,
     Scale,
+    SelectRows,
 )
 
 
@@ -60,7 +61,10 @@ class FusedLinear:
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Attention with the per-head norms and rotations of its queries and keys."""
+    """Attention with the per-head norms and rotations of its queries and keys.
+
+    `wanted` says of which rows there are queries and results, where not of all.
+    """
 
     op: Attention
     q: Value
@@ -68,6 +72,11 @@ class FusedAttention:
     rope: RopeSpec | None = None
     q_norm: RMSNorm | None = None
     k_norm: RMSNorm | None = None
+    wanted: SelectRows | None = None
+
+    @property
+    def out(self) -> Value:
+        return self.op.out if self.wanted is None else self.wanted.out
 
     @property
     def reads(self) -> tuple[Value, ...]:
@@ -75,7 +84,7 @@ class FusedAttention:
 
     @property
     def writes(self) -> tuple[Value, ...]:
-        return (self.op.out,)
+        return (self.out,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ def lower(ops: tuple[Op, ...]) -> list[Step]:
         absorbed.update(id(part) for part in parts)
         if step is not None:
             steps.append(step)
-    return steps
+    return _select_early(steps)
 
 
 def _fuse(op: Op, uses: _Uses, absorbed: set[int]) -> tuple[Step | None, list[Op]]:
@@ -260,6 +269,46 @@ def _fuse_attention(op: Attention, uses: _Uses) -> FusedAttention:
 def _head_norm(rope: Rope, uses: _Uses) -> RMSNorm | None:
     maker = uses.maker.get(rope.x.id)
     return maker if isinstance(maker, RMSNorm) and _feeds_attention(maker, uses) else None
+
+
+def _select_early(steps: list[Step]) -> list[Step]:
+    """Of an attention of which wanted rows alone are read no others are computed, nor their queries.
+
+    That is the last one: what its queries are made of is selected there, too, but later.
+    """
+    ops = [step.op for step in steps if isinstance(step, Plain)]
+    selections = {op.x.id: op for op in ops if isinstance(op, SelectRows)}
+    makers = {value.id: step for step in steps for value in step.writes}
+    readers = Counter(value.id for step in steps for value in step.reads)
+    for attention in [step for step in steps if isinstance(step, FusedAttention)]:
+        wanted, linear = selections.get(attention.op.out.id), makers[attention.q.id]
+        if wanted is None or not isinstance(linear, FusedLinear) or linear.out is not None:
+            continue
+        early = selections.get(linear.x.id)
+        if early is not None and readers[attention.op.out.id] == readers[attention.q.id] == 1:
+            steps = list(_with_wanted_queries(steps, attention, linear, early, wanted))
+    return steps
+
+
+def _with_wanted_queries(
+    steps: Sequence[Step],
+    attention: FusedAttention,
+    linear: FusedLinear,
+    early: SelectRows,
+    wanted: SelectRows,
+) -> Iterator[Step]:
+    """The steps with the attention's queries made of `early`'s rows; keys and values of all as before."""
+    made = tuple(op for op in linear.linears if op.out == attention.q)
+    others = tuple(op for op in linear.linears if op.out != attention.q)
+    queries = replace(linear, x=early.out, linears=made)
+    instead: dict[int, Sequence[Step]] = {
+        id(linear): [replace(linear, linears=others)] if others else [],
+        id(attention): [Plain(early), queries, replace(attention, wanted=wanted)],
+    }
+    for step in steps:
+        moved = isinstance(step, Plain) and (step.op is early or step.op is wanted)
+        if not moved:
+            yield from instead.get(id(step), [step])
 
 
 def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from corepipe.neuron.hardware import GIB, Instance
+from corepipe.neuron.hardware import GIB, Instance, hypothetical
 
 NOT_EMULATED = "-"
 """Stands where a real instance shows PCI addresses, CPUs and NUMA nodes."""
@@ -38,10 +38,12 @@ def as_json(instance: Instance) -> str:
 
 
 def _title(instance: Instance) -> tuple[str, ...]:
-    title = (f"instance-type: {instance.name} (emulated)", "instance-id: emulated")
-    if instance.chip.default_lnc == 1:
-        return title
-    return (*title, f"logical-neuroncore-config: {instance.lnc}")
+    title = [f"instance-type: {instance.name} ({instance.standing})", "instance-id: emulated"]
+    if instance.hypothetical:
+        title.append(f"hypothetical: {instance.hypothetical}")
+    if instance.chip.default_lnc > 1:
+        title.append(f"logical-neuroncore-config: {instance.lnc}")
+    return tuple(title)
 
 
 def _line(cells: tuple[str, ...], widths: list[int], align: str) -> str:
@@ -77,4 +79,5 @@ def _device(instance: Instance, chip: int) -> dict[str, object]:
         "neuroncore_ids": list(_core_ids(instance, chip)),
         "neuron_processes": [],
         "emulated": True,
+        **hypothetical(instance),
     }

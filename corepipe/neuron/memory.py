@@ -14,6 +14,7 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
 from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
+from corepipe.neuron.native_plugin import KvBudget
 from corepipe.neuron.ops.collectives import Transfer
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
@@ -24,13 +25,15 @@ Compile = Callable[[Placement], Sequence[Program]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks."""
+    """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks, and so
+    does the software's `kv_budget`, if it has one."""
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
     max_blocks: int
+    kv_budget: KvBudget | None = None
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -75,7 +78,7 @@ def plan_memory(
     """
     cores = measure(programs, limits)
     if placement.cores <= instance.cores:
-        blocks = blocks_that_fit(cores, placement.data, instance)
+        blocks = blocks_that_fit(cores, placement.data, instance, limits.kv_budget)
         if blocks >= limits.blocks_per_sequence:
             return MemoryPlan(min(blocks, limits.max_blocks), cores)
     advice = _advice(programs, placement, limits, recompile)
@@ -122,14 +125,21 @@ class Footprint:
         return CoreMemory(self.weights, self.token * limits.block_size, alive + 2 * moved)
 
 
-def blocks_that_fit(cores: Sequence[CoreMemory], data: int, instance: Instance) -> int:
+def blocks_that_fit(
+    cores: Sequence[CoreMemory], data: int, instance: Instance, budget: KvBudget | None = None
+) -> int:
     """KV blocks that each of `data` replicas can have; negative where even weights and buffers do not fit."""
-    fixed, growing = Counter[int](), Counter[int]()
+    fixed, weights, growing = Counter[int](), Counter[int](), Counter[int]()
     for i in range(len(cores) * data):
         core, bank = cores[i % len(cores)], instance.bank_of(i)
         fixed[bank] += core.weights + core.buffers
+        weights[bank] += core.weights
         growing[bank] += core.block
-    return min((instance.bank_bytes - fixed[bank]) // max(1, growing[bank]) for bank in fixed)
+    size = instance.bank_bytes
+    left = {bank: size - used for bank, used in fixed.items()}
+    if budget is not None:
+        left = {bank: min(room, budget.bytes(size, weights[bank])) for bank, room in left.items()}
+    return min(left[bank] // max(1, growing[bank]) for bank in left)
 
 
 def _alive(program: Program) -> Iterator[tuple[int, int]]:
@@ -150,7 +160,7 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
 
 def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
     """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
-    size = value.width * program.format.compute.bytes
+    size = value.width * value.rows.each * program.format.compute.bytes
     return (size, 0) if value.rows == WANTED else (0, size)
 
 
@@ -168,10 +178,12 @@ def _advice(
         except UserError:  # the model cannot be cut so: not a candidate
             return None
 
-    for instance in sorted(INSTANCES, key=lambda i: (i.price_per_hour or inf, i.cores)):
+    budget = limits.kv_budget
+    for instance in sorted(INSTANCES, key=lambda i: (bool(i.hypothetical), i.price_per_hour or inf, i.cores)):
         for candidate in _candidates(placement, instance):
             cores = measured(candidate)
-            if cores and blocks_that_fit(cores, candidate.data, instance) >= limits.blocks_per_sequence:
+            fitting = blocks_that_fit(cores, candidate.data, instance, budget) if cores else 0
+            if fitting >= limits.blocks_per_sequence:
                 return f"use {flags(instance, candidate)}"
     return "no instance of the catalogue holds it so: use fewer bytes a weight (--dtype) or more cores"
 
@@ -197,7 +209,7 @@ def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str
 def _too_little_memory(
     cores: Sequence[CoreMemory], placement: Placement, instance: Instance, limits: Limits, advice: str
 ) -> str:
-    fits = blocks_that_fit(cores, placement.data, instance) * limits.block_size
+    fits = blocks_that_fit(cores, placement.data, instance, limits.kv_budget) * limits.block_size
     shorter = f", or --max-model-len {fits}" if fits > 1 else ""
     head = f"the deployment does not fit the memory of {instance.name}; {advice}{shorter}"
     return "\n".join((head, "", *_table(cores, placement.data, instance, limits)))

@@ -26,6 +26,7 @@ from corepipe.neuron.memory import Limits, blocks_that_fit, measure
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 from corepipe.neuron.rounds import Rounds
+from corepipe.neuron.step import StepShape
 
 Mode = Literal["latency", "throughput", "auto"]
 
@@ -47,17 +48,22 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A placement with its predicted time per token alone, and its tokens a second when busy."""
+    """A placement with its predicted time per token alone, and its tokens a second when busy.
+
+    counts: what stands for tokens, of a model that is run once over its input.
+    """
 
     placement: Placement
     seconds_per_token: float
     tokens_per_second: float
+    counts: str = "token"
 
     def __str__(self) -> str:
         place = self.placement
         degrees = f"pipeline {place.pipeline}, tensor {place.tensor}, data {place.data}"
         milliseconds = self.seconds_per_token * 1e3
-        return f"{degrees} ({milliseconds:.2f} ms a token, {self.tokens_per_second:.0f} tokens/s)"
+        rate = f"{self.tokens_per_second:.0f} {self.counts}s/s"
+        return f"{degrees} ({milliseconds:.2f} ms a {self.counts}, {rate})"
 
 
 def resolve(
@@ -181,7 +187,7 @@ class _Chooser:
         for shape in shapes:
             if shape.cores <= self._instance.cores and self._holds_weights(shape):
                 cores = measure(self._programs(shape), self._limits)
-                blocks = blocks_that_fit(cores, shape.data, self._instance)
+                blocks = blocks_that_fit(cores, shape.data, self._instance, self._profile.kv_budget)
                 if blocks >= self._limits.blocks_per_sequence:
                     yield self._estimate(shape)
 
@@ -197,6 +203,10 @@ class _Chooser:
         """All seats taken, in the micro-batches that suit the pipeline, for the tokens a second."""
         sequences = self._limits.max_num_seqs
         cost = CostModel(self._programs(shape), self._instance, self._profile, shape.data, batch=sequences)
+        if not self._graph.causal:
+            whole = [(0, self._graph.max_positions)]
+            one, all_ = (cost.latency(StepShape.of(whole * n, n)) for n in (1, sequences))
+            return Estimate(shape, one, shape.data * sequences / all_, "request")
         rounds = Rounds(cost, self._profile)
         context = min(CONTEXT, self._limits.max_model_len // 2)
         alone, full = rounds.best(1, context), rounds.best(sequences, context)

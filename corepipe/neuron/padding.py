@@ -8,44 +8,54 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from corepipe.neuron import native_plugin
 from corepipe.neuron.profiles import AttentionKernel, Buckets, RuntimeProfile
 from corepipe.neuron.step import StepShape
 
 
-def pad(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None) -> StepShape:
-    """The step that runs for a batch.  `longest`: tokens of a sequence; `batch`: sequences of the graph."""
+def pad(
+    shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None, lnc: int = 1
+) -> StepShape:
+    """The step that runs for a batch.  `longest`: tokens of a sequence; `batch`: sequences of the graph;
+    `lnc`: physical cores of a core."""
     if not shape.sequences:
         return shape
     if shape.decodes:
         running, context = _decode(shape.sequences, shape.kv_tokens, profile, longest, batch)
         if context is None and running == shape.sequences:
             return shape
-        tokens = shape.kv_tokens if context is None else running * context
+        tokens = shape.kv_tokens * profile.beams if context is None else running * context
         return StepShape((running, running, *shape.counts[2:]), running, tokens, tokens)
-    return _prefill(shape, profile, longest)
+    if profile.prefill_buckets is Buckets.CHUNKS:
+        chunk = profile.chunk or longest
+        whole = profile.attention.kernel_of(chunk, lnc) is not AttentionKernel.CAUSAL
+        return native_plugin.prefill(shape, longest, chunk, square=whole)
+    return _prefill(shape, profile, longest, lnc)
 
 
 def _decode(
     sequences: int, kv_tokens: int, profile: RuntimeProfile, longest: int, batch: int | None
 ) -> tuple[int, int | None]:
     """Sequences that run, and the context of each; None: as it is."""
-    running = max(sequences, batch or 0) if profile.pads_batch else sequences
+    running = (max(sequences, batch or 0) if profile.pads_batch else sequences) * profile.beams
+    if profile.batch_powers:
+        running = native_plugin.decode_batch(sequences, batch)
     if profile.decode_buckets is Buckets.EXACT:
         return running, None
     return running, profile.decode_buckets.pad(-(-kv_tokens // sequences), longest)
 
 
-def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int) -> StepShape:
+def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int, lnc: int) -> StepShape:
     """Each sequence's rows padded to a bucket, its context to that and what was there before."""
-    exact = profile.prefill_buckets is Buckets.EXACT
-    if exact and profile.attention is AttentionKernel.CAUSAL:
-        return shape
     sequences = shape.sequences
     rows = profile.prefill_buckets.pad(-(-shape.rows // sequences), longest)
+    causal = profile.attention.kernel_of(rows, lnc) is AttentionKernel.CAUSAL
+    if causal and profile.prefill_buckets is Buckets.EXACT:
+        return shape
     before = max(0, -(-shape.kv_tokens // sequences) - -(-shape.rows // sequences))
     context = rows + before
     square = rows * context
-    masked = rows * (rows - 1) // 2 if profile.attention is AttentionKernel.CAUSAL else 0
+    masked = rows * (rows - 1) // 2 if causal else 0
     return StepShape(
         (sequences * rows, *shape.counts[1:]),
         sequences,
@@ -64,7 +74,7 @@ def pad_contexts(
     """Sequences and tokens of context that decode steps run with: what `pad` gives for each."""
     running, context = _decode(sequences, sequences, profile, longest, batch)
     if context is None:
-        return running, kv_tokens
+        return running, kv_tokens * profile.beams
     means = -(-kv_tokens // sequences)
     return running, running * _pad_each(means, profile.decode_buckets, longest)
 

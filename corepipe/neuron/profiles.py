@@ -15,9 +15,13 @@ from types import MappingProxyType
 
 from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants, as_json, parse, shipped
+from corepipe.neuron.native_plugin import DEFAULT_CHUNK, KvBudget
 
 SMALLEST_BUCKET = 128
 """Of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
+
+HALVED_FROM = 64
+"""The smallest of transformers-neuronx's prompt buckets, each half of a bucket for tokens (bucket.py)."""
 
 
 class Buckets(StrEnum):
@@ -25,7 +29,9 @@ class Buckets(StrEnum):
 
     EXACT = "any length"
     POWERS = "powers of two"
+    HALVES = "halves of powers of two"
     SINGLE = "the longest sequence"
+    CHUNKS = "one chunk, or powers of two where prompts are computed whole"
 
     def pad(self, length: int, longest: int) -> int:
         """The bucket of `length` tokens, where sequences have up to `longest`."""
@@ -34,16 +40,57 @@ class Buckets(StrEnum):
                 return length
             case Buckets.SINGLE:
                 return max(length, longest)
-            case Buckets.POWERS:
-                power = 1 << max(length - 1, SMALLEST_BUCKET - 1).bit_length()
+            case Buckets.CHUNKS:
+                raise ValueError("how prompts are cut is not known here: see native_plugin.prefill")
+            case Buckets.POWERS | Buckets.HALVES:
+                smallest = SMALLEST_BUCKET if self is Buckets.POWERS else HALVED_FROM
+                power = 1 << max(length - 1, smallest - 1).bit_length()
                 return max(length, min(power, longest))
 
 
 class AttentionKernel(StrEnum):
-    """Which scores a prefill computes: all of the square, or those that the causal mask leaves."""
+    """How a prompt's scores are computed.
 
+    All of the square, each step of the softmax an operation of its own; all of it in one kernel; or in one
+    that leaves out what the causal mask hides.
+    """
+
+    SEPARATE = "separate"
     SQUARE = "square"
     CAUSAL = "causal"
+
+
+NEVER = 1 << 40
+"""The shortest prompt of a kernel that is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStyle:
+    """How a software stack runs attention, whatever the model.
+
+    kernel: of prompts in shorter buckets than causal_from, which has the shortest one that a causal kernel
+    takes, on cores of one physical core and of two.  expands_kv: where keys and values are copied to more
+    ranks than there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and values
+    are read token by token, as slots for continuous batching lie in memory, not in one piece.
+    masks_window: a window is a mask: what it hides is kept, read and computed like all else.
+    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that keys and values of one of
+    several prompts are elements that lie apart.
+    rewrites_kv: a step of a beam search picks its beams' keys and values, appends to them, and writes all of
+    them back.  fuses_rope: queries and keys are rotated within the kernel.
+    """
+
+    kernel: AttentionKernel = AttentionKernel.SQUARE
+    causal_from: tuple[int, int] = (0, 0)
+    expands_kv: bool = False
+    gathers_kv: bool = True
+    masks_window: bool = False
+    batch_innermost: bool = False
+    rewrites_kv: bool = False
+    fuses_rope: bool = False
+
+    def kernel_of(self, bucket: int, lnc: int) -> AttentionKernel:
+        """The kernel that prompts of a bucket run in."""
+        return AttentionKernel.CAUSAL if bucket >= self.causal_from[lnc - 1] else self.kernel
 
 
 class Sampling(StrEnum):
@@ -60,12 +107,20 @@ class RuntimeProfile:
     host_seconds: of the host for each step, one step after the other.  host_seconds_per_logit: of the host's
     sampling, for each logit.  prefill_buckets, decode_buckets: rows of a prompt, and context of a decode
     step, padded.  pads_batch: decode steps run all sequences that the graph was compiled for.
-    batched_prefill: a batch's prompts run in one step.  expands_kv: where keys and values are copied to
-    more ranks than there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and
-    values are read token by token, as slots for continuous batching lie in memory, not in one piece.
-    policy: the scheduler's.  asynchronous: the host works on the next step while the device runs this one.
+    batched_prefill: a batch's prompts run in one step.  attention: how it attends.  policy: the scheduler's.
+    asynchronous: the host works on the next step while the device runs this one.
+    change_seconds: of the host for a step whose sequences are not those of the step before, instead of
+    host_seconds (None: the same).  batch_powers: with pads_batch, the batch is padded to a power of two.
+    chunk: tokens of a prefill step where nothing else is said (None: prompts as they come).
+    sequence_parallel: ranks share the rows of a prefill between its collectives.  kv_budget: what of a core's
+    memory keys and values get (None: all that is left).
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
+    beams: sequences that an encoder-decoder generates for each one.  sends_source: with each step the host
+    sends the encoder's result for each beam.
     constants: by generation of cores, instead of the shipped ones.
+    prompt_scale, decode_scale: what steps with prompts, and others, of the model that a fit measured take
+    beside what is predicted.  refines: the profile that it was before
+    a fit.  narrowed: by kind of figure, the share of its interval's width that a fit leaves.
     """
 
     name: str
@@ -76,14 +131,28 @@ class RuntimeProfile:
     decode_buckets: Buckets = Buckets.EXACT
     pads_batch: bool = False
     batched_prefill: bool = False
-    attention: AttentionKernel = AttentionKernel.CAUSAL
-    expands_kv: bool = False
-    gathers_kv: bool = True
+    attention: AttentionStyle = AttentionStyle()
     sampling: Sampling = Sampling.DEVICE
     policy: str = "segregated"
     asynchronous: bool = False
     workers: int = 1
+    change_seconds: float | None = None
+    batch_powers: bool = False
+    chunk: int | None = None
+    sequence_parallel: bool = False
+    kv_budget: KvBudget | None = None
+    beams: int = 1
+    sends_source: bool = False
     constants: tuple[tuple[str, Constants], ...] = ()
+    prompt_scale: float = 1.0
+    decode_scale: float = 1.0
+    refines: str = ""
+    narrowed: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def stack(self) -> str:
+        """The name of the software: of the profile that a fit refined."""
+        return self.refines or self.name
 
     def constants_of(self, version: str) -> Constants:
         """The constants for cores of `version`."""
@@ -94,7 +163,19 @@ _ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step
 _EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
 _BUCKETS = "libraries/nxd-inference/developer_guides/ (bucketing, ctx_batch_size, on_device_sampling_config)"
 _PIPELINE = "about-neuron/arch/neuron-features/neuroncore-pipeline.rst"
+_BEAMS = (
+    "src/examples/pytorch/neuronx_distributed/t5-inference/ (t5_models.py, wrapper.py: num_beams, aliases)"
+)
 _TNX = "libraries/transformers-neuronx/ (n_positions, GQA.REPLICATED_HEADS, logits to the host)"
+_TNX_SAMPLES = (
+    "aws-neuron-samples torch-neuronx/transformers-neuronx/inference (attention_layout BSH and fuse_qkv "
+    "since the samples of SDK 2.18.1, HSB before)"
+)
+_TNX_PLAIN = "aws-neuron/transformers-neuronx at 7a30b42, llama/hlo.py, mistral/hlo.py"
+_TNX_FLASH = "aws-neuron/transformers-neuronx at c8d6bdc, llama/hlo.py (a flash kernel from buckets of 4096)"
+_NXDI_KERNEL = (
+    "neuronx-distributed-inference modules/attention/attention_base.py, releases for SDK 2.22 to 2.28"
+)
 
 _IDEAL = RuntimeProfile(
     name="ideal", host_seconds=0.0, policy="mixed", source="no host, no buckets: what the cores alone take"
@@ -102,15 +183,15 @@ _IDEAL = RuntimeProfile(
 _TRANSFORMERS_NEURONX = RuntimeProfile(
     name="transformers-neuronx",
     host_seconds=28e-6,
-    prefill_buckets=Buckets.POWERS,
+    prefill_buckets=Buckets.HALVES,
     decode_buckets=Buckets.POWERS,
     pads_batch=True,
     batched_prefill=True,
-    attention=AttentionKernel.SQUARE,
-    expands_kv=True,
-    gathers_kv=False,
+    attention=AttentionStyle(
+        causal_from=(NEVER, NEVER), expands_kv=True, gathers_kv=False, masks_window=True
+    ),
     sampling=Sampling.HOST,
-    source=f"{_TNX}; {_EMPTY}",
+    source=f"{_TNX}; {_TNX_SAMPLES}; {_EMPTY}",
 )
 _NXDI = RuntimeProfile(
     name="nxdi",
@@ -118,7 +199,8 @@ _NXDI = RuntimeProfile(
     prefill_buckets=Buckets.POWERS,
     decode_buckets=Buckets.POWERS,
     pads_batch=True,
-    source=f"{_BUCKETS}; {_ASYNC_GAP}",
+    attention=AttentionStyle(causal_from=(4096, 256)),
+    source=f"{_BUCKETS}; {_NXDI_KERNEL}; {_ASYNC_GAP}",
 )
 _ALL = (
     _IDEAL,
@@ -127,12 +209,25 @@ _ALL = (
     _TRANSFORMERS_NEURONX,
     replace(
         _TRANSFORMERS_NEURONX,
+        name="transformers-neuronx-hsb",
+        attention=replace(
+            _TRANSFORMERS_NEURONX.attention, kernel=AttentionKernel.SEPARATE, batch_innermost=True
+        ),
+        source=f"{_TNX}; {_TNX_SAMPLES}; {_TNX_PLAIN}; {_EMPTY}",
+    ),
+    replace(
+        _TRANSFORMERS_NEURONX,
+        name="transformers-neuronx-flash",
+        attention=replace(_TRANSFORMERS_NEURONX.attention, causal_from=(4096, 4096)),
+        source=f"{_TNX}; {_TNX_FLASH}; {_EMPTY}",
+    ),
+    replace(
+        _TRANSFORMERS_NEURONX,
         name="optimum-tnx",
         prefill_buckets=Buckets.SINGLE,
         decode_buckets=Buckets.SINGLE,
         batched_prefill=False,
-        attention=AttentionKernel.CAUSAL,
-        gathers_kv=True,
+        attention=AttentionStyle(expands_kv=True, masks_window=True),
         source=f"optimum-neuron's exports (n_positions = [sequence_length], continuous batching); {_TNX}",
     ),
     _NXDI,
@@ -158,6 +253,23 @@ _ALL = (
         source=f"{_BUCKETS}; optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 "
         "sequences where sampling on the device takes 24.5",
     ),
+    RuntimeProfile(
+        name="vllm-neuron-native",
+        host_seconds=28e-6,
+        change_seconds=437e-6,
+        asynchronous=True,
+        prefill_buckets=Buckets.CHUNKS,
+        chunk=DEFAULT_CHUNK,
+        decode_buckets=Buckets.SINGLE,
+        pads_batch=True,
+        batch_powers=True,
+        attention=AttentionStyle(fuses_rope=True),
+        sequence_parallel=True,
+        kv_budget=KvBudget(),
+        source=f"vllm-neuron/docs/ (neuron-scheduler.md, prefix-caching.md, reference-configuration.md, "
+        f"padding-batching-block-kv.md, determine_available_memory_design.md, tensor_parallelism.md); "
+        f"{_ASYNC_GAP}, where a batch changes; {_EMPTY}",
+    ),
     replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),
     replace(
         _IDEAL,
@@ -165,6 +277,17 @@ _ALL = (
         host_seconds=28e-6,
         workers=2,
         source=f"NeuronPerf with workers_per_model 2: about-neuron/benchmarks/ (inline notes); {_EMPTY}",
+    ),
+    replace(
+        _IDEAL,
+        name="beam-search",
+        host_seconds=437e-6,
+        decode_buckets=Buckets.SINGLE,
+        policy="segregated",
+        attention=AttentionStyle(gathers_kv=False, rewrites_kv=True),
+        beams=4,
+        sends_source=True,
+        source=f"{_BEAMS}; {_ASYNC_GAP}",
     ),
     replace(_IDEAL, name="neuroncore-pipeline", host_seconds=28e-6, source=f"{_PIPELINE}; {_EMPTY}"),
 )
@@ -193,8 +316,37 @@ def _read(path: Path) -> RuntimeProfile:
     constants = tuple((str(version), parse(v)) for version, v in sorted(values["constants"].items()))
     if unknown := {version for version, _ in constants} - set(shipped()):
         raise ValueError(f"unknown generation of cores {', '.join(sorted(unknown))}")
-    base = PROFILES[values["base"]]
-    return replace(base, name=str(values["name"]), source=str(values["source"]), constants=constants)
+    base, scales = PROFILES[values["base"]], values.get("scales", {})
+    return replace(
+        base,
+        name=str(values["name"]),
+        source=str(values["source"]),
+        constants=constants,
+        prompt_scale=_scale(scales.get("prompt", 1.0)),
+        decode_scale=_scale(scales.get("decode", 1.0)),
+        refines=base.name,
+        narrowed=tuple((str(kind), _share(share)) for kind, share in values.get("narrowed", {}).items()),
+    )
+
+
+MOST_SCALE = 10.0
+"""Beyond it, either way, a fit did not measure what was predicted."""
+
+
+def _scale(value: object) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 1 / MOST_SCALE <= value <= MOST_SCALE
+    ):
+        raise ValueError(f"a scale must be between {1 / MOST_SCALE:g} and {MOST_SCALE:g}, not {value!r:.40}")
+    return float(value)
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"a width's share must be above 0 and up to 1, not {value!r:.40}")
+    return float(value)
 
 
 def as_text(profile: RuntimeProfile, base: str, about: Mapping[str, object]) -> str:
@@ -205,6 +357,8 @@ def as_text(profile: RuntimeProfile, base: str, about: Mapping[str, object]) -> 
         "base": base,
         "source": profile.source,
         "constants": constants,
+        "scales": {"prompt": profile.prompt_scale, "decode": profile.decode_scale},
+        "narrowed": dict(profile.narrowed),
         "fit": about,
     }
     return json.dumps(record, indent=1) + "\n"

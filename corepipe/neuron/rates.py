@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from corepipe.neuron.constants import IDEAL, Constants
 from corepipe.neuron.graph import DType, Format
 from corepipe.neuron.hardware import Instance, Topology
+from corepipe.neuron.profiles import AttentionStyle
+
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
 
 MIN_CYCLES = 64
 """Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
+
+PLAIN = AttentionStyle()
+"""One causal kernel for all lengths, and a copy of keys and values that lies token by token."""
 
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
@@ -29,11 +36,12 @@ class Link:
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
-    `array`: whether matrices are cut into 128 x 128 tiles.  `read_share`: of the matrices, what a step reads
-    from memory; the rest stays on chip.
-    `group` joins the `degree` tensor ranks.  `expands_kv`: attention reads a copy of a
-    key/value head for each query head, where tensor parallelism copies heads; `gathers_kv`: in pieces of one
-    token.
+    `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
+    a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
+    an image's largest map stays, or a prompt's scores (inf: not published).
+    `group` joins the `degree` tensor ranks.  `style`: how the software runs attention.
+    `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
     matmul: float
@@ -51,8 +59,11 @@ class CoreRates:
     descriptor: float = 0.0
     exchange: float = 0.0
     ring: float = 0.0
-    expands_kv: bool = False
-    gathers_kv: bool = True
+    style: AttentionStyle = PLAIN
+    on_chip: float = inf
+    contraction: int = TILE
+    exponentials: float = 0.0
+    sequence_parallel: bool = False
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -74,8 +85,7 @@ def core_rates(
     sharing: float,
     read_share: float,
     constants: Constants = IDEAL,
-    expands_kv: bool = False,
-    gathers_kv: bool = True,
+    attention: AttentionStyle = PLAIN,
 ) -> CoreRates:
     """Speeds of a core of the tensor group `group` (core numbers in the instance).
 
@@ -103,9 +113,11 @@ def core_rates(
         descriptor=constants.descriptor_bytes,
         exchange=constants.collective_seconds,
         ring=ring_steps(instance, group)
-        * (instance.chip.hop_seconds + STEP_STARTS * constants.start_seconds),
-        expands_kv=expands_kv,
-        gathers_kv=gathers_kv,
+        * ((instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds),
+        style=attention,
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
+        contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
+        exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )
 
 
@@ -122,8 +134,12 @@ def sharing_of(reads: float, others: Iterable[float]) -> float:
 
 
 def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+    """A rank's part of the links, and then what it takes to add what has come and to hand it on.
+
+    One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
+    """
     way = link(instance, group, memory)
-    return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
+    return Link(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
 
 
 def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
@@ -134,7 +150,7 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
     by_chip = [instance.chip_of(core) for core in cores]
     chips = sorted(set(by_chip))
     hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
-    seconds = hops * instance.chip.hop_seconds
+    seconds = hops * (instance.chip.hop_seconds or 0.0)
     if len(chips) == 1 or instance.link_bytes_per_second is None:
         return Link(seconds, on_chip)
     crowd = max(by_chip.count(chip) for chip in chips)

@@ -10,9 +10,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.engines import AttentionCost, Cost, Engines
+from corepipe.neuron.engines import AttentionCost, Cost, Engines, OpCost
 from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.ops.base import Op
+from corepipe.neuron.profiles import AttentionStyle
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, Link
 from corepipe.neuron.step import StepShape
@@ -75,6 +76,9 @@ PROBE = CoreRates(
     descriptor=31.0,
     exchange=37e-6,
     ring=41e-6,
+    contraction=43,
+    style=AttentionStyle(fuses_rope=True),
+    sequence_parallel=True,
 )
 """A core that no chip has: for telling Ops apart by what they cost."""
 
@@ -86,6 +90,7 @@ class Table:
         self.costs = costs
         self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
         self._plain = {c: n for c, n in costs.items() if not isinstance(c, AttentionCost)}
+        self._splits = any(isinstance(cost, OpCost) and cost.split > 1 for cost in costs)
         self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, shape: StepShape) -> float:
@@ -96,10 +101,11 @@ class Table:
 
     def plain_seconds(self, shape: StepShape) -> float:
         """Of the Ops whose time depends on the rows alone."""
-        found = self._known.get(shape.counts)
+        key = (*shape.counts, shape.decodes) if self._splits else shape.counts
+        found = self._known.get(key)
         if found is None:
             found = sum(count * cost.engines(shape).seconds for cost, count in self._plain.items())
-            self._known[shape.counts] = found
+            self._known[key] = found
         return found
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

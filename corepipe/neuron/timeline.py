@@ -69,10 +69,12 @@ class Timeline:
         self._hand_over_seconds = 0.0
         self._work_until = 0.0
         self._work_seconds = 0.0
+        self._decoding = 0
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
-        self._host_free = max(self._host_free, now) + self._profile.host_seconds
+        host = self._host_seconds(shape)
+        self._host_free = max(self._host_free, now) + host
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         stages: list[tuple[float, float]] = []
@@ -86,8 +88,8 @@ class Timeline:
             stages.append((start, arrives))
         starts_at = stages[0][0]
         self._count_work(starts_at, arrives)
-        accepts_at = max(self._host_free, self._free[0] - self._profile.host_seconds)
-        ready_at = arrives + self._cost.sampling_seconds(shape)
+        accepts_at = max(self._host_free, self._free[0] - host)
+        ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
     def repeat(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float, until: float) -> Repeated:
@@ -96,9 +98,10 @@ class Timeline:
 
         The same as `submit` for each, to the last bit: the sums are taken in the same order.
         """
-        host = self._profile.host_seconds
-        drawn = self._cost.sampling_seconds(StepShape.decode(sequences, 1))
-        terms = np.full((len(kv_tokens), 3), (host, 0.0, drawn))
+        step = StepShape.decode(sequences, 1)
+        first, host = self._host_seconds(step), self._host_seconds(step)
+        terms = np.full((len(kv_tokens), 3), (host, 0.0, self._cost.sampling_seconds(step)))
+        terms[0, 0] = first
         terms[:, 1] = self._decoded(sequences, kv_tokens)
         moments = np.add.accumulate(np.concatenate([[now], terms.ravel()]))
         count = int(np.searchsorted(moments[:-1:3], until, side="right"))
@@ -111,12 +114,24 @@ class Timeline:
         self._overlap.seconds = _added(self._overlap.seconds, worked)
         self._work_seconds = _added(self._work_seconds, worked)
         self._work_until = end
-        accepts_at = max(self._host_free, end - host)
+        accepts_at = max(self._host_free, end - (host if count > 1 else first))
         timing = Timing(
             float(submitted[-1]), self._host_free, accepts_at, float(ready[-1]), ((self._host_free, end),),
             self._cost.tensor,
         )  # fmt: skip
         return Repeated(submitted, starts, ready, timing)
+
+    def _host_seconds(self, shape: StepShape) -> float:
+        """Of the host for the next batch, before the device has all of it: more where its sequences are not
+        those of the one before.
+
+        As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
+        """
+        before, self._decoding = self._decoding, shape.sequences if shape.decodes else 0
+        sent, changed = self._cost.input_seconds(shape), self._profile.change_seconds
+        if changed is None or before == self._decoding != 0:
+            return self._profile.host_seconds + sent
+        return changed + sent
 
     def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
         """Seconds of each step; of all where they are padded to one graph."""

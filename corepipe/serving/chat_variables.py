@@ -1,4 +1,4 @@
-"""`chat_template_kwargs`, the variables that clients give to a chat template: checked, for HTTP and `LLM`."""
+"""What clients tell a chat template beside the messages, checked: for HTTP and `LLM` alike."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MOST_VALUES = 4_096
 """In all of them, at any depth."""
 DEEPEST = 16
 
+_VALUES = (str, int, float, Mapping, list, tuple, type(None))
+
 RESERVED = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
@@ -22,6 +24,20 @@ RESERVED = frozenset(
     }
 )
 """What a template has by these names is not the client's, or has a field of its own."""
+
+
+def begins_turn(asked: bool | None, continues: bool) -> bool:
+    """Whether a prompt ends where the assistant begins to speak; None: unless it `continues` a message.
+
+    Raises UserError where both are wanted.
+    """
+    if asked and continues:
+        raise UserError(
+            "continue_final_message goes on with the last message, and add_generation_prompt begins another: "
+            "one of them is possible.",
+            "continue_final_message",
+        )
+    return not continues if asked is None else asked
 
 
 def checked_variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +62,9 @@ def _check_values(level: list[Any]) -> None:
         rest -= len(level)
         if rest < 0:
             raise UserError(f"{FIELD} holds more than {MOST_VALUES} values", FIELD)
+        for one in level:
+            if not isinstance(one, _VALUES):
+                raise UserError(f"{FIELD} holds {shown(repr(one))}, which JSON has not", FIELD)
         if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
             raise UserError(f"{FIELD} holds an integer of more than 64 bits", FIELD)
         level = [inner for one in level for inner in _inside(one)]

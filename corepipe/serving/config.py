@@ -17,7 +17,8 @@ from corepipe.serving.keys import digest_of
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
-FormatName = Literal["fp32", "bf16", "int8", "int8-weights"]
+FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "fp8", "mxfp8", "mxfp4"]
+"""The last three are timed, and computed by devices alone: who serves in them is refused."""
 ReplayElse = Literal["refuse", "compute", "record"]
 ReplayPace = Literal["none", "recorded"]
 
@@ -102,8 +103,8 @@ class ServerConfig(_Config):
     reasoning_parser: str = "auto"
     verify: bool = False
     record: Path | None = None
+    replay: Path | None = None
     record_redact: Path | None = None
-    replay: Path | None = Field(default=None, validate_default=True)
     replay_else: ReplayElse = Field(default="refuse", validate_default=True)
     replay_pace: ReplayPace = Field(default="none", validate_default=True)
     otlp_traces_endpoint: str | None = None
@@ -129,9 +130,14 @@ class ServerConfig(_Config):
     def _records_or_replays(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
         if folder is not None and info.data.get("record") is not None:
             raise ValueError("--record asks for everything anew; --replay-else record adds what is missing")
-        if folder is None and info.data.get("record") is None and info.data.get("record_redact") is not None:
-            raise ValueError("--record-redact has no effect without this, or --record")
         return folder
+
+    @field_validator("record_redact")
+    @classmethod
+    def _is_of_a_recording(cls, rules: Path | None, info: ValidationInfo) -> Path | None:
+        if rules is not None and info.data.get("record") is None and info.data.get("replay") is None:
+            raise ValueError("has no effect without --record or --replay")
+        return rules
 
     @field_validator("replay_else", "replay_pace")
     @classmethod

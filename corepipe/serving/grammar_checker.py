@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from time import perf_counter
 
 import msgspec
@@ -41,6 +42,15 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A constraint that is being checked, or waits for its turn, as long as somebody waits for it."""
+
+    work: Future[tuple[Verdict, bool]]
+    task: asyncio.Task[Verdict]
+    waiting: int = 0
+
+
 class GrammarChecker:
     """Its processes start when they are first needed, and again after one was ended."""
 
@@ -49,7 +59,7 @@ class GrammarChecker:
         self._threads = ThreadPoolExecutor(PROCESSES, "grammars")
         self._own = threading.local()
         self._known = _Known(MOST_KNOWN, MOST_BYTES)
-        self._pending: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._pending: dict[bytes, _Pending] = {}
         self._sandboxes: set[Sandbox] = set()
 
     async def check(self, constraint: Constraint) -> Verdict:
@@ -57,12 +67,17 @@ class GrammarChecker:
         key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (known := self._known.get(key)) is not None:
             return known
-        task = self._pending.get(key)
-        if task is None:
-            task = self._pending[key] = asyncio.ensure_future(self._found(key, constraint))
-            task.add_done_callback(lambda _: self._pending.pop(key, None))
-        async with asyncio.timeout(WAIT_SECONDS):
-            return await asyncio.shield(task)  # which others may wait for, too
+        pending = self._pending.get(key) or self._begin(key, constraint)
+        pending.waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                return await asyncio.shield(pending.task)  # which others may wait for, too
+        finally:
+            pending.waiting -= 1
+            if (
+                not pending.waiting and pending.work.cancel()
+            ):  # its turn has not come: others need not wait for it
+                self._forget(key, pending)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -70,9 +85,19 @@ class GrammarChecker:
         for sandbox in list(self._sandboxes):
             sandbox.close()
 
-    async def _found(self, key: bytes, constraint: Constraint) -> Verdict:
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, constraint)
-        verdict, lasting = await work
+    def _begin(self, key: bytes, constraint: Constraint) -> _Pending:
+        work = self._threads.submit(self._ask, constraint)
+        pending = _Pending(work, asyncio.ensure_future(self._found(key, work)))
+        pending.task.add_done_callback(lambda _: self._forget(key, pending))
+        self._pending[key] = pending
+        return pending
+
+    def _forget(self, key: bytes, pending: _Pending) -> None:
+        if self._pending.get(key) is pending:
+            del self._pending[key]
+
+    async def _found(self, key: bytes, work: Future[tuple[Verdict, bool]]) -> Verdict:
+        verdict, lasting = await asyncio.wrap_future(work)
         if lasting:
             self._known.put(key, verdict)
         return verdict

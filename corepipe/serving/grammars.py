@@ -70,10 +70,10 @@ def grammar_of(constraint: Constraint) -> str:
     return _BUILDERS[constraint.kind](constraint)
 
 
-def schema_in(grammar: str) -> schemas.Schema:
-    """The schema, as it was narrowed, in the grammar that was made of one."""
-    (only,) = json.loads(grammar)["grammars"]
-    return {key: value for key, value in only["json_schema"].items() if key != "x-guidance"}
+def schema_of(grammar: str) -> schemas.Schema:
+    """The schema of a grammar that was made of one, narrowed."""
+    found: schemas.Schema = json.loads(grammar)["grammars"][0]["json_schema"]
+    return found
 
 
 def _library() -> ModuleType:

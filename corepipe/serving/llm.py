@@ -8,30 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeGuard
+from typing import Any
 
 from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.bans import require_some, spelled
-from corepipe.serving.chat_variables import checked_variables
+from corepipe.serving.chat_variables import begins_turn, checked_variables
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.grammars import grammar_of, schema_in
+from corepipe.serving.grammars import grammar_of
+from corepipe.serving.llm_prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
-from corepipe.serving.parsing.choose import AUTO, choose
-from corepipe.serving.parsing.forcing import answer_grammar, schemas_of
-from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
-from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tools import Offer, offered_by
+from corepipe.serving.parsing.choose import AUTO
+from corepipe.serving.parsing.tools import offered_by
 from corepipe.serving.parts import (
     Call,
     Said,
@@ -42,11 +39,6 @@ from corepipe.serving.parts import (
     joined_text,
 )
 from corepipe.serving.text_answer import TextAnswer
-
-Prompt = str | list[int]
-"""Text, or token ids."""
-Conversation = Sequence[Mapping[str, object]]
-"""Messages of a chat: {"role": ..., "content": ...}."""
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -84,15 +76,6 @@ class RequestOutput:
     reasoning: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A prompt, and how its answer is read."""
-
-    prompt: Prompt
-    reading: Reading | None = None
-    offer: Offer | None = None
-
-
 class LLM:
     """A model, loaded and ready; use it in a `with` statement, or `close` it.
 
@@ -113,23 +96,19 @@ class LLM:
             path = str(model) if isinstance(model, Path) else model
             config = validated(EngineConfig, {"model": path, **options})
             tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
-            parsers = (tool_call_parser, reasoning_parser)
-            choose(tokenizer, *parsers)  # before anything is loaded
-            self._open(assemble(config, lambda _what, _done: None), tokenizer, parsers)
+            chats = ChatPrompts(tokenizer, (tool_call_parser, reasoning_parser))
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, chats)
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
         """Takes a deployment over that is loaded already."""
         llm = cls.__new__(cls)
-        llm._open(deployment, tokenizer)
+        llm._open(deployment, tokenizer, ChatPrompts(tokenizer))
         return llm
 
-    def _open(
-        self, deployment: Deployment, tokenizer: Tokenizer, parsers: tuple[str, str] = (AUTO, AUTO)
-    ) -> None:
+    def _open(self, deployment: Deployment, tokenizer: Tokenizer, chats: ChatPrompts) -> None:
         self._tokenizer = tokenizer
-        self._parsers = parsers
-        self._dialect = choose(tokenizer, *parsers)
+        self._chats = chats
         self._driver = Driver(deployment)
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
@@ -147,16 +126,17 @@ class LLM:
         overflow, and after `close`.
         """
         self._check_open()
-        return self._answers([_Asked(prompt) for prompt in _listed(prompts)], params)
+        return self._answers([Asked(prompt) for prompt in listed(prompts)], params)
 
     def _answers(
-        self, listed: Sequence[_Asked], params: SamplingParams | Sequence[SamplingParams] | None
+        self, asked: Sequence[Asked], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
-        each = _for_each(SamplingParams() if params is None else params, len(listed))
+        each = _for_each(SamplingParams() if params is None else params, len(asked))
         with _options_for_flags():
             grammars = _grammars(each)
             sequences = [
-                self._sequence(asked, one, grammars[id(one)]) for asked, one in zip(listed, each, strict=True)
+                self._sequence(prompt, one, grammars[id(one)])
+                for prompt, one in zip(asked, each, strict=True)
             ]
             try:
                 self._run(deque(sequences))
@@ -187,34 +167,15 @@ class LLM:
         chat_template_kwargs: variables for the template.
         """
         self._check_open()
-        tokenizer, dialect = self._tokenizer, self._dialect
-        if chat_template is not None:
-            tokenizer = tokenizer.with_chat_template(chat_template)
-            dialect = choose(tokenizer, *self._parsers)
-        if continue_final_message and add_generation_prompt:
-            raise UserError(
-                "continue_final_message goes on with the last message, and add_generation_prompt begins "
-                "another: give one of them",
-                "continue_final_message",
-            )
+        chats = self._chats if chat_template is None else self._chats.with_template(chat_template)
+        rendering = Rendering(
+            begins_turn(add_generation_prompt, continue_final_message),
+            continue_final_message,
+            checked_variables(chat_template_kwargs or {}),
+            allow_special_tokens_in_text,
+        )
         offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
-        check_callable(dialect, offer)
-        asked_for = schemas_of(dialect.calls, offer, constrained=_any_constrained(params))
-        schemas = {name: schema_in(grammar_of(one)) for name, one in asked_for}
-        narrowed = None if offer is None else offer.narrowed(schemas)
-        begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        given = checked_variables(chat_template_kwargs or {})
-
-        def asked(messages: Conversation) -> _Asked:
-            turns, told = template_input(messages, offer, dialect)
-            render = tokenizer.apply_chat_template if allow_special_tokens_in_text else tokenizer.render_chat
-            text = render(turns, begins, continue_final_message, **{**given, **told})
-            encode = tokenizer.encode if allow_special_tokens_in_text else tokenizer.encode_chat
-            prompt = encode(text, add_special_tokens=False)
-            tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-            return _Asked(prompt, reading_of(dialect, offer, tail), narrowed)
-
-        return self._answers([asked(turns) for turns in _conversations(messages)], params)
+        return self._answers(chats.asked(messages, rendering, offer), params)
 
     def close(self) -> None:
         """Frees the model; once is enough."""
@@ -257,9 +218,8 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, asked: _Asked, params: SamplingParams, grammar: str) -> _Sequence:
-        prompt = asked.prompt
-        grammar = answer_grammar(asked.reading, asked.offer, self._tokenizer.added_tokens, grammar)
+    def _sequence(self, asked: Asked, params: SamplingParams, wanted: str) -> _Sequence:
+        prompt, grammar = asked.prompt, asked.grammar(self._tokenizer.added_tokens, wanted)
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         number, self._numbers = self._numbers, self._numbers + 1
@@ -331,60 +291,16 @@ class _Sequence:
         )
 
 
-def _listed(prompts: object) -> list[Prompt]:
-    """A single prompt as a list of one.  Raises UserError for what is no prompt."""
-    if isinstance(prompts, str) or _are_ids(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if not _several(prompts) or not all(
-        isinstance(one, str) or one == [] or _are_ids(one) for one in prompts
-    ):
-        raise UserError(
-            f"prompts must be a text, a list of token ids, or a list of these, not {shown(repr(prompts))}",
-            "prompts",
-        )
-    return list(prompts)
-
-
-def _several(values: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(values, Sequence) and not isinstance(values, str | bytes)
-
-
-def _are_ids(prompt: object) -> bool:
-    return (
-        _several(prompt)
-        and bool(prompt)
-        and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt)
-    )
-
-
-def _conversations(messages: object) -> list[Conversation]:
-    """A single conversation as a list of one.  Raises UserError for what is none."""
-    if _several(messages):
-        listed = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        if all(_several(turns) and all(isinstance(turn, Mapping) for turn in turns) for turns in listed):
-            return listed
-    raise UserError(
-        'messages must be a list of {"role": ..., "content": ...}, or several, '
-        f"not {shown(repr(messages))}",
-        "messages",
-    )
-
-
 def _for_each(params: object, count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
-    if not _several(params) or not all(isinstance(one, SamplingParams) for one in params):
+    if not several(params) or not all(isinstance(one, SamplingParams) for one in params):
         raise UserError(
             f"params must be SamplingParams, or a list of them, not {shown(repr(params))}", "params"
         )
     if len(params) != count:
         raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
-
-
-def _any_constrained(params: object) -> bool:
-    each = params if _several(params) else [params]
-    return any(isinstance(one, SamplingParams) and one.structured_outputs is not None for one in each)
 
 
 def _grammars(params: Sequence[SamplingParams]) -> dict[int, str]:

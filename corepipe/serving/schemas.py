@@ -85,7 +85,8 @@ def check(document: Schema) -> list[Place]:
 
     Raises SchemaError for the first thing that cannot be honoured.
     """
-    _check_depth(document)
+    if deeper_than(MAX_DEPTH, document):
+        raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
     if "x-guidance" in document:  # llguidance's own, by which it could be told to ignore keywords
         raise SchemaError((), "'x-guidance' is not permitted", unsupported=True)
     places = list(reachable(document))
@@ -95,18 +96,15 @@ def check(document: Schema) -> list[Place]:
     return places
 
 
-def _check_depth(document: object) -> None:
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [inner for one in level for inner in _inner(one)]
-        if not level:
-            return
-    raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
-
-
-def _inner(value: object) -> Iterator[object]:
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    yield from (one for one in values if isinstance(one, dict | list))
+def deeper_than(most: int, value: object) -> bool:
+    """Whether a JSON value has more objects and lists inside each other."""
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        nested = [one for one in level if isinstance(one, dict | list)]
+        if not nested:
+            return False
+        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def reachable(document: Schema) -> Iterator[Place]:
@@ -156,7 +154,7 @@ def _place(path: Path, value: object) -> Iterator[Place]:
 
 
 def referred(document: Schema, place: Place) -> Iterator[Place]:
-    """Where a $ref leads; one to an anchor is llguidance's to follow."""
+    """Where a $ref leads.  Raises SchemaError for one that leads nowhere, or out of the document."""
     reference = place.schema.get("$ref")
     if reference is None:
         return
@@ -165,16 +163,16 @@ def referred(document: Schema, place: Place) -> Iterator[Place]:
         raise SchemaError(path, "a $ref must be a text")
     if not reference.startswith("#"):
         raise SchemaError(path, "a $ref to another document is not permitted", unsupported=True)
-    if reference != "#" and not reference.startswith("#/"):
-        return
-    target, way = _resolved(document, reference)
+    target, way = resolved(document, reference)
     if target is None:
         raise SchemaError(path, "it leads to nothing in this schema")
     yield from _place(way, target)
 
 
-def _resolved(document: Schema, reference: str) -> tuple[object, Path]:
-    """What a JSON pointer leads to, or None; and the way."""
+def resolved(document: Mapping[str, Any], reference: str) -> tuple[object, Path]:
+    """What a $ref within a document leads to, or None; and the way: a JSON pointer, or an anchor's name."""
+    if reference != "#" and not reference.startswith("#/"):
+        return _anchored(document, unquote(reference.removeprefix("#")))
     steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:]]
     found: object = document
     for step in steps:
@@ -185,6 +183,19 @@ def _resolved(document: Schema, reference: str) -> tuple[object, Path]:
         else:
             return None, ()
     return found, tuple(steps)
+
+
+def _anchored(document: Mapping[str, Any], name: str) -> tuple[object, Path]:
+    waiting: list[tuple[Path, object]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict) and value.get("$anchor") == name:
+            return value, path
+        inner = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        waiting += [((*path, str(key)), one) for key, one in inner]
+    return None, ()
 
 
 def _check_keywords(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from corepipe.cli.app import app
 from tests.servers import PATIENCE_SECONDS, TINY, command, run
 
 
+@functools.cache
 def named(group: Any = None, before: str = "") -> dict[str, Any]:
     """Every command by its name; `cache ls` with its group's."""
     found: dict[str, Any] = {}

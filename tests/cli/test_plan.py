@@ -245,3 +245,28 @@ def test_it_can_be_read_where_there_is_no_utf_8(model: str) -> None:
     shown = subprocess.run(command, capture_output=True, env=environment, check=False)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.decode("ascii").startswith("1 x inf2.xlarge")
+
+
+def test_a_plan_whose_intervals_all_overlap_says_so_instead_of_choosing(model: str) -> None:
+    wanted = ("--instance", "inf2.xlarge", "--instance", "inf2.8xlarge", "--dtype", "bf16", "--ttft", "100ms")
+    sure = ("--confidence", "0.9", "--next-measurement")
+    shown = run("plan", model, *ASKED, *wanted, *sure)
+    document = json.loads(run("plan", model, *ASKED, *wanted, *sure, "--json").stdout)
+    confidence = document["confidence"]
+    assert confidence["ranked_by_it"] is True
+    assert (
+        document["next_measurement"] is None
+        or "corepipe bench" in document["next_measurement"]["commands"][0]
+    )
+    assert confidence["undecided"] is (document["choice"] is None)
+    assert shown.returncode == (4 if confidence["undecided"] else 0)
+    assert ("Nothing is chosen" in shown.stdout) is confidence["undecided"]
+
+
+def test_a_choice_has_the_interval_of_each_figure(model: str) -> None:
+    found = json.loads(run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--json").stdout)["choice"]
+    known = found["intervals"]
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_second"):
+        low, high = known[name]
+        assert low < found["predicted"][name] < high
+    assert known["price_per_hour"][0] < found["price_per_hour"] < known["price_per_hour"][1]

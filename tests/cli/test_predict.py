@@ -35,7 +35,7 @@ def file(tmp_path):
     with path.open("w", newline="") as out:
         writer = csv.DictWriter(out, list(ROW))
         writer.writeheader()
-        writer.writerows([ROW, ROW | {"batch_size": "16", "value": "20"}, ROW | {"task": "cnn"}])
+        writer.writerows([ROW, ROW | {"batch_size": "16", "value": "20"}, ROW | {"task": "guessing"}])
     return path
 
 
@@ -51,9 +51,10 @@ def test_predict_writes_the_same_rows(file, tmp_path):
     with out.open(newline="") as read:
         rows = list(csv.DictReader(read))
     assert {name: rows[0][name] for name in ROW} == ROW
-    assert list(rows[0]) == [*ROW, "predicted", "reason"]
+    assert list(rows[0]) == [*ROW, "predicted", "low", "high", "reason"]
     assert 5 < float(rows[0]["predicted"]) < float(rows[1]["predicted"]) < 50
-    assert (rows[2]["predicted"], rows[2]["reason"]) == ("", "convolutional networks are not modelled")
+    assert rows[2]["predicted"] == ""
+    assert rows[2]["reason"].startswith("no runtime profile is known for the task 'guessing'")
     again = tmp_path / "again.csv"
     run("predict", out, "-o", again)
     assert again.read_text() == out.read_text()
@@ -70,6 +71,11 @@ def test_validate_scores_cell_by_cell(file):
     assert (cell["metric"], cell["profile"], cell["n"]) == ("tpot", "nxdi", 2)
     assert 0 <= cell["median"] < cell["roofline_median"]
     assert document["cross_validation"]
+    assert document["left_out"]["decisions"]["apart"]["pairs"] > 100
+    every, decode = document["intervals"]["coverage"]
+    assert (every["runs"], decode["kind"], decode["runs"]) == (2, "decode", 2)
+    apart, overlapping = (document["intervals"]["decisions"][name] for name in ("apart", "overlapping"))
+    assert apart["pairs"] + overlapping["pairs"] == 1
 
 
 def test_fit_writes_a_profile_that_commands_take(file, tmp_path):
@@ -93,3 +99,49 @@ def test_what_is_wrong_is_said(file, tmp_path):
     ):
         result = CliRunner().invoke(app, [str(arg) for arg in args])
         assert isinstance(result.exception, UserError)
+
+
+VLLM = {
+    "model_id": "llama-3.1-8b",
+    "request_rate": "inf",
+    "max_concurrency": 4,
+    "completed": 40,
+    "num_prompts": 40,
+    "total_input_tokens": 20480,
+    "total_output_tokens": 2560,
+    "request_throughput": 3.0,
+    "output_throughput": 192.0,
+    "median_ttft_ms": 150.0,
+    "median_tpot_ms": 17.0,
+    "mean_itl_ms": 17.0,
+    "mean_e2el_ms": 1300.0,
+}
+
+
+def test_fit_takes_a_load_test_and_narrows_its_intervals(tmp_path):
+    result, profile = tmp_path / "vllm.json", tmp_path / "mine.json"
+    result.write_text(json.dumps(VLLM))
+    deployed = ("--instance", "inf2.48xlarge", "--tensor", "8", "--max-num-seqs", "4")
+    shown = run("fit", result, "-o", profile, "--profile", "optimum-nxdi", *deployed)
+    assert "90 % sure" in shown
+    assert "first token, under load" in shown
+    written = json.loads(profile.read_text())
+    assert written["base"] == "optimum-nxdi"
+    assert all(0 < share <= 1 for share in written["narrowed"].values())
+    assert any(share < 1 for share in written["narrowed"].values())
+    assert written["scales"]["decode"] != 1
+
+
+def test_fit_refuses_rows_that_cannot_be_and_says_which(file, tmp_path):
+    bad = tmp_path / "bad.csv"
+    with bad.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(ROW))
+        writer.writeheader()
+        writer.writerows([ROW, ROW | {"unit": ""}, ROW | {"value": "-1"}, ROW | {"value": "0.001"}])
+    result = CliRunner().invoke(
+        app, ["fit", str(bad), "-o", str(tmp_path / "mine.json"), "--profile", "nxdi"]
+    )
+    assert result.exit_code == 0
+    told = [line for line in result.stderr.splitlines() if line.startswith("refused")]
+    assert [line.split("row ")[1].split(":")[0] for line in told] == ["2", "3", "4"]
+    assert "data sheet" in told[2]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from corepipe.cli.app import app
 from corepipe.errors import UserError
+from corepipe.planning.calibration.predict import Predictor
 from tests.servers import run
 
 SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "--output-len", "uniform:5:30"]
@@ -40,6 +41,29 @@ def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
     assert plot.read_text().startswith("<!doctype html>")
 
 
+def test_images_are_requests_with_one_result() -> None:
+    """As many as the cores take: a batch's time is the device's, and what the host copies beside it."""
+    shown = run("simulate", "resnet50", "--users", "16", "--max-num-seqs", "8", "--requests", "400")
+    assert shown.returncode == 0
+    for words in (
+        "resnet-50",
+        "profile data-parallel",
+        "400 of 400",
+        "end to end",
+        "requests/s",
+        "million requests",
+    ):
+        assert words in shown.stdout
+    for words in ("token", "KV cache"):
+        assert words not in shown.stdout
+    flags = ("--users", "1", "--requests", "9", "--json")
+    image, text = (json.loads(run("simulate", name, *flags).stdout) for name in ("resnet50", "bert-base"))
+    assert image["deployment"]["runtime_profile"] == text["deployment"]["runtime_profile"] == "data-parallel"
+    row = {"model": "resnet50", "instance": "inf2.xlarge", "task": "cnn", "metric": "latency", "unit": "ms"}
+    assert image["e2e_ms"]["p50"] == pytest.approx(Predictor().predict(row).value, rel=1e-6)
+    assert (image["tpot_ms"], image["requests"]["completed"]) == (None, 9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -65,7 +89,10 @@ def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
         (["llama-3.2-1b", "--rate", "1", "--duration", "0"], ["--duration 0", "no request"]),
         (["llama-3.2-1b", "--arrival", "gamma"], ["--arrival gamma", "--rate"]),
         (["llama-3.2-1b", "--rate", "1", "--think-time", "2"], ["--think-time", "--users"]),
-        (["bert-base"], ["bert-base generates no tokens", "corepipe profile"]),
+        (["bert-base", "--output-len", "9"], ["--output-len", "bert-base", "generates no tokens"]),
+        (["resnet-50", "--turns", "2"], ["--turns", "resnet-50", "generates no tokens"]),
+        (["resnet-50", "--input-len", "9"], ["--input-len", "resnet-50", "one size"]),
+        (["resnet-50", "--tensor", "2"], ["--tensor", "resnet-50", "Convolution is not cut"]),
     ],
 )
 def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:

@@ -37,6 +37,13 @@ TIME: Any = {
     },
 }
 ASK: list[Any] = [{"role": "user", "content": ASK_WEATHER}]
+ONE_CALL: dict[str, Any] = {
+    **FORCED,
+    "messages": ASK,
+    "tools": [WEATHER],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
 
 
 @row
@@ -388,18 +395,11 @@ def tool_loop() -> None:
 @row
 def tool_streamed() -> None:
     """streamed tool calls: names and ids once, arguments that add up to the plain answer's"""
-    asked = {
-        **FORCED,
-        "messages": ASK,
-        "tools": [WEATHER],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-    }
-    chunks = list(client.chat.completions.create(**asked, stream=True))
+    chunks = list(client.chat.completions.create(**ONE_CALL, stream=True))
     deltas = [d for c in chunks for one in c.choices for d in one.delta.tool_calls or []]
     assert [d.function.name for d in deltas if d.function.name] == ["GetWeather"]
     assert len([d.id for d in deltas if d.id]) == 1
-    plain = client.chat.completions.create(**asked).choices[0]
+    plain = client.chat.completions.create(**ONE_CALL).choices[0]
     text = "".join(d.function.arguments or "" for d in deltas)
     assert text == plain.message.tool_calls[0].function.arguments
     assert chunks[-1].choices[0].finish_reason == plain.finish_reason == "tool_calls"
@@ -408,14 +408,7 @@ def tool_streamed() -> None:
 @row
 def tool_helper() -> None:
     """chat.completions.stream with tools: events and parsed arguments"""
-    asked = {
-        **FORCED,
-        "messages": ASK,
-        "tools": [WEATHER],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-    }
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**ONE_CALL) as stream:
         kinds = [event.type for event in stream]
         (call,) = stream.get_final_completion().choices[0].message.tool_calls or []
     assert "tool_calls.function.arguments.delta" in kinds

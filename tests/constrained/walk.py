@@ -30,12 +30,12 @@ def walk(grammar: str, tokenizer: Tokenizer, seed: int, most: int) -> tuple[str,
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
         token = int(draw.choice(np.flatnonzero(bits)))
         if token in tokenizer.eos_ids:
-            return tokenizer.decode(ids), True
+            return tokenizer.decode(ids, skip_special_tokens=False), True
         assert matcher.consume_token(token), matcher.get_error()
         ids.append(token)
         if matcher.is_stopped():
-            return tokenizer.decode(ids), True
-    return tokenizer.decode(ids), False
+            return tokenizer.decode(ids, skip_special_tokens=False), True
+    return tokenizer.decode(ids, skip_special_tokens=False), False
 
 
 def takes(grammar: str, text: str) -> bool:

@@ -15,7 +15,7 @@ from corepipe.cli.app import app
 from corepipe.cli.options import ModeOption
 from corepipe.cli.settings import SETTINGS as FLAG_SETTINGS
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import profile
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
@@ -207,7 +207,8 @@ def test_the_schema_has_the_bounds_of_the_setting(key: str) -> None:
 
 def test_the_schema_lists_what_there_is() -> None:
     assert schema_of("instance")["enum"] == [instance.name for instance in INSTANCES]
-    assert set(schema_of("format")["enum"]) == set(get_args(EngineConfig.model_fields["format"].annotation))
+    assert set(schema_of("format")["enum"]) == FORMATS.keys()
+    assert set(get_args(EngineConfig.model_fields["format"].annotation)) == TIMED_FORMATS.keys()
     assert set(schema_of("placement.mode")["enum"]) == {mode.value for mode in get_args(ModeOption)[0]}
 
 

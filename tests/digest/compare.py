@@ -124,14 +124,18 @@ def _intended(row: Mapping[str, Any]) -> Intended:
 
 def apply(intended: Intended, frozen: Json) -> int:
     """Puts `new` wherever the path leads to `old`, and returns at how many places."""
+    count = 0
+    for count, (parent, key) in enumerate(_places(intended, frozen), 1):  # noqa: B007 -- how many there were
+        _put(parent, key, intended.new)
+    return count
+
+
+def _places(intended: Intended, frozen: Json) -> Iterator[tuple[Json, Any]]:
+    """Where the path leads to `old`."""
     *way, last = intended.at
-    places = 0
+    old = canonical(intended.old)
     for parent in _parents(frozen, way):
-        for key in _keys(parent, last):
-            if canonical(_get(parent, key)) == canonical(intended.old):
-                _put(parent, key, intended.new)
-                places += 1
-    return places
+        yield from ((parent, key) for key in _keys(parent, last) if canonical(_get(parent, key)) == old)
 
 
 def _parents(value: Json, way: Sequence[str]) -> Iterator[Json]:
@@ -215,11 +219,12 @@ class Comparison:
 
     def unused(self) -> list[str]:
         """Exceptions that cover no place of any entry of the part."""
-        return [f"{i} covers nothing" for i in self._intended if not self._covers(i)]
-
-    def _covers(self, intended: Intended) -> bool:
-        names = [name for name in self._part.entries if intended.covers(self._part.kind, name)]
-        return any(apply(intended, self._unpacked(self._part.entry(name))) for name in names)
+        left = self._intended
+        for name in self._part.entries:
+            if any(one.covers(self._part.kind, name) for one in left):
+                entry = self._unpacked(self._part.entry(name))
+                left = [i for i in left if not (i.covers(self._part.kind, name) and any(_places(i, entry)))]
+        return [f"{one} covers nothing" for one in left]
 
 
 def _as_is(entry: Json) -> Json:

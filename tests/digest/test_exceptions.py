@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.digest.check import comparison
-from tests.digest.compare import ABSENT, Comparison, ExceptionFault, Intended, exceptions
+from tests.digest.compare import ABSENT, Comparison, ExceptionFault, Intended, apply, exceptions
 from tests.digest.forms import Json, canonical
-from tests.digest.parts import KINDS, Part
+from tests.digest.parts import DATA, KINDS, Part, latest
 
 OLD = {"steps": [{"stages": [1.0, 2.0], "sampling": 0.0}, {"stages": [1.0, 3.0]}]}
 ROW = {
@@ -94,3 +94,11 @@ def test_the_rules_of_the_file(tmp_path: Path, change: dict[str, Json], complain
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_that_is_listed_covers_something(kind: str) -> None:
     assert comparison(kind).unused() == []
+
+
+def test_what_was_intended_beside_the_first_times_is_in_the_part_that_holds() -> None:
+    """A new part of times has the new values, so that the exceptions end with the part that they were for."""
+    part = latest("times")
+    for was in exceptions(DATA / "exceptions-times-1.json"):
+        back = Intended(was.part, was.entry, was.at, was.new, was.old, was.evidence)
+        assert apply(back, part.entry(was.entry)), str(was)

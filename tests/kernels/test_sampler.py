@@ -96,27 +96,28 @@ COLD = (1e-45, 1e-42, 5e-39, 1.1754942e-38, 1.1754944e-38, 1.2e-38, 1e-37, 1e-34
 """Temperatures below every normal fp32 number, around the least of them, and up to where greedy ends."""
 
 
-@pytest.mark.parametrize("temperature", COLD)
 @pytest.mark.parametrize(
     "around",
     [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.5, "min_p": 0.3}],
     ids=str,
 )
-def test_tiny_temperatures_take_the_largest(temperature: float, around: dict, logits: np.ndarray) -> None:
+def test_tiny_temperatures_take_the_largest(around: dict, logits: np.ndarray) -> None:
     """Logits of every size and sign, which overflow when divided, or vanish; the last rows are ties."""
+    logits = np.ascontiguousarray(logits[::2, :811])
     rows = np.arange(len(logits))
-    logits[:12] -= 100
-    logits[12:20] *= np.float32(1e-30)
-    logits[20:28] *= np.float32(1e30)
-    logits[40:] = np.round(logits[40:] / 4)
+    logits[:6] -= 100
+    logits[6:10] *= np.float32(1e-30)
+    logits[10:14] *= np.float32(1e30)
+    logits[20:] = np.round(logits[20:] / 4)
     seen = [{int(np.argmax(row)): 2, 7: 0} for row in logits]
     penalties = {"seen": seen, "repetition": 1.3, "presence": 0.4, "frequency": 0.2}
     for lists in ({}, penalties, {"bias": [{int(np.argmax(row)): -np.inf, 9: 1.5} for row in logits]}):
         fields = {**around, **lists, "seed": rows, "position": rows * 3, "top_logprobs": rows % 7 - 1}
-        got = check(logits, **fields, temperature=temperature)
         greedy = check(logits, **fields)
-        assert np.array_equal(got["tokens"], greedy["tokens"])
-        assert lists or np.array_equal(got["tokens"], logits.argmax(axis=1))
+        assert lists or np.array_equal(greedy["tokens"], logits.argmax(axis=1))
+        for temperature in COLD:
+            got = check(logits, **fields, temperature=temperature)
+            assert np.array_equal(got["tokens"], greedy["tokens"])
 
 
 @settings(max_examples=200, deadline=None)

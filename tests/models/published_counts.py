@@ -3,6 +3,7 @@
 Text decoders with their head, tied weights once; encoders without a task's head, with the pooler where the
 base model has one, but XLM-R with its masked-LM head; Llama 4 and Gemma 3 without what sees images;
 DeepSeek-V3 without the layers that predict further tokens.  ViT and DeiT count the base model's pooler.
+Convolutional networks as torchvision and darknet have them, of whose batch norms one vector is folded away.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ COUNTS = {
     "albert-xxlarge": 222.6,
     "bert-base": 109.5,
     "bert-base-cased": 108.3,
+    "bert-base-chinese": 102.3,
     "bert-base-multilingual": 167.4,
     "bert-base-multilingual-cased": 177.9,
-    "bert-base-chinese": 102.3,
     "bert-large": 335.1,
     "bert-large-cased": 333.6,
     "bert-medium": 41.4,
@@ -181,6 +182,11 @@ COUNTS = {
     "qwen3-4b": 4022.5,
     "qwen3-8b": 8190.7,
     "qwen3-coder-480b-a35b": 480154.9,
+    "resnet-101": 44.55,
+    "resnet-152": 60.19,
+    "resnet-18": 11.69,
+    "resnet-34": 21.8,
+    "resnet-50": 25.56,
     "roberta-base": 124.6,
     "roberta-large": 355.4,
     "smollm2-1.7b": 1711.4,
@@ -200,6 +206,11 @@ COUNTS = {
     "t5-large": 737.7,
     "t5-small": 60.5,
     "tinyllama-1.1b": 1100.0,
+    "unet": 31.04,
+    "vgg-11": 132.86,
+    "vgg-13": 133.05,
+    "vgg-16": 138.36,
+    "vgg-19": 143.67,
     "vit-base-patch16-224": 86.4,
     "vit-base-patch16-384": 86.7,
     "vit-base-patch32-224": 88.0,
@@ -217,4 +228,5 @@ COUNTS = {
     "yi-1.5-9b": 8829.4,
     "yi-34b": 34388.9,
     "yi-6b": 6061.0,
+    "yolo-v4": 64.36,
 }

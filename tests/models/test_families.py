@@ -58,6 +58,8 @@ ENCODERS = {
     )
 }
 NORMS_ACROSS_HEADS = {"olmo2", "olmoe"}
+CONVOLUTIONS = {"resnet", "unet", "vgg", "yolov4"}
+UNCUT = NORMS_ACROSS_HEADS | CONVOLUTIONS
 
 ONE_OF_EACH = {str(published.config(name)["model_type"]): name for name in reversed(COUNTS)}
 """The smallest example of each family, more or less, and the largest Llama."""
@@ -84,7 +86,7 @@ def test_every_published_model_compiles(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for family, name in ONE_OF_EACH.items() if family not in NORMS_ACROSS_HEADS), *BIG]
+    "name", [*(name for family, name in ONE_OF_EACH.items() if family not in UNCUT), *BIG]
 )
 def test_tensor_parallelism_divides_the_weights(name: str) -> None:
     whole = graph(name)
@@ -133,7 +135,7 @@ def test_every_family_has_a_published_model() -> None:
 def test_encoders_see_both_ways_and_keep_nothing(family: str, name: str) -> None:
     built = graph(name)
     attentions = [op for op in built.ops if isinstance(op, Attention) and op.q.rows != SOURCE]
-    assert built.causal is (family not in ENCODERS)
+    assert built.causal is (family not in ENCODERS | CONVOLUTIONS)
     assert {op.causal for op in attentions} <= {built.causal}
     (program,) = compile_graph(built, Placement())
     assert (kv_bytes_per_token(program) > 0) is built.causal

@@ -107,6 +107,8 @@ class Features:
     scales: tuple[float, float, float] | None = None
     """Factors of the embedding, of what is added to the residual stream, and of the logits."""
     logit_cap: float | None = None
+    early: bool = False
+    """The wanted rows go on alone after the last layer's attention, as in all families."""
 
     def heads_of(self, layer: int) -> HeadLayout:
         return self.layer_heads[layer] if self.layer_heads else self.heads
@@ -141,6 +143,15 @@ class _Builder:
     def scale(self, x: Value, factor: float) -> Value:
         return self.add(Scale(self.layer, self.like(x), x, factor))
 
+    def wanted(self, x: Value) -> Value:
+        """x's rows as they go on after the layer's attention."""
+        if not self.features.early or self.layer + 1 < self.features.layers:
+            return x
+        return self.select(x)
+
+    def select(self, x: Value) -> Value:
+        return self.add(SelectRows(self.layer, self.like(x, WANTED), x))
+
     def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
         weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)
         vector = WeightSpec(f"{name}.bias", (axis,), WeightRole.VECTOR) if bias else None
@@ -173,7 +184,7 @@ class _Builder:
                 softcap=f.softcap,
             )
         )
-        return self.linear(out, f"{prefix}.o", hidden(f.hidden), f.out_bias)
+        return self.linear(self.wanted(out), f"{prefix}.o", hidden(f.hidden), f.out_bias)
 
     def feed_forward(self, x: Value, prefix: str) -> Value:
         f, middle = self.features, columns("ffn", self.features.ffn)
@@ -201,6 +212,9 @@ class _Builder:
         normed = self.norm(x, f"layers.{layer}.norm1")
         second = self.norm(x, f"layers.{layer}.norm2") if f.two_norms else normed
         attended = self.finished(self.attention(normed, f"layers.{layer}"), f"layers.{layer}.after1")
+        x = self.wanted(x)
+        if f.parallel or f.two_norms or f.side_by_side:
+            second = self.wanted(second)
         if f.side_by_side:
             fed = self.finished(self.feed_forward(second, mlp), f"layers.{layer}.after2")
             x = self.sum(x, self.sum(attended, fed))
@@ -231,8 +245,8 @@ def build(features: Features, fmt: str = "bf16") -> Graph:
         x = b.decoder_layer(x, layer)
     b.layer = f.layers
     if f.skip:
-        x = b.sum(x, embedded)
-    x = b.add(SelectRows(f.layers, b.like(x, WANTED), x))
+        x = b.sum(x, b.select(embedded) if f.early else embedded)
+    x = x if f.early else b.select(x)
     logits = b.linear(b.norm(x, "norm"), "head", vocabulary(f.vocab))
     if f.scales:
         logits = b.scale(logits, f.scales[2])
@@ -303,6 +317,7 @@ def decoders(formats: Sequence[str] = tuple(FORMATS), cuttable: bool = True) -> 
         wide_norm=st.just(value=False) if cuttable else st.booleans(),
         scales=st.sampled_from([None, (4.0, 0.5, 1 / 3)]),
         logit_cap=st.sampled_from([None, 30.0]),
+        early=st.booleans(),
     )
     return st.builds(build, more, st.sampled_from(list(formats)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.graph import FORMATS, DType
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, DType
 from corepipe.neuron.hardware import GIB, Sourced, Support
 
 FAMILIES = {
@@ -18,6 +18,12 @@ FAMILIES = {
     "trn1n": {"32xlarge"},
     "trn2": {"3xlarge", "48xlarge"},
     "trn2u": {"48xlarge"},
+    "trn3": {"48xlarge"},
+    "trn3p": {"48xlarge"},
+    "trn3pd98": {"3xlarge"},
+    "trn3sn": {"3xlarge", "48xlarge"},
+    "trn3s-es": {"3xlarge", "48xlarge"},
+    "trn3sn-es": {"3xlarge", "48xlarge"},
 }
 
 
@@ -106,19 +112,67 @@ def test_logical_cores():
 def test_which_chip_has_which_format():
     native = {
         name: {f for f, fmt in FORMATS.items() if instance(name).support(fmt) is Support.NATIVE}
-        for name in ("inf1.xlarge", "inf2.xlarge", "trn1.2xlarge", "trn2.3xlarge")
+        for name in ("inf1.xlarge", "inf2.xlarge", "trn1.2xlarge", "trn2.3xlarge", "trn3.48xlarge")
     }
     assert native == {
         "inf1.xlarge": {"bf16", "int8"},
         "inf2.xlarge": {"fp32", "bf16", "int8", "int8-weights"},
         "trn1.2xlarge": {"fp32", "bf16", "int8", "int8-weights"},
         "trn2.3xlarge": {"fp32", "bf16", "int8-weights"},
+        "trn3.48xlarge": {"fp32", "bf16"},
     }
+
+
+def test_which_chip_has_which_format_of_devices_alone():
+    """What v4 multiplies in plain FP8 is not listed; MXFP4 is widened, so that it needs MXFP8 too."""
+    native = {
+        name: {
+            f for f in ("fp8", "mxfp8", "mxfp4") if instance(name).support(TIMED_FORMATS[f]) is Support.NATIVE
+        }
+        for name in ("inf2.xlarge", "trn2.3xlarge", "trn3.48xlarge")
+    }
+    assert native == {
+        "inf2.xlarge": {"fp8"},
+        "trn2.3xlarge": {"fp8"},
+        "trn3.48xlarge": {"mxfp8", "mxfp4"},
+    }
+    bf16, mx = (instance("trn3.48xlarge").peak(d) for d in (DType.BF16, DType.MXFP8))
+    assert mx / bf16 == pytest.approx(4, rel=0.01)
 
 
 def test_a_format_the_chip_lacks_is_timed_as_the_nearest():
     assert instance("trn2.3xlarge").peak(DType.INT8) == instance("trn2.3xlarge").peak(DType.BF16)
     assert instance("inf1.xlarge").peak(DType.FP32) == instance("inf1.xlarge").peak(DType.BF16) / 4
+
+
+TRN3 = [i for i in INSTANCES if i.chip.name == "Trainium3"]
+
+
+@pytest.mark.parametrize("machine", TRN3, ids=lambda i: i.name)
+def test_what_nobody_published_of_trn3_is_missing(machine):
+    assert machine.hypothetical
+    assert "hypothetical" in machine.standing
+    missing = (machine.vcpus, machine.host_memory_bytes, machine.price_per_hour, machine.chip.hop_seconds)
+    assert missing == (None,) * 4
+    assert machine.bank_bytes == 36 * GIB
+    assert (machine.lnc, machine.cores_per_bank, machine.with_lnc(1).cores_per_bank) == (2, 1, 2)
+
+
+def test_conflicts_are_said_and_the_lower_figure_counts():
+    machine = instance("trn3.48xlarge")
+    assert machine.chip.memory_bytes_per_second == 4.7e12
+    assert "4.9" in machine.chip.source("memory_bytes_per_second")
+    assert "2.56 TB/s" in machine.source("link_bytes_per_second")
+    assert {machine.hops(0, chip) for chip in range(1, 16)} == {1}
+
+
+def test_nothing_but_trn3_is_hypothetical():
+    assert [i for i in INSTANCES if i.hypothetical] == TRN3
+
+
+def test_a_size_of_which_too_little_is_known_says_so():
+    with pytest.raises(UserError, match=r"trn3e\.24xlarge.*how many chips"):
+        instance("trn3e.24xlarge")
 
 
 def test_unknown_instance_names_the_flag_and_the_nearest():
@@ -134,3 +188,4 @@ def test_price_falls_back_to_the_reserved_one():
     assert machine.price_per_hour == 0.758
     assert replace(machine, on_demand_per_hour=None).price_per_hour == 0.328
     assert instance("trn2.48xlarge").price_per_hour is None
+    assert instance("trn1n.32xlarge").price_per_hour == 24.78

@@ -399,10 +399,11 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     op = experts(count=8, top_k=2, width=256, ffn=128)
     cost = op.cost(FORMATS["bf16"], rates)
-    one, results = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2
+    one, results, total = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2, 256 * 2
     steps = [cost.engines(StepShape.decode(rows, 10)) for rows in (1, 3, 4, 64)]
-    assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * results), 8 * (one + 64 * results)]
-    assert [s.written for s in steps] == [0, 0, 8 * 4 * results, 8 * 64 * results]
+    crossing = results + total  # what the experts make, and their sum so far
+    assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * crossing), 8 * (one + 64 * crossing)]
+    assert [s.written for s in steps] == [0, 0, 8 * 4 * crossing, 8 * 64 * crossing]
 
 
 def test_steps_of_all_experts_wait_for_one_another():

@@ -49,8 +49,10 @@ def parts(step: Step, program: Program) -> list[Op]:
     if isinstance(step, FusedLinear):
         return [*step.linears, *followers(step, program), *([step.norm] if step.norm else [])]
     attention = step.op
+    wanted = [step.wanted] if step.wanted else []
     turns = [op for op in program.ops if isinstance(op, Rope) and op.out in attention.inputs]
-    return [attention, *(turns if step.rope else []), *(n for n in (step.q_norm, step.k_norm) if n)]
+    norms = [n for n in (step.q_norm, step.k_norm) if n]
+    return [attention, *(turns if step.rope else []), *norms, *wanted]
 
 
 def followers(step: FusedLinear, program: Program) -> list[Op]:
@@ -248,6 +250,34 @@ def attention_ops(**changes: object) -> list[Op]:
 
 def test_rotations_go_into_the_attention():
     assert kinds(lower((START, *attention_ops(), LAST))) == [Embed, FusedLinear, FusedAttention, SelectRows]
+
+
+def test_of_the_last_attention_wanted_rows_alone_are_computed():
+    """As in all families: its result and x are read by no one but who selects of them."""
+    first = norm(20, X)
+    q, k, v, *rest = attention_ops()
+    projections = [replace(op, x=first.out) for op in (q, k, v)]
+    early = SelectRows(0, value(98), X)
+    steps = lower((START, first, *projections, *rest, LAST, early, linear(97, LAST.out)))
+    kv, made, attention, after = steps[1], steps[3], steps[4], steps[5]
+    assert kinds(steps) == [Embed, FusedLinear, SelectRows, FusedLinear, FusedAttention, FusedLinear]
+    assert (kv.x, kv.linears, kv.norm) == (X, tuple(projections[1:]), first)
+    assert (made.x, made.linears, made.norm) == (early.out, (projections[0],), first)
+    assert (attention.wanted, attention.q, attention.writes) == (LAST, q.out, (LAST.out,))
+    assert after.x == LAST.out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="what the queries are made of is never selected"),
+        pytest.param([SelectRows(0, value(98), X), linear(97, value(9))], id="others read all rows"),
+        pytest.param([SelectRows(0, value(98), X), linear(97, value(1))], id="others read the queries"),
+    ],
+)
+def test_an_attention_that_needs_all_rows(more):
+    steps = lower((START, *attention_ops(), LAST, *more))
+    assert all(step.wanted is None for step in steps if isinstance(step, FusedAttention))
 
 
 @pytest.mark.parametrize(

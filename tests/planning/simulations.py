@@ -48,6 +48,12 @@ class Cost:
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         return 1e-4 * self.fixed if stage else 0.0
 
+    def input_seconds(self, _shape: StepShape) -> float:
+        return 0.0
+
+    def result_seconds(self, _shape: StepShape) -> float:
+        return 0.0
+
     def sampling_seconds(self, shape: StepShape) -> float:
         return self.draw * shape.logit_rows
 

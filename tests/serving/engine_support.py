@@ -53,6 +53,12 @@ class FlatCost:
             for s in self.stage_seconds(shape)
         ]
 
+    def input_seconds(self, _shape: StepShape) -> float:
+        return 0.0
+
+    def result_seconds(self, _shape: StepShape) -> float:
+        return 0.0
+
     def sampling_seconds(self, shape: StepShape) -> float:
         return 0.0
 

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.serving import grammar_checker
 from corepipe.serving.api.app import create_app, listen_all, make_server
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
@@ -240,7 +242,16 @@ def running_ports(
     **server: object,
 ) -> Iterator[list[str]]:
     """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
-    config = ServerConfig.model_validate({"port": 0, **server})
+    with pytest.MonkeyPatch.context() as patience:
+        patience.setattr(grammar_checker, "WAIT_SECONDS", PATIENCE_SECONDS)
+        with _serving(engine, ready, text, ServerConfig.model_validate({"port": 0, **server})) as urls:
+            yield urls
+
+
+@contextmanager
+def _serving(
+    engine: FakeEngine | NoEngine, ready: Ready | None, text: Tokenizer | None, config: ServerConfig
+) -> Iterator[list[str]]:
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
     deck = None if config.record is None and config.replay is None else Deck(config)
     vocabulary = None if config.replays_alone else text or tokenizer()

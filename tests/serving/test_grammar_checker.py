@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,37 @@ def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker
         return await second
 
     assert asyncio.run(both()).grammar
+
+
+def test_what_nobody_waits_for_any_more_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its turn never comes; what is asked again is checked."""
+    checked: list[Constraint] = []
+
+    class Checker(GrammarChecker):
+        def _ask(self, constraint: Constraint) -> tuple[Verdict, bool]:
+            checked.append(constraint)
+            return super()._ask(constraint)
+
+    checker, gate = Checker(), threading.Event()
+    for _ in range(grammar_checker.PROCESSES):
+        checker._threads.submit(gate.wait)
+    left, kept = [asked(regex=f"a{at}") for at in range(5)], asked(regex="b")
+
+    async def late() -> Verdict:
+        waits = asyncio.ensure_future(checker.check(kept))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 0.0)
+        for constraint in [*left, kept]:
+            with pytest.raises(TimeoutError):
+                await checker.check(constraint)
+        gate.set()
+        return await waits
+
+    assert asyncio.run(late()).grammar
+    assert checked == [kept]
+    monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
+    assert asyncio.run(checker.check(left[0])).grammar
+    checker.close()
 
 
 def test_who_asks_a_process_that_stands_still_holds_up_nobody_else(checker: GrammarChecker) -> None:

@@ -162,12 +162,30 @@ def test_a_chat_is_continued_or_left_open_or_given_another_template(llm: LLM) ->
     for fields, param in (
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"a": object}}, "messages"),
+        ({"chat_template_kwargs": {"a": object}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": [{"b": {1, 2}}]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
     ):
         with pytest.raises(UserError) as caught:
             prompt(**fields)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"contains": {}}}}, "'contains' is not permitted"),
+        ({"properties": {"a": {"anyOf": 5}}}, "a list is wanted"),
+        ({"required": 5}, "required"),
+    ],
+)
+def test_a_tool_whose_calls_cannot_be_forced_is_refused_by_its_path(
+    llm: LLM, schema: dict[str, Any], words: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(UserError, match=words) as caught:
+        llm.chat([{"role": "user", "content": "hello"}], GREEDY, tools=tools, tool_choice="required")
+    assert caught.value.param == "tools[0].function.parameters"
 
 
 def test_bad_words_are_sent_as_their_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,40 +1,141 @@
-"""What `corepipe fit` does: constants from measurements, into a profile file."""
+"""What `corepipe fit` does: measurements of a model, into a profile file that predicts it better."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from corepipe.cli.common import check_writable, errors, write_result
+from rich.table import Column
+
+from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
+from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
-from corepipe.neuron.constants import shipped
-from corepipe.neuron.profiles import PROFILES, as_text
+from corepipe.neuron.profiles import PROFILES, RuntimeProfile, as_text
+from corepipe.neuron.uncertainty import interval
+from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import fit as fit_constants
-from corepipe.planning.calibration.fit import usable
-from corepipe.planning.calibration.rows import read
+from corepipe.planning.calibration.physics import Refused, refused
+from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.refine import Refined, narrowed, refine
+from corepipe.planning.calibration.residuals import Measured, is_rate, measured
+from corepipe.planning.calibration.results import Deployed, read_result
+from corepipe.planning.calibration.rows import Raw, read, text
 
-PULL = 4.0
-"""How strongly the constants stay near the shipped ones: a tenth apart weighs as four rows a tenth off."""
+DEFAULT_PROFILE = "vllm-neuron"
+
+SHOWN = 12
+"""Figures whose intervals are printed, and rows that are refused by name."""
 
 
-def run(rows: Path, output: Path, profile: str | None) -> None:
-    """Fits to the rows and writes the profile.  Raises UserError for files and names that do not do."""
-    base = profile or "vllm-neuron"
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The rows of all files that can be believed, and those that cannot."""
+
+    rows: list[Raw]
+    refused: list[str]
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Fits to the files and writes the profile.  Raises UserError for files and names that do not do."""
+    output: Path = given["output"]
+    base = given["profile"] or DEFAULT_PROFILE
     if base not in PROFILES:
         raise UserError(
             f"--profile {base}: give the name of a profile to refine: {', '.join(PROFILES)}", "profile"
         )
     check_writable("--output", output)
-    table, cases = read(rows), Cases(PROFILES[base] if profile else None)
-    used = usable(table.rows, cases)
-    if not used:
-        raise UserError(f"{rows}: no row has a value that can be compared with a prediction")
-    found = fit_constants(used, cases, shipped(), PULL)
-    source = f"corepipe fit: {len(used)} rows of {rows.name}"
-    refined = replace(
-        PROFILES[base], name=output.stem, source=source, constants=tuple(sorted(found.constants.items()))
-    )
+    cases = Cases(PROFILES[base] if given["profile"] else None)
+    known = _read(given, base, cases)
+    for line in known.refused[:SHOWN]:
+        errors().print(f"refused: {line}", markup=False, highlight=False)
+    if len(known.refused) > SHOWN:
+        errors().print(f"and {len(known.refused) - SHOWN} more rows are refused")
+    before = _usable(known.rows, cases)
+    if not before:
+        names = ", ".join(str(path) for path in given["files"])
+        raise UserError(f"{names}: no row has a value that can be compared with a prediction")
+    rows = [one.row for one in before]
+    with progress_bar(errors()) as report:
+        report("fitting", 0.0)
+        found = refine(rows, cases)
+    refined = replace(_profile(output.stem, base, rows, found), narrowed=narrowed(rows, found, cases))
+    _show(before, found, refined, cases)
     write_result("--output", output, as_text(refined, base, {"rows": dict(found.rows)}))
     counted = ", ".join(f"{count} rows of {version}" for version, count in found.rows.items())
     errors().print(f"fitted to {counted}; written to {output}; use it as --profile {output}")
+
+
+def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
+    """The rows of all files.  Raises UserError for one that cannot be read."""
+    deployed = Deployed(
+        given["model"], given["instance"], given["dtype"], given["tensor"], given["pipeline"], given["data"],
+        given["max_num_seqs"], given["max_model_len"],
+    )  # fmt: skip
+    rows: list[Raw] = []
+    why: list[str] = []
+    for path in given["files"]:
+        found = _rows(path, deployed, base)
+        bad = {one.number: one for one in refused(found, cases)}
+        rows += [row for number, row in enumerate(found, 1) if number not in bad]
+        why += [f"{path}, {_told(one, found)}" for one in bad.values()]
+    return _Read(rows, why)
+
+
+def _rows(path: Path, deployed: Deployed, base: str) -> list[Raw]:
+    if path.is_dir() or path.suffix.lower() == ".json":
+        return [{**row, "profile": base} for row in read_result(path, deployed)]
+    return list(completed(read(path).rows))
+
+
+def _told(one: Refused, rows: Sequence[Raw]) -> str:
+    return f"{one} ({text(rows[one.number - 1], 'metric')})"
+
+
+def _usable(rows: Sequence[Raw], cases: Cases) -> list[Measured]:
+    """Those of which nothing is guessed, and no tails."""
+    predictor = Predictor(cases=cases)
+    found = measured(rows, lambda _: predictor)
+    return [one for one in found if not one.point.tail and not predictor.predict(one.row).assumed]
+
+
+def _profile(name: str, base: str, rows: Sequence[Raw], found: Refined) -> RuntimeProfile:
+    prompt, decode = found.scales
+    return replace(
+        PROFILES[base],
+        name=name,
+        source=f"corepipe fit: {len(rows)} rows",
+        constants=tuple(sorted(found.constants.items())),
+        prompt_scale=prompt,
+        decode_scale=decode,
+        refines=base,
+    )
+
+
+def _show(before: Sequence[Measured], found: Refined, refined: RuntimeProfile, cases: Cases) -> None:
+    """Of each figure what was measured, and predicted before and after, with its interval."""
+    predictor = found.predictor(cases)
+    after = measured([one.row for one in before], lambda _: predictor)
+    names = ("measured", "before", "90 % sure", "after", "90 % sure")
+    table = Figures("figure", *(Column(name, justify="right") for name in names))
+    for one, other in list(zip(before, after, strict=True))[:SHOWN]:
+        label = f"{text(one.row, 'metric')}, {text(one.row, 'unit')}"
+        old, new = interval(one.point, PROFILES[refined.stack]), interval(other.point, refined)
+        rate = is_rate(one.row)
+        table.add_row(
+            label,
+            f"{one.value:.4g}",
+            f"{one.predicted:.4g}",
+            between(old.around(one.predicted, rate=rate)),
+            f"{other.predicted:.4g}",
+            between(new.around(other.predicted, rate=rate)),
+        )
+    results().print(table)
+    prompt, decode = found.scales
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in refined.narrowed)
+    results().print(
+        f"prompts take {prompt:.2f} times as long as predicted before, other steps {decode:.2f} times; "
+        f"left of the intervals' widths: {shares}",
+        markup=False,
+    )

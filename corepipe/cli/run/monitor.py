@@ -17,12 +17,19 @@ import typer
 
 from corepipe.cli.common import errors, seconds, until_interrupted
 from corepipe.cli.run.reading import Between, CoreUse, Reading, ServedDeployment, Server, UnreachableError
+from corepipe.neuron.hardware import hypothetical
 from corepipe.serving.telemetry.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
 Json = dict[str, Any]
 
 _PERCENTILES = ("p0", "p1", "p25", "p50", "p75", "p99", "p100")
-_DEVICE_VERSIONS = {"Inferentia": "v1", "Trainium": "v2", "Inferentia2": "v3", "Trainium2": "v4"}
+_DEVICE_VERSIONS = {
+    "Inferentia": "v1",
+    "Trainium": "v2",
+    "Inferentia2": "v3",
+    "Trainium2": "v4",
+    "Trainium3": "v5",
+}
 """The guide's example has Trainium2's; the others are in the order in which they came."""
 
 _FIRST_MODEL = 10_001
@@ -66,6 +73,7 @@ def _document(deployment: ServedDeployment, runtimes: list[Json], system: Json |
     version = instance.chip.core.version
     return {
         "emulated": True,
+        **hypothetical(instance),
         "neuron_runtime_data": runtimes,
         "system_data": system,
         "instance_info": {

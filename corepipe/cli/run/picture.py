@@ -58,10 +58,9 @@ class Picture:
 
     def _title(self) -> Text:
         deployment, title = self.deployment, Text()
+        device = deployment.instance
         title.append("corepipe top  ", "bold").append(f"{self.url}  ")
-        title.append(
-            f"{deployment.timed}, {deployment.format}, on {deployment.instance.name} (emulated)", "cyan"
-        )
+        title.append(f"{deployment.timed}, {deployment.format}, on {device.name} ({device.standing})", "cyan")
         if deployment.timed != deployment.model:
             title.append(f"; tokens are {deployment.model}'s")
         if self.between is not None:

@@ -17,15 +17,16 @@ from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigte
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.errors import UserError
 from corepipe.models import published
+from corepipe.models.config import ModelConfig
 from corepipe.models.registry import architecture
 from corepipe.neuron import catalog, profiles
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.bounds import Objectives
-from corepipe.planning.planner.commands import serve_command, simulate_command
+from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
 from corepipe.planning.planner.confidence import shipped_validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.emit_helm import Served, helm_values
@@ -41,16 +42,22 @@ from corepipe.planning.planner.search_result import Option, Progress, Stopped
 from corepipe.planning.planner.space import Shape, Space
 from corepipe.signals import INTERRUPTED
 
-DEFAULT_PROFILE = "vllm-neuron"
+DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
+"""Of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""
+
 PIPE_WIDTH = 200
 
 UNMET = 3
 """Exit code where nothing meets the objectives."""
 
+UNDECIDED = 4
+"""Exit code where several do, and --confidence tells none of them from another."""
+
 
 def run(given: Mapping[str, Any]) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
     nothing meets the objectives and where the user interrupted."""
+    _check_alone(given)
     emit, as_json = given["emit"], given["as_json"]
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
@@ -59,7 +66,7 @@ def run(given: Mapping[str, Any]) -> None:
     if emit is options.Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
     found, remedy = _searched(inquiry, limit)
-    commands = None if found.best is None else _commands(found, found.best, given)
+    commands = _commands(found, found.options[0], given) if found.options else None
     if as_json:
         print_json(document(found, remedy, commands))
     else:
@@ -69,7 +76,14 @@ def run(given: Mapping[str, Any]) -> None:
     if found.search.cut_short == INTERRUPTED_BY_USER:
         raise typer.Exit(INTERRUPTED)
     if found.best is None:
-        raise typer.Exit(UNMET)
+        raise typer.Exit(UNDECIDED if found.undecided else UNMET)
+
+
+def _check_alone(given: Mapping[str, Any]) -> None:
+    """Raises UserError for flags that belong to --buckets."""
+    for name in ("graphs", "trace", "trace_format", "tensor", "max_num_seqs"):
+        if given[name] is not None:
+            raise UserError(f"--{name.replace('_', '-')} is of --buckets; add that", name)
 
 
 def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | None]:
@@ -91,7 +105,7 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
             check()
 
         found = make_plan(inquiry, watch)
-        if found.best or found.search.cut_short:
+        if found.options or found.search.cut_short:
             return found, None
         try:
             return found, find_remedy(found, report)
@@ -101,11 +115,22 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
 
 def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
     model = given["model"]
-    stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
+    stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     return Commands(
         serve_command(model, best.deployment, stack, weights=_has_weights(model)),
         simulate_command(model, best.deployment, stack, plan.inquiry.demand),
+        _measure(plan, given) if given["next_measurement"] else None,
     )
+
+
+def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | None:
+    """The measurement that would tell most options apart; None where there is nothing to tell apart."""
+    found = plan.certainty.next_measurement(plan.options)
+    if found is None:
+        return None
+    deployment = found.option.deployment
+    stack = _stack(deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
+    return measure_commands(given["model"], deployment, stack, plan.inquiry.demand)
 
 
 def _has_weights(model: str) -> bool:
@@ -115,17 +140,20 @@ def _has_weights(model: str) -> bool:
 
 def _inquiry(given: Mapping[str, Any]) -> Inquiry:
     emit, prices, max_error = given["emit"], given["prices"], given["max_error"]
-    stacks = given["profile"] or [DEFAULT_PROFILE]
+    model = architecture(given["model"])
+    stacks = _stacks(given)
     return Inquiry(
-        architecture=architecture(given["model"]),
+        architecture=model,
         demand=_demand(given),
         space=_space(given["instance"] or [], given["dtype"] or [], stacks, emit),
         market=Market(read_prices(prices) if prices else list_prices(), given["purchase"], given["region"]),
         validation=shipped_validation(),
         max_model_len=given["max_model_len"],
         max_error=None if max_error is None else max_error / 100,
-        accepts=_accepted(emit),
+        accepts=_accepted(emit, model.config, own=not given["profile"]),
+        **({"unfit": emit_vllm.unfit} if emit is options.Emit.VLLM_NEURON else {}),
         spread=1.0 if emit else SPREAD,
+        confidence=given["confidence"],
     )
 
 
@@ -146,36 +174,53 @@ def _demand(given: Mapping[str, Any]) -> Demand:
 
 
 def _space(
-    instances: list[str], formats: list[options.Dtype], stacks: list[str], emit: options.Emit | None
+    instances: list[str], formats: list[options.TimedDtype], stacks: list[str], emit: options.Emit | None
 ) -> Space:
-    """What may be chosen; vLLM on Neuron computes whole prompts, one at a time."""
+    """What may be chosen; NxD Inference computes whole prompts, one at a time."""
     named = {catalog.instance(name).name for name in instances}
     chosen = tuple(i for i in INSTANCES if not named or i.name in named)
-    given = tuple(FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
-    space = Space(chosen, given, tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks)))
-    return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON else space
+    given = tuple(TIMED_FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
+    software = tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks))
+    space = Space(chosen, given, software, whole=any(one.chunk for one in software))
+    native = any(map(emit_vllm.is_native, chosen))
+    return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON and not native else space
+
+
+def _stacks(given: Mapping[str, Any]) -> list[str]:
+    """The software that is planned with: what is emitted for trn2 and trn3 is another one than for inf2."""
+    also = [NATIVE_PROFILE] if given["emit"] is options.Emit.VLLM_NEURON else []
+    return given["profile"] or [DEFAULT_PROFILE, *also]
 
 
 def _check_any_runs(inquiry: Inquiry) -> None:
     """Raises UserError where vLLM on Neuron runs nothing of what may be chosen."""
     graph = inquiry.architecture.graph(FORMATS["bf16"])
     shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers))
-    if shapes and not any(map(emit_vllm.runs, shapes)):
-        emit_vllm.check_runs(shapes[0])
+    config = inquiry.architecture.config
+    if shapes and not any(emit_vllm.runs(shape, config) for shape in shapes):
+        emit_vllm.check_runs(shapes[0], config)
 
 
-def _accepted(emit: options.Emit | None) -> Callable[[Shape], bool]:
-    """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come."""
+def _accepted(emit: options.Emit | None, model: ModelConfig, *, own: bool) -> Callable[[Shape], bool]:
+    """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come.
+
+    own: nobody named the software, so that each instance has the one that is written for it.
+    """
     match emit:
         case options.Emit.VLLM_NEURON:
-            return emit_vllm.runs
+            return lambda shape: (
+                emit_vllm.runs(shape, model)
+                and (not own or (shape.profile.name == NATIVE_PROFILE) is emit_vllm.is_native(shape.device))
+            )
         case options.Emit.HELM:
             return lambda shape: shape.lnc is None
         case _:
             return lambda _: True
 
 
-def _rate(rate: float) -> float:
+def _rate(rate: float | None) -> float:
+    if rate is None:
+        raise UserError("give --rate, requests a second (or --buckets, which needs none)", "rate")
     if not 0 < rate < inf:
         raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
     return rate
@@ -191,8 +236,9 @@ def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     model = given["model"]
     notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
     if given["emit"] is options.Emit.VLLM_NEURON:
-        return vllm_manifests(_repository(model, notes), best.deployment, notes)
-    stack = _stack(best.deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
+        config = plan.inquiry.architecture.config
+        return vllm_manifests(_repository(model, notes), best.deployment, config, notes)
+    stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     return helm_values(
         Served(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes
     )

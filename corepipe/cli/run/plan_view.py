@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from corepipe.cli.tables import Figures
+from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
+from corepipe.neuron.uncertainty import Figure
 from corepipe.planning.planner.commands import wrapped
 from corepipe.planning.planner.confidence import METRICS
 from corepipe.planning.planner.plan_report import Commands, distances, million, percentile_note, reasons
@@ -28,7 +29,10 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
     """The whole plan; `commands` of the choice, if there is one."""
     if plan.search.cut_short:
         _line(console, cut(plan), style="bold")
-    if plan.best:
+    if plan.undecided:
+        _line(console, undecided(plan), style="bold")
+        console.print(_options(plan, plan.options, "what meets the objectives (emulated)"))
+    elif plan.best:
         _line(console, sentence(plan, plan.best), style="bold")
         for doubt in doubts(plan, plan.best):
             _line(console, doubt)
@@ -38,6 +42,8 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
     else:
         _print_unmet(console, plan, remedy)
     _print_failures(console, plan)
+    if commands is not None and commands.measure is not None:
+        _print_measurement(console, plan, commands.measure)
     if commands is not None and plan.best is not None:
         _print_commands(console, commands, plan.best.deployment.instances)
     found, market = plan.search, plan.inquiry.market
@@ -58,10 +64,21 @@ def cut(plan: Plan) -> str:
     return f"The search was cut short ({plan.search.cut_short}): this is the best so far{sure}."
 
 
-def sentence(plan: Plan, option: Option) -> str:
-    outcome = option.outcome
+def undecided(plan: Plan) -> str:
+    """That nothing is chosen, and why."""
+    known = plan.certainty
+    lows, highs = zip(*map(known.price, plan.options), strict=True)
     return (
-        f"{option.deployment} at {option.price:.4g} $/h (emulated): TTFT {_ms(outcome.ttft)} ms, "
+        f"Nothing is chosen: {len(plan.options)} deployments meet the objectives, and at {known.level:.0%} "
+        f"the intervals of their prices all overlap ({max(lows):.4g} to {min(highs):.4g} $/h is in each); "
+        "--next-measurement names what would tell them apart"
+    )
+
+
+def sentence(plan: Plan, option: Option) -> str:
+    outcome, device = option.outcome, option.deployment.candidate.shape.device
+    return (
+        f"{option.deployment} at {option.price:.4g} $/h ({device.standing}): TTFT {_ms(outcome.ttft)} ms, "
         f"TPOT {_ms(outcome.tpot)} ms at p{plan.inquiry.demand.objectives.percentile:g}, "
         f"{million(plan, option):.3g} $ for a million output tokens"
     )
@@ -77,7 +94,29 @@ def doubts(plan: Plan, option: Option) -> list[str]:
         *_nearness(plan, option),
         f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
         f"price: {plan.prices[shape.instance].source}",
+        *([f"hypothetical: {shape.device.hypothetical}"] if shape.device.hypothetical else []),
+        *_certainty(plan, option),
     ]
+
+
+def _certainty(plan: Plan, option: Option) -> Iterator[str]:
+    """Between what a measurement would lie, and what is not told apart."""
+    known, percentile = plan.certainty, plan.inquiry.demand.objectives.percentile
+    ttft, tpot = (
+        (low * 1e3, high * 1e3) for low, high in (known.latency(option, name) for name in ("ttft", "tpot"))
+    )
+    price = known.interval(option, Figure.THROUGHPUT)
+    low, high = known.price(option)
+    yield (
+        f"{known.level:.0%} sure: TTFT {between(ttft)} ms, TPOT {between(tpot)} ms "
+        f"at p{percentile:g}, {low:.4g} to {high:.4g} $/h for this rate ({price.basis})"
+    )
+    if missed := known.may_miss(option):
+        yield f"by the upper ends it may miss: {', '.join(name.upper() for name in missed)}"
+    if plan.undecided or (len(plan.options) > 1 and known.undecided(plan.options)):
+        yield f"the intervals of all {len(plan.options)} options overlap: none is told from another"
+    elif plan.alike:
+        yield f"{len(plan.alike)} of {len(plan.options) - 1} other options cannot be told from it"
 
 
 def _nearness(plan: Plan, option: Option) -> Iterator[str]:
@@ -112,7 +151,8 @@ def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
         outcome = option.outcome
         latencies = (outcome.ttft, outcome.tpot, outcome.latency)
         numbers = (f"{option.price:.4g}", f"{million(plan, option):.3g}", *map(_ms, latencies))
-        table.add_row(*numbers, str(option.deployment))
+        hypothetical = option.deployment.candidate.shape.device.hypothetical
+        table.add_row(*numbers, f"{option.deployment}{' (hypothetical)' if hypothetical else ''}")
     return table
 
 
@@ -158,6 +198,18 @@ def _print_failures(console: Console, plan: Plan) -> None:
         _line(console, f"left out, without a price ({market.purchase}, {market.region}):")
     for name in plan.unpriced:
         _line(console, f"  {name}: {market.prices.otherwise(name)}")
+
+
+def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str]]) -> None:
+    found = plan.certainty.next_measurement(plan.options)
+    assert found is not None
+    _line(
+        console,
+        f"to tell {found.separates} of {found.rivals} from it, measure one instance of "
+        f"{found.option.deployment.candidate} at {found.price:.4g} $/h, and fit to it:",
+    )
+    for command in commands:
+        _line(console, wrapped(command))
 
 
 def _print_commands(console: Console, commands: Commands, instances: int) -> None:

@@ -12,14 +12,16 @@ from rich.table import Column
 
 from corepipe.cli import options
 from corepipe.cli.common import check_writable, errors, print_json, progress_bar, results
-from corepipe.cli.tables import Figures
+from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron import modes, perfetto, profiles
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
+from corepipe.neuron.hardware import hypothetical
+from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
-from corepipe.planning.profiling.profile import Run, Setup, placed
+from corepipe.planning.profiling.profile import Phase, Run, Setup, placed
 from corepipe.planning.profiling.step_summary import Measured, Summary, measure
 from corepipe.planning.profiling.step_trace import build
 
@@ -52,7 +54,7 @@ def _setup(given: Mapping[str, Any]) -> Setup:
     model = architecture(given["model"])
     return Setup(
         architecture=model,
-        format=FORMATS[given["dtype"].value],
+        format=TIMED_FORMATS[given["dtype"].value],
         instance=find_instance(given["instance"]),
         profile=profiles.profile(given["profile"] or DEFAULT_PROFILE),
         batch=given["batch"],
@@ -109,6 +111,7 @@ def _document(result: _Result) -> dict[str, object]:
     run, setup = result.run, result.run.setup
     return {
         "emulated": True,
+        **hypothetical(setup.instance),
         "model": run.graph.name,
         "instance": setup.instance.name,
         "format": setup.format.name,
@@ -117,7 +120,11 @@ def _document(result: _Result) -> dict[str, object]:
         "batch": setup.batch,
         "input_len": setup.input_len,
         "max_model_len": setup.max_model_len,
-        "steps": [{"name": s.name, "phase": s.phase, "seconds": s.seconds} for s in run.steps],
+        "steps": [
+            {"name": s.name, "phase": s.phase, "seconds": s.seconds, "interval": run.between(s)}
+            for s in run.steps
+        ],
+        "intervals": {phase: run.interval(phase).as_json() for phase in run.phases},
         "summary": [{"phase": part.phase, **asdict(part.summary)} for part in result.measured],
         "bottlenecks": [asdict(bottleneck) for bottleneck in result.bottlenecks],
         "trace": None if result.output is None else str(result.output),
@@ -127,19 +134,28 @@ def _document(result: _Result) -> dict[str, object]:
 def _print(console: Console, result: _Result) -> None:
     setup = result.run.setup
     console.print(
-        f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} (emulated), "
-        f"profile {setup.profile.name}: {setup.batch} sequences of {setup.input_len} tokens",
+        f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} "
+        f"({setup.instance.standing}), profile {setup.profile.name}: {setup.batch} sequences of "
+        f"{setup.input_len} tokens",
         markup=False,
     )
+    if setup.instance.hypothetical:
+        console.print(f"hypothetical: {setup.instance.hypothetical}", style="yellow", markup=False)
     console.print(result.reason, style="dim", markup=False)
     table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
+    table.add_row(f"{LEVEL:.0%} sure", *(_sure(result.run, part.phase) for part in result.measured))
     console.print(table)
     for bottleneck in result.bottlenecks:
         console.print(f"- {bottleneck}", markup=False)
     if result.output is not None:
         console.print(f"{result.output}: open it at https://ui.perfetto.dev", markup=False)
+
+
+def _sure(run: Run, phase: Phase) -> str:
+    """Between which a measured step of the phase lies."""
+    return between(run.interval(phase).around(run.seconds(phase)))
 
 
 def _figure(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from corepipe.cli.common import check_writable, errors, progress_bar, results, w
 from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.settings import config_fields, flag_of
-from corepipe.cli.tables import Figures, facts
-from corepipe.cli.workload import TraceSchema
+from corepipe.cli.tables import Figures, between, facts
+from corepipe.cli.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, Graph, InputKind
+from corepipe.neuron.uncertainty import LEVEL, Figure
 from corepipe.planning.simulation.plot import page
 from corepipe.planning.simulation.report import LATENCIES, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
@@ -27,6 +28,9 @@ from corepipe.planning.traces import write_trace
 from corepipe.planning.workload import Workload
 from corepipe.serving.config import EngineConfig, validated
 
+ONCE_PROFILE = "data-parallel"
+"""The software around a model that is run once over its input, where no other is given."""
+
 NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""
 
@@ -34,20 +38,22 @@ NOTHING_ANSWERED = 1
 def run(given: Mapping[str, Any]) -> None:
     """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
     where no request was answered."""
+    graph = architecture(given["model"]).graph(FORMATS["bf16"])
+    if not graph.causal:
+        given = _run_once(given, graph)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     config = SimulationConfig(engine, NO_SLO if given["slo"] is None else Slo.parse(given["slo"]))
     workload = _workload(given)
     if given["write_trace"] is not None:
         _write_trace(given["write_trace"], workload, given["trace_format"])
         return
-    _check_generates(given["model"])
     output, plot = given["output"], given["plot"]
     _check_writable(output, plot)
     with progress_bar(errors()) as progress:
         report = simulate(config, workload, progress)
     if report.sent == 0:
         raise UserError(f"--duration {given['duration']:g}: no request comes in it; give more", "duration")
-    _show(report, output, plot, as_json=given["as_json"])
+    _show(report, output, plot, as_json=given["as_json"], generates=graph.causal)
     if report.completed == 0:
         errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
         raise typer.Exit(NOTHING_ANSWERED)
@@ -62,13 +68,26 @@ def _refusals(report: Report) -> str:
     return ", ".join(told) or f"{report.sent} were sent"
 
 
-def _check_generates(model: str) -> None:
-    described = architecture(model)
-    if not described.graph(FORMATS["bf16"]).causal:
-        raise UserError(
-            f"{described.name} generates no tokens, and nothing schedules it; corepipe profile has its times",
-            "model",
-        )
+def _run_once(given: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
+    """The flags for a model that is run once over its input: a request has one result, an image one length.
+
+    Raises UserError for flags of what generates.
+    """
+    reads = sorted(part.kind for part in graph.inputs)
+    unused = {"output_len": OUTPUT_LEN, "trace": None, "turns": 1, "prefix_tree": None}
+    images = not {InputKind.PATCHES, InputKind.PIXELS}.isdisjoint(reads)
+    if images:
+        unused["input_len"] = INPUT_LEN
+    for name, absent in unused.items():
+        if given[name] != absent:
+            why = "images are all of one size" if name == "input_len" else "it generates no tokens"
+            raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
+    changes: dict[str, Any] = {"output_len": "1", "profile": given["profile"] or ONCE_PROFILE}
+    if images:
+        changes["input_len"] = str(graph.max_positions)
+    elif given["input_len"] == INPUT_LEN:
+        changes["input_len"] = str(min(int(INPUT_LEN), graph.max_positions))
+    return {**given, **changes}
 
 
 def _workload(given: Mapping[str, Any]) -> Workload:
@@ -100,7 +119,7 @@ def _check_writable(output: Path | None, plot: Path | None) -> None:
     check_writable("--plot", plot)
 
 
-def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool) -> None:
+def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool, generates: bool) -> None:
     if output is not None:
         write_result("--output", output, report.to_json() + "\n")
     if plot is not None:
@@ -111,8 +130,9 @@ def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bo
     console = results()
     for line in _headline(report):
         console.print(line, markup=False)
-    console.print(_latencies(report))
-    console.print(facts((*_rates(report), *_device(report))))
+    console.print(_latencies(report, LATENCIES if generates else ONCE))
+    device = (fact for fact in _device(report) if generates or fact[0] != KEPT)
+    console.print(facts((*(_rates if generates else _results)(report), *device)))
 
 
 def _headline(report: Report) -> Iterator[str | Text]:
@@ -122,6 +142,8 @@ def _headline(report: Report) -> Iterator[str | Text]:
         f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
         f"{placed['runtime_profile']}): {degrees}"
     )
+    if why := placed.get("hypothetical"):
+        yield Text(f"hypothetical: {why}", "yellow")
     yield Text(str(placed["reason"]), "dim")
     yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
     if report.rejected["overloaded"]:
@@ -142,14 +164,27 @@ LABELS = {
 }
 
 
-def _latencies(report: Report) -> Figures:
+KEPT = "KV cache"
+ONCE = ("e2e", "queue")
+"""Latencies of what has but one result."""
+
+
+def _latencies(report: Report, names: Sequence[str]) -> Figures:
     columns = ("mean", "p50", "p90", "p95", "p99", "max")
     table = Figures("milliseconds", *(Column(column, justify="right") for column in columns))
-    for name in LATENCIES:
+    for name in names:
         quantiles = getattr(report, name)
         if quantiles is not None:
             table.add_row(LABELS[name], *(f"{value:,.1f}" for value in quantiles.scaled(1e3).values()))
     return table
+
+
+def _results(report: Report) -> Iterator[tuple[str, str]]:
+    """Of a model that gives one result a request."""
+    yield "throughput", f"{report.throughput.requests:,.1f} requests/s"
+    dollars = report.dollars_per_million_output_tokens
+    if dollars is not None:
+        yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"
 
 
 def _rates(report: Report) -> Iterator[tuple[str, str]]:
@@ -159,19 +194,34 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
         f"{rates.total_tokens:,.1f} tokens/s",
     )
+    yield f"{LEVEL:.0%} sure", _sure(report)
     if report.slo != NO_SLO:
         share = report.good / report.sent if report.sent else 0.0
         yield "goodput", f"{rates.good_requests:.2f} requests/s meet the objectives: {share:.1%}"
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
+    elif report.price_per_hour is None:
+        yield "cost", "no price is published; corepipe plan takes yours with --prices FILE"
+
+
+def _sure(report: Report) -> str:
+    """Between what a measurement would lie."""
+    known, parts = report.intervals, []
+    for name in ("ttft", "tpot", "e2e"):
+        bounds = known.latencies(name, getattr(report, name), 1e3)
+        if bounds is not None:
+            middle, tail = between(bounds["p50"]), between(bounds["p99"])
+            parts.append(f"{LABELS[name]} p50 {middle}, p99 {tail} ms")
+    parts.append(f"{between(known.rate(report.throughput.output_tokens))} output tokens/s")
+    return f"{'; '.join(parts)} ({known.of(Figure.THROUGHPUT).basis})"
 
 
 def _device(report: Report) -> Iterator[tuple[str, str]]:
     usage = report.usage
     yield "queue", f"{usage.waiting_mean:.1f} waiting on average, {usage.waiting_max} at most"
     yield (
-        "KV cache",
+        KEPT,
         f"{usage.kv_mean:.0%} held on average, {usage.kv_peak:.0%} at most, of {usage.kv_blocks} blocks",
     )
     if usage.preemptions:

@@ -11,23 +11,29 @@ from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.common import errors, print_json, progress_bar, results
+from corepipe.cli.run.intervals_view import show_coverage, show_decisions
 from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.neuron.constants import IDEAL, provenance, shipped
 from corepipe.neuron.profiles import profile as find_profile
+from corepipe.neuron.uncertainty import LEVEL, record, shipped_uncertainty
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.coverage import Covered, coverage
+from corepipe.planning.calibration.decisions import decisions
 from corepipe.planning.calibration.predict import Prediction, Predictor
-from corepipe.planning.calibration.rows import read
+from corepipe.planning.calibration.residuals import Measured, measured, residuals
+from corepipe.planning.calibration.rows import read_measured
 from corepipe.planning.calibration.score import Cell, cells, pair
 
 Stored = Mapping[tuple[str, str, str], tuple[float, float]]
 
 
 def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
-    """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read."""
+    """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read, and for values
+    that cannot have been measured."""
     chosen = find_profile(profile) if profile else None
-    table, cases = read(rows), Cases(chosen)
+    table, cases = read_measured(rows), Cases(chosen)
     predictor = Predictor(cases=cases)
     plain = Predictor(constants=dict.fromkeys(shipped(), IDEAL), cases=cases)
     predicted: list[Prediction] = []
@@ -41,15 +47,27 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     if not found:
         raise UserError(f"{rows}: {_nothing(predicted)}", "rows")
     skipped = sum(p.value is None for p in predicted)
+    compared = measured(tuple(completed(table.rows)), lambda _: predictor)
+    held = _held(compared)
     if as_json:
-        print_json(_document(found, len(table.rows), skipped))
+        intervals = {"coverage": [one.as_json() for one in coverage(held)]}
+        chosen_by = {"decisions": decisions(compared, held).as_json()}
+        print_json({**_document(found, len(table.rows), skipped), "intervals": {**intervals, **chosen_by}})
         return
     console = results()
     show(console, found, _stored())
+    show_coverage(console, coverage(held), LEVEL, "runs within their {level:.0%} intervals")
+    show_decisions(console, decisions(compared, held))
     console.print(
         f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
         "errors in percent, median / p90; left out: by cross-validation; few rows and tails: not validated."
     )
+
+
+def _held(compared: Sequence[Measured]) -> list[Covered]:
+    """The runs with the intervals that every prediction has."""
+    known = shipped_uncertainty()
+    return [Covered(one, known.interval(one.point)) for one in residuals(compared)]
 
 
 def _nothing(predicted: Sequence[Prediction]) -> str:
@@ -79,6 +97,7 @@ def _document(found: Sequence[Cell], total: int, skipped: int) -> dict[str, obje
         "not_predicted": skipped,
         "cells": [cell.as_json() for cell in found],
         "cross_validation": known.get("cells", []),
+        "left_out": {name: record()[name] for name in ("coverage", "decisions")},
         "constants_date": known.get("date"),
     }
 

@@ -46,6 +46,26 @@ bool reads_fresh_blocks(const Batch& batch, int block_size) {
   return false;
 }
 
+// Rows of a sequence, and the first of them in q.
+struct Queries {
+  int row, rows, query;
+};
+
+// Those that ask: all of a sequence's, or runs of the wanted ones.
+std::vector<Queries> queries_of(const Batch& batch, int sequence, bool wanted) {
+  const int begin = batch.starts[sequence], end = batch.starts[sequence + 1];
+  if (!wanted) return {{begin, end - begin, begin}};
+  std::vector<Queries> runs;
+  const std::vector<int32_t>& rows = batch.logit_rows;
+  for (auto at = std::lower_bound(rows.begin(), rows.end(), begin); at != rows.end() && *at < end; ++at) {
+    if (runs.empty() || runs.back().row + runs.back().rows != *at) {
+      runs.push_back({*at, 0, static_cast<int>(at - rows.begin())});
+    }
+    ++runs.back().rows;
+  }
+  return runs;
+}
+
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int threads)
@@ -53,11 +73,15 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       group_(call.group),
       width_(call.cache.width),
       window_(call.window),
+      wanted_(call.wanted),
       tokens_(tokens_of_item(call)) {
   for (int s = 0; s < batch.sequences(); ++s) {
+    const std::vector<Queries> runs = queries_of(batch, s, wanted_);
     for (int head = 0; head < kv_heads_; ++head) {
-      for (int row = batch.starts[s]; row < batch.starts[s + 1]; row += tokens_) {
-        add_rows(call, s, head, row, std::min(tokens_, batch.starts[s + 1] - row));
+      for (const Queries& run : runs) {
+        for (int at = 0; at < run.rows; at += tokens_) {
+          add_rows(call, s, head, run.row + at, std::min(tokens_, run.rows - at), run.query + at);
+        }
       }
     }
   }
@@ -69,12 +93,13 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
 }
 
 bool AttentionPlan::fits(const AttentionCall& call) const {
-  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_;
+  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_ &&
+         call.wanted == wanted_;
 }
 
-void AttentionPlan::add_rows(const AttentionCall& call, int sequence, int head, int row, int rows) {
+void AttentionPlan::add_rows(const AttentionCall& call, int sequence, int head, int row, int rows, int query) {
   const int first = call.positions[row];
-  AttentionItem item = {sequence, head, row, rows, 0, 0, false, nullptr};
+  AttentionItem item = {sequence, head, row, rows, query, 0, 0, false, nullptr};
   item.segment = oldest_seen(call, first) / kKeySegment;
   item.segment_end = (first + rows - 1) / kKeySegment + 1;
   wholes_.push_back({item, 1, cost_of(call, item)});
@@ -117,18 +142,28 @@ void AttentionPlan::split(const AttentionCall& call, int index) {
 // A sequence whose rows make one item stores its keys and values there; the others do it beforehand, and
 // so do all where one reads what another writes.
 void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
+  std::vector<bool> stored(static_cast<size_t>(batch.sequences()) * kv_heads_);
   for (Whole& whole : wholes_) {
-    const int begin = batch.starts[whole.item.sequence], end = batch.starts[whole.item.sequence + 1];
-    whole.item.writes = !all_beforehand && whole.parts == 1 && whole.item.rows == end - begin;
-    if (whole.item.writes || whole.item.row != begin) continue;
-    AttentionItem write = whole.item;
-    // Cut at multiples of kWriteTokens: storing an even position clears the odd one after it, which must not
-    // be another thread's.
-    for (write.row = begin; write.row < end; write.row += write.rows) {
-      const int room = kWriteTokens - batch.positions[write.row] % kWriteTokens;
-      write.rows = std::min(room, end - write.row);
-      writes_.push_back(write);
-    }
+    AttentionItem& item = whole.item;
+    const int rows = batch.starts[item.sequence + 1] - batch.starts[item.sequence];
+    item.writes = !all_beforehand && whole.parts == 1 && item.rows == rows;
+    if (item.writes) stored[static_cast<size_t>(item.sequence) * kv_heads_ + item.head] = true;
+  }
+  for (size_t i = 0; i < stored.size(); ++i) {
+    if (!stored[i]) add_write(batch, static_cast<int>(i / kv_heads_), static_cast<int>(i % kv_heads_));
+  }
+}
+
+// Cut at multiples of kWriteTokens: storing an even position clears the odd one after it, which must not be another
+// thread's.
+void AttentionPlan::add_write(const Batch& batch, int sequence, int head) {
+  AttentionItem write{};
+  write.sequence = sequence, write.head = head;
+  const int end = batch.starts[sequence + 1];
+  for (write.row = batch.starts[sequence]; write.row < end; write.row += write.rows) {
+    const int room = kWriteTokens - batch.positions[write.row] % kWriteTokens;
+    write.rows = std::min(room, end - write.row);
+    writes_.push_back(write);
   }
 }
 

@@ -34,15 +34,17 @@ class AttentionPlan {
     double cost;
   };
 
-  void add_rows(const AttentionCall& call, int sequence, int head, int row, int rows);
+  void add_rows(const AttentionCall& call, int sequence, int head, int row, int rows, int query);
   void choose_parts(int threads);
   void split(const AttentionCall& call, int whole);
   void add_writes(const Batch& batch, bool all_beforehand);
+  void add_write(const Batch& batch, int sequence, int head);
   void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
   const int kv_heads_, group_, width_, window_;
+  const bool wanted_;
   const int tokens_;  // of a block of rows
   std::vector<Whole> wholes_;
   std::vector<Part> parts_;              // longest first

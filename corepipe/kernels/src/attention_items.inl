@@ -134,7 +134,7 @@ CP_INLINE int oldest_seen(const AttentionCall& call, int position) {
 
 CP_INLINE float* result_of(const AttentionCall& call, const AttentionItem& item, int row) {
   const size_t head = (size_t)item.head * call.group + row % call.group;
-  return call.out + (item.row + row / call.group) * call.out_stride + head * call.head_dim;
+  return call.out + (item.query + row / call.group) * call.out_stride + head * call.head_dim;
 }
 
 // ---- items
@@ -168,11 +168,11 @@ struct Item {
   void prepare_queries() {
     alignas(64) float work[kMaxHeadDim];
     for (int r = 0; r < rows(); ++r) {
-      const int token = item.row + r / call.group;
+      const int token = r / call.group;
       const size_t head = (size_t)item.head * call.group + r % call.group;
-      const float* x = call.q + token * call.q_stride + head * call.head_dim;
-      if (token + kRowsAhead < item.row + item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
-      x = ready_head(call, x, call.q_norm, call.positions[token], work);
+      const float* x = call.q + (item.query + token) * call.q_stride + head * call.head_dim;
+      if (token + kRowsAhead < item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
+      x = ready_head(call, x, call.q_norm, first_position + token, work);
       store_head<Cache>(x, call.head_dim, shape.width, q + (size_t)r * shape.width);
     }
   }

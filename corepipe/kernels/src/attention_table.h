@@ -35,6 +35,7 @@ struct Rotation {
 struct AttentionCall {
   const float *q, *k, *v;
   float* out;
+  bool wanted;  // q and out have the wanted rows alone, k and v all of them
   size_t q_stride, k_stride, v_stride, out_stride;
   int kv_heads, group, head_dim;  // group: query heads of a kv head
   float scale;
@@ -50,9 +51,10 @@ struct AttentionCall {
   int table_width;
 };
 
-// Rows [row, row + rows) of a sequence, one kv head, keys of segments [segment, segment_end).
+// Rows [row, row + rows) of a sequence, which are those of q and out from `query` on; one kv head, keys of segments
+// [segment, segment_end).
 struct AttentionItem {
-  int sequence, head, row, rows;
+  int sequence, head, row, rows, query;
   int segment, segment_end;
   bool writes;     // stores the keys and values of its rows first
   float* partial;  // state of each segment and row; null: all segments are here, the result goes to `out`

@@ -9,6 +9,7 @@ namespace COREPIPE_SIMD {
 
 constexpr int kFloatRows = 14;  // 28 accumulators, two registers of weights, one or two of activations
 constexpr int kInt8Rows = 7;    // as many, half of them the fp32 sums of the groups before
+constexpr int kInt8WideRows = 14;  // with those sums in memory instead
 
 // Inline assembly: with the intrinsics GCC 12 spills accumulators.
 CP_INLINE void dot_u8s8(__m512i& sum, __m512i weights, __m512i x) {
@@ -43,6 +44,13 @@ CP_INLINE void fetch(Fetch& ahead, int step) {
   ahead.from += step;
 }
 
+template <int kLines>
+CP_INLINE void fetch_part(Fetch& ahead, int step) {
+  constexpr int kIntoL2 = 2;
+  for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.from + 64 * i, 0, kIntoL2);
+  ahead.from += step;
+}
+
 // bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
 CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
   if (ahead.parts == 0) return 0;
@@ -54,36 +62,58 @@ CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
 
 constexpr int kInt8RowGroup = 4 + 4 + kGroup;
 
+// acc [R][2] = the products of one group, corrected.  Unrolled as a whole, so that no counter takes a product's turn.
+template <int R, int kLines>
+CP_INLINE void multiply_group(__m512i (&acc)[R][2], const uint8_t* w, const uint8_t* x, Fetch& ahead, int step) {
+  unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
+  unrolled<kGroup / 4>([&](auto i) CP_LAMBDA {
+    const __m512i w0 = _mm512_loadu_si512(w + 128 * i.value), w1 = _mm512_loadu_si512(w + 128 * i.value + 64);
+    fetch_part<kLines>(ahead, step);
+    unrolled<R>([&](auto r) CP_LAMBDA {
+      const __m512i v = broadcast_word(x + 8 * R + kGroup * r.value + 4 * i.value);
+      dot_u8s8(acc[r.value][0], w0, v);
+      dot_u8s8(acc[r.value][1], w1, v);
+    });
+  });
+}
+
+// sum += scale * acc, of row `row`.
+template <int R>
+CP_INLINE void add_group(__m512 sum[2], const __m512i acc[2], const uint8_t* x, int row) {
+  const __m512 scale = _mm512_castsi512_ps(broadcast_word(x + 4 * (R + row)));
+  sum[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[0]), scale, sum[0]);
+  sum[1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[1]), scale, sum[1]);
+}
+
+// The sums are in registers as long as there are enough of those, else in `out`.
+template <int R, int kLines>
+static void multiply_int8_groups(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
+  constexpr bool kInRegisters = R <= kInt8Rows;
+  __m512 sums[R][2];
+  unrolled<R>([&](auto r) CP_LAMBDA {
+    sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps();
+    if (!kInRegisters) store_pair(out + 32 * r.value, sums[r.value]);
+  });
+  for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
+    __m512i acc[R][2];
+    multiply_group<R, kLines>(acc, w, x, ahead, step);
+    unrolled<R>([&](auto r) CP_LAMBDA {
+      if (!kInRegisters) load_pair(out + 32 * r.value, sums[r.value]);
+      add_group<R>(sums[r.value], acc[r.value], x, r.value);
+      if (!kInRegisters) store_pair(out + 32 * r.value, sums[r.value]);
+    });
+  }
+  if (kInRegisters) unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
+}
+
 template <int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  constexpr int kStepBytes = 128;
-  const int step = fetch_step(ahead, kStepBytes);
-  __m512 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
-  for (int g = 0; g < groups; ++g) {
-    __m512i acc[R][2];
-    unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
-    const uint8_t* q = x + 8 * R;
-    for (int i = 0; i < kGroup / 4; ++i) {
-      const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-      fetch(ahead, step);
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const __m512i v = broadcast_word(q + kGroup * r.value);
-        dot_u8s8(acc[r.value][0], w0, v);
-        dot_u8s8(acc[r.value][1], w1, v);
-      });
-      w += 128;
-      q += 4;
-    }
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      const __m512 scale = _mm512_castsi512_ps(broadcast_word(x + 4 * (R + r.value)));
-      __m512* sum = sums[r.value];
-      sum[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r.value][0]), scale, sum[0]);
-      sum[1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r.value][1]), scale, sum[1]);
-    });
-    x += R * kInt8RowGroup;
+  const int step = fetch_step(ahead, 128);
+  if (step > 64) {
+    multiply_int8_groups<R, 2>(w, x, groups, out, ahead, step);
+  } else {
+    multiply_int8_groups<R, 1>(w, x, groups, out, ahead, step);
   }
-  unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
 }
 
 // Where a row of a block has its int8 values, scale and correction of group g.
@@ -376,10 +406,14 @@ struct Fp32Product {
   static constexpr Multiply run = multiply_fp32<R>;
 };
 
-constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
+constexpr LinearKernel int8_kernel(int max_rows) {
+  return {max_rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8WideRows, Int8Product>, prepare_int8_values};
+}
+
+constexpr LinearTable linear_table(const LinearKernels& int8, const ChainRows& chain, int unaided_rows) {
   return {
       {
-          {{kInt8Rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8Rows, Int8Product>, prepare_int8_values}},
+          int8,
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>}},
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
           {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
@@ -390,12 +424,14 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   };
 }
 
-constexpr LinearTable kLinear = linear_table({56, 56, 14, 7}, 4);  // measured on Zen 4
+constexpr LinearTable kLinear = linear_table({int8_kernel(kInt8Rows)}, {56, 56, 14, 7}, 4);  // measured on Zen 4
 
 // Measured on Emerald Rapids, where a core multiplies int8 twice as fast: a chain of fewer rows than 28 waits for
 // weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.  Its
-// hardware does not fetch soon enough by itself, not even for one row.
-constexpr LinearTable kIntelLinear = linear_table({28, 56, 28, 7}, 0);
+// hardware does not fetch soon enough by itself, not even for one row.  Up to 24 rows take longer to read the weights,
+// once for each block, than to add sums in memory.
+constexpr LinearKernels kIntelInt8 = {int8_kernel(kInt8WideRows), 25, int8_kernel(kInt8Rows)};
+constexpr LinearTable kIntelLinear = linear_table(kIntelInt8, {28, 56, 28, 7}, 0);
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

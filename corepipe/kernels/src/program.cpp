@@ -235,7 +235,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(q.width == int64_t{heads} * d, "q must be heads * head_dim wide");
   require(k.width == int64_t{cache.kv_heads} * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
-  require(q.rows == Rows::tokens && k.rows == Rows::tokens && v.rows == Rows::tokens, "attention takes rows of tokens");
+  require(k.rows == Rows::tokens && v.rows == Rows::tokens, "keys and values are of rows of tokens");
   require(options.window >= 1, "window must be at least 1");
   require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
   require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
@@ -244,12 +244,13 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   limit_positions(options.rope, d);
   block_size = cache.block_size;
   block_limit = std::min(block_limit, cache.blocks);
-  const Value out = write(out_index, Rows::tokens, q.width);
+  const Value out = write(out_index, q.rows, q.width);
   require(out.data != k.data && out.data != v.data && out.data != q.data, "attention can't work in place");
 
   AttentionCall call{};
   call.q = q.data, call.k = k.data, call.v = v.data, call.out = out.data;
   call.q_stride = q.stride, call.k_stride = k.stride, call.v_stride = v.stride, call.out_stride = out.stride;
+  call.wanted = q.rows == Rows::logits;
   call.kv_heads = cache.kv_heads;
   call.group = heads / cache.kv_heads;
   call.head_dim = d;

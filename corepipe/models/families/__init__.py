@@ -56,13 +56,17 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "qwen2_moe": "qwen2_moe",
         "qwen3": "qwen3",
         "qwen3_moe": "qwen3_moe",
+        "resnet": "resnet",
         "roberta": "roberta",
         "smollm3": "smollm3",
         "stablelm": "stablelm",
         "starcoder2": "starcoder2",
         "t5": "t5",
+        "unet": "unet",
+        "vgg": "vgg",
         "vit": "vit",
         "xlm-roberta": "roberta",
+        "yolov4": "yolov4",
     }
 )
 """Hugging Face's model_type -> the module that describes it."""

@@ -93,8 +93,7 @@ class Tokenizer:
     @cached_property
     def fill_in_the_middle(self) -> tuple[str, str, str] | None:
         """One of `FILL_IN_THE_MIDDLE`, whose tokens the tokenizer has been given; None: it knows none."""
-        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        return next((marks for marks in FILL_IN_THE_MIDDLE if added.issuperset(marks)), None)
+        return next((marks for marks in FILL_IN_THE_MIDDLE if self.added_tokens.keys() >= {*marks}), None)
 
     @property
     def chat_template(self) -> str | None:

@@ -4,6 +4,7 @@ from corepipe.neuron.graph import Function
 from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAttention, Rope
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
+from corepipe.neuron.ops.convolution import Concatenate, Convolution, Pixels, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.elementwise import Activation, Add, GatedActivation, Scale, SelectRows
 from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex
 from corepipe.neuron.ops.experts import Experts
@@ -17,6 +18,8 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Attention",
+    "Concatenate",
+    "Convolution",
     "CrossAttention",
     "Embed",
     "Experts",
@@ -27,6 +30,8 @@ __all__ = [
     "Linear",
     "Op",
     "PatchEmbed",
+    "Pixels",
+    "Pool",
     "RMSNorm",
     "Receive",
     "Rope",
@@ -34,4 +39,6 @@ __all__ = [
     "Scale",
     "SelectRows",
     "Send",
+    "Upconvolution",
+    "Upsample",
 ]

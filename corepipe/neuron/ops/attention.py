@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -14,11 +14,31 @@ from corepipe.neuron.engines import AttentionCost, Cost
 from corepipe.neuron.graph import Format, HeadLayout, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 from corepipe.neuron.numerics import F32, Scores
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
-from corepipe.neuron.ops.costs import TILE, Passes, elementwise_cost
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.profiles import AttentionKernel
+from corepipe.neuron.rates import TILE, CoreRates
 
 DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
+
+REWRITES, PICKS = 7, 3
+"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
+by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
+each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
+update_past)."""
+
+SCORE_BYTES = 4
+"""A score that lies in memory, as the array has left it in PSUM: fp32."""
+
+WRITTEN, READ = 5, 7
+"""How often scores cross memory that on-chip memory cannot hold, where each step is an operation of its own.
+
+Written by the product, the mask, the difference to the maximum, the exponential and the quotient; read by the
+last four, the maximum, the sum and the product with the values (transformers-neuronx 7a30b42, llama/hlo.py).
+"""
+
+WINDOWED = 1
+"""Once more each, for a second mask (mistral/hlo.py)."""
 
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 
@@ -33,7 +53,8 @@ class Rope(Keeps):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=1, two=3)  # the rotated halves; two products, a sum
-        return elementwise_cost(self.out, passes, fmt, rates)
+        cost = elementwise_cost(self.out, passes, fmt, rates)
+        return replace(cost, start=0.0) if rates.style.fuses_rope else cost
 
     def refuses(self, _fmt: Format) -> None:
         return None
@@ -128,7 +149,7 @@ class CrossAttention(Keeps):
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _cost(self, self.heads, fmt, rates, causal=False)
+        return _cost(self, self.heads, fmt, rates, causal=False, crossings=PICKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,33 +188,74 @@ class LatentAttention(Makes):
         return _cost(self, shared, fmt, rates, causal=True)
 
 
+def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]:
+    """Seconds of VectorE and of ScalarE for a key; exponentials are where the pair ends sooner."""
+    passes, exponentials = queries * SOFTMAX.cycles(fmt) / rates.vector, queries * SOFTMAX.scalar
+    apart = passes, exponentials / rates.scalar
+    if not rates.exponentials:
+        return apart
+    together = passes + exponentials / rates.exponentials, 0.0
+    return min(apart, together, key=max)
+
+
 def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> StateSpec:
     """Keys and values."""
     return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window)
 
 
 def _cost(
-    op: Op, heads: HeadLayout, fmt: Format, rates: CoreRates, *, causal: bool, window: int | None = None
+    op: Op,
+    heads: HeadLayout,
+    fmt: Format,
+    rates: CoreRates,
+    *,
+    causal: bool,
+    window: int | None = None,
+    crossings: int = REWRITES,
 ) -> AttentionCost:
-    """The products with keys and values, a softmax, and what is read and kept."""
+    """The products with keys and values, a softmax, and what is read and kept.
+
+    crossings: of memory by keys and values, where they are rewritten.
+    """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
-    copies = queries // keys if rates.expands_kv and heads.copied else 1
+    copies = queries // keys if rates.style.expands_kv and heads.copied else 1
+    copies *= crossings if rates.style.rewrites_kv else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
-    return AttentionCost(
+    vector, scalar = _softmax(queries, fmt, rates)
+    plain = AttentionCost(
         rows=op.out.rows.number,
         causal=causal,
-        window=window,
+        window=None if rates.style.masks_window else window,
         tensor=4 * tile * keys / rates.attention,
         group=queries // keys,
         min_rows=rates.min_rows,
-        vector=queries * SOFTMAX.cycles(fmt) / rates.vector,
-        scalar=queries * SOFTMAX.scalar / rates.scalar,
-        traffic=copies * token * (piece if rates.gathers_kv else 1 / rates.memory),
+        vector=vector,
+        scalar=scalar,
+        traffic=copies * token * (piece if rates.style.gathers_kv else 1 / rates.memory),
         write=token * piece,
+        scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),
         start=rates.start,
         queued=2 * rates.start / DMA_QUEUES,
         token_bytes=copies * token,
         flops=4.0 * width * queries,
+    )
+    return _spilling(plain, queries, rates, again=WINDOWED if window is not None else 0)
+
+
+def _spilling(cost: AttentionCost, queries: int, rates: CoreRates, again: int) -> AttentionCost:
+    """With the scores of long prompts in memory between the steps of their softmax, where those are separate.
+
+    They move in pieces of a tile's row.
+    """
+    if rates.style.kernel is not AttentionKernel.SEPARATE:
+        return cost
+    size = queries * SCORE_BYTES
+    crossing = (size * (WRITTEN + again), size * (READ + again))
+    return replace(
+        cost,
+        held=rates.on_chip / size,
+        spilled=sum(crossing) * rates.pieces(TILE * SCORE_BYTES),
+        spilled_bytes=crossing,
     )

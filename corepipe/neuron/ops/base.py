@@ -180,6 +180,10 @@ class Op:
         """What of the graph's own inputs the Op reads, for the rows of `out`."""
         return None
 
+    def given(self) -> int:
+        """Elements that the host sends for each row of `out`: of images; ids are too few to count."""
+        return 0
+
     @property
     def state(self) -> StateSpec | None:
         """What the Op keeps of a sequence, for the steps to come."""

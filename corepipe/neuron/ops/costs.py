@@ -2,7 +2,8 @@
 
 Within an Op the engines work beside one another, so that it takes as long as the busiest of them, after a
 start that nothing hides (a transfer's semaphore; weights are fetched ahead).  Ops follow one another.
-- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul).
+- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul); of
+  formats that are multiplied several at a time, tiles of 256 (fp8) or 512 (MX) x 128.
 - VectorE and ScalarE: passes over the elements, one a lane and cycle, max(64, n) cycles each; an operation
   on two fp32 operands takes two cycles an element (nki/api/nki/isa, tensor_tensor).
 - DMA: weights once a step, less what stays on chip; keys and values of the contexts, embedding rows, in
@@ -19,11 +20,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from corepipe.neuron.engines import OpCost
-from corepipe.neuron.graph import DType, Format, RowSet, Value, WeightRole, weight_bytes
-from corepipe.neuron.rates import CoreRates
-
-TILE = 128
-"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
+from corepipe.neuron.graph import AxisKind, DType, Format, RowSet, Value, WeightRole, weight_bytes
+from corepipe.neuron.rates import TILE, CoreRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +45,17 @@ def matrix_cost(
 ) -> OpCost:
     """Rows times a matrix [n, k]; results come out of PSUM in a pass, and to memory if they leave.
 
-    fp32 activations that meet narrower weights are converted first.
+    fp32 activations that meet narrower weights are converted first, and those that are multiplied in a
+    microscaling format are quantised, four elements of a partition a cycle (trainium3_arch.rst, QuantizeMX).
     """
     n, k = shape
-    tiles = (ceil(n / TILE) * TILE, ceil(k / TILE) * TILE) if rates.array else (n, k)
     stored = weight_bytes((n, k), WeightRole.MATRIX, fmt) * rates.read_share
-    casts = k if fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32 else 0
+    narrowed = fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32
+    casts = k if narrowed or fmt.multiplied is DType.MXFP8 else 0
     row_bytes = n * fmt.compute.bytes if leaves else 0
     return OpCost(
         rows.number,
-        tensor=2 * tiles[0] * tiles[1] / rates.matmul,
+        tensor=2 * held_elements(n, k, rates) / rates.matmul,
         min_rows=rates.min_rows,
         vector=(0.0, (n + casts) / rates.vector),
         dma=(stored / rates.memory, row_bytes / rates.memory),
@@ -66,14 +65,22 @@ def matrix_cost(
     )
 
 
+def held_elements(n: int, k: int, rates: CoreRates) -> int:
+    """Elements of a matrix [n, k] as the array holds it, in whole tiles."""
+    if not rates.array:
+        return n * k
+    return ceil(n / TILE) * TILE * ceil(k / rates.contraction) * rates.contraction
+
+
 def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) -> OpCost:
     """Passes over all elements of a result."""
-    cycles = passes.cycles(fmt)
+    cycles, width = passes.cycles(fmt), out.width * out.rows.each
     return OpCost(
         out.rows.number,
-        vector=(cycles * rates.pass_seconds, cycles * out.width / rates.vector),
-        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * out.width / rates.scalar),
+        vector=(cycles * rates.pass_seconds, cycles * width / rates.vector),
+        scalar=(passes.scalar * rates.pass_seconds, passes.scalar * width / rates.scalar),
         start=rates.start,
+        split=rates.degree if rates.sequence_parallel and out.axis.kind is AxisKind.HIDDEN else 1,
     )
 
 

@@ -93,5 +93,8 @@ class PatchEmbed(Makes):
     def reads(self) -> InputKind:
         return InputKind.PATCHES
 
+    def given(self) -> int:
+        return self.weight.shape[1]
+
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return matrix_cost(self.out.rows, self.weight.shape, fmt, rates)

@@ -14,6 +14,9 @@ from corepipe.neuron.rates import CoreRates
 
 COMBINE = Passes(two=2)  # an expert's result times its weight, and added
 
+SUMMED = 1
+"""How often the sum crosses memory, in and out, for each expert of a prompt (NxD's forward_all_experts)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Experts(Keeps):
@@ -55,6 +58,7 @@ class Experts(Keeps):
         Where all experts take all rows, the results of their first two products and of the third are tensors
         of [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no
         on-chip memory holds those of a prompt, so that each is written to memory and read by the next step.
+        Nor does it hold the sum, to which one expert's result is added after the other's.
         """
         rows, ffn, hidden = self.out.rows, self.ffn, self.x.width
         gate, up, down = (
@@ -67,7 +71,7 @@ class Experts(Keeps):
         steps = (
             merged((gate, up), rates, written=middle),
             merged((gated, down), rates, read=middle, written=result),
-            merged((added,), rates, read=result),
+            merged((added,), rates, read=(1 + SUMMED) * result, written=SUMMED * result),
         )
         one = merged((gate, up, gated, down, added), rates)
         return ExpertsCost(one, steps, self.experts, self.top_k, 2 * rates.start)

@@ -12,6 +12,7 @@ from corepipe.neuron.compiler import compile_for_timing, weight_bytes_by_format
 from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import (
+    SOURCE,
     TOKENS,
     AxisKind,
     DType,
@@ -28,6 +29,7 @@ from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
+from corepipe.neuron.uncertainty import Architecture, architecture_of
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,
@@ -38,7 +40,7 @@ from corepipe.planning.calibration.rows import (
     number_format,
     text,
 )
-from corepipe.planning.calibration.stacks import ENCODERS, profile_of
+from corepipe.planning.calibration.stacks import ENCODERS, Kind, profile_of
 
 DEFAULT_TOKENS = 2048
 """Of a whole sequence, where a row that counts input and output alike does not say: that of the published
@@ -55,7 +57,9 @@ class Case:
     place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
     compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
-    is then left out.  vocabulary: its tokens.  assumed: what the row does not say, in words; else empty.
+    is then left out.  translates: it decodes what an encoder has read.  image: pixels a side of one (None: as
+    the model has it).  vocabulary: its tokens; architecture: what its errors are like.
+    assumed: what the row does not say, in words; else empty.
     """
 
     model: str
@@ -70,7 +74,10 @@ class Case:
     longest: int
     encodes: bool
     causal: bool
+    translates: bool
+    image: int | None
     vocabulary: int
+    architecture: Architecture = field(compare=False)
     assumed: str = field(compare=False)
 
     @property
@@ -95,9 +102,13 @@ class Cases:
         cut = degrees(row)
         batch = count(row, "batch_size", 1) or 1
         model, task = text(row, "model"), text(row, "task").lower()
-        profile = self._profile or profile_of(row, batch, cut)
         machine = _instance(row, cut)
-        graph = self._graph(model, _native(number_format(row), machine))
+        fmt = _native(number_format(row), machine)
+        graph = self._graph(model, fmt, None)
+        kind = Kind.of(graph)
+        profile = self._profile or profile_of(row, batch, cut, kind)
+        image = _image(row, graph) if kind.images else None
+        graph = self._graph(model, fmt, image)
         encodes = not graph.causal or task in ENCODERS
         lengths = _lengths(row, graph, encodes)
         held = _held(graph, machine, batch * lengths.longest) if _together(row) and cut == Degrees() else cut
@@ -117,7 +128,10 @@ class Cases:
             longest=lengths.longest,
             encodes=encodes,
             causal=graph.causal,
+            translates=kind.translates,
+            image=image,
             vocabulary=graph.vocab_size,
+            architecture=architecture_of(graph),
             assumed="; ".join(assumed),
         )
 
@@ -133,6 +147,7 @@ class Cases:
             case.batch,
             case.longest,
             case.encodes,
+            case.image,
         )
         if key not in self._models:
             self._models[key] = self._cost_model(case)
@@ -143,7 +158,7 @@ class Cases:
     def _cost_model(self, case: Case) -> CostModel:
         place = case.placement
         cut = Placement(place.pipeline, place.tensor)
-        programs = self._programs(case.model, case.format, cut, case.encodes)
+        programs = self._programs(case.model, case.format, cut, case.encodes, case.image)
         _refuse_large(programs, place, case.instance)
         return CostModel(
             programs,
@@ -154,15 +169,32 @@ class Cases:
             longest=case.longest,
         )
 
-    def _compile(self, model: str, fmt: Format, placement: Placement, encodes: bool) -> tuple[Program, ...]:
-        graph = self._graph(model, fmt)
+    def _compile(
+        self, model: str, fmt: Format, placement: Placement, encodes: bool, image: int | None
+    ) -> tuple[Program, ...]:
+        graph = self._graph(model, fmt, image)
         wanted = _headless(graph) if encodes and graph.causal else graph
         finer = placement.pipeline > graph.num_layers and not wanted.causal
         return compile_for_timing(_finer(wanted) if finer else wanted, placement)
 
 
-def _graph(model: str, fmt: Format) -> Graph:
-    return architecture(model).graph(fmt)
+def _graph(model: str, fmt: Format, image: int | None) -> Graph:
+    found = architecture(model)
+    return (found if image is None else found.resized(image)).graph(fmt)
+
+
+def _image(row: Raw, graph: Graph) -> int | None:
+    """Pixels a side, where the row says it: "224x224", or one number where no patches are counted.
+
+    Raises Unpredictable for images that are not square.
+    """
+    given = input_tokens(row)
+    if isinstance(given, tuple):
+        if given[0] != given[1]:
+            raise Unpredictable(f"images of {given[0]}x{given[1]} are not square")
+        return given[0]
+    patches = any(part.kind is InputKind.PATCHES for part in graph.inputs)
+    return None if patches else given or None
 
 
 def _headless(graph: Graph) -> Graph:
@@ -235,7 +267,7 @@ class _Lengths:
 
 
 def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
-    if any(given.kind is InputKind.PATCHES for given in graph.inputs):
+    if Kind.of(graph).images:
         return _Lengths(graph.max_positions, 0, graph.max_positions)
     given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
     if isinstance(given, tuple):
@@ -249,6 +281,8 @@ def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
     if not given + outputs:
         raise Unpredictable("input_len and output_len are missing")
     inputs = given or 1
+    if SOURCE in graph.rows:
+        return _Lengths(inputs, outputs, max(longest, inputs, outputs + 1))
     return _Lengths(inputs, outputs, max(longest, inputs + outputs))
 
 

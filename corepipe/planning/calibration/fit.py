@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.constants import Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.predict import Asked, Predictor
 from corepipe.planning.calibration.rows import Raw, text
 from corepipe.planning.calibration.score import pair, resolution
 
@@ -37,6 +37,12 @@ ENOUGH = 1e-4
 """A relative gain below this ends the search."""
 
 GIVE_UP = 1e6
+
+FAR_OFF = 0.03
+"""Of a logarithm: slopes that were taken nearer by are good enough."""
+
+Known = dict[Constants, dict[Asked, float]]
+"""What rows are predicted to be with some constants."""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_efficiency": (0.3, 1.0),
@@ -82,22 +88,30 @@ def fit(
     cases: Cases,
     start: Mapping[str, Constants] | None = None,
     pull: float = 0.0,
+    known: Known | None = None,
 ) -> Fit:
     """The constants that suit `rows` best, generation by generation.
 
     start: where to begin, and with `pull` > 0 where constants are drawn to: as strongly as by so many rows
-    that are off by a tenth for each tenth that a constant differs.
+    that are off by a tenth for each tenth that a constant differs.  known: what other fits have asked, which
+    is added to.
     """
     begin = dict(start or shipped())
     by_version: dict[str, list[Raw]] = {}
     for row in rows:
         by_version.setdefault(version(row), []).append(row)
-    found = {v: _fit_one(v, group, cases, begin, pull) for v, group in by_version.items()}
+    answers: Known = {} if known is None else known
+    found = {v: _fit_one(v, group, cases, begin, pull, answers) for v, group in by_version.items()}
     return Fit(found, {v: len(group) for v, group in by_version.items()})
 
 
 def _fit_one(
-    generation: str, rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants], pull: float
+    generation: str,
+    rows: Sequence[Raw],
+    cases: Cases,
+    start: Mapping[str, Constants],
+    pull: float,
+    known: Known,
 ) -> Constants:
     weights = _weights(rows)
     asked = [Predictor(cases=cases).ask(row) for row in rows]
@@ -109,24 +123,30 @@ def _fit_one(
     origin = np.clip(origin, low + 1e-6, high - 1e-6)
 
     def residuals(x: F64) -> F64:
-        constants = {**start, generation: _constants(base, x)}
-        predictor = Predictor(constants=constants, cases=cases)
-        known = {one: predictor.answer(one) for one in set(asked)}
-        errors = [_log_error(known[one], *value) for one, value in zip(asked, measured, strict=True)]
+        constants = constants_from(base, x)
+        answers = known.setdefault(constants, {})
+        predictor = Predictor(constants={generation: constants}, cases=cases)
+        answers.update((one, predictor.answer(one)) for one in set(asked) - answers.keys())
+        errors = [log_error(answers[one], *value) for one, value in zip(asked, measured, strict=True)]
         return np.concatenate([np.array(errors) * weights, np.sqrt(pull) * (x - origin)])
 
-    return _constants(base, least_squares(residuals, origin, low, high))
+    return constants_from(base, least_squares(residuals, origin, low, high))
 
 
-def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) -> F64:
-    """The x within [low, high] with the least soft-l1 loss of its residuals.
+def least_squares(
+    residuals: Callable[[F64], F64], x: F64, low: F64, high: F64, enough: float = ENOUGH
+) -> F64:
+    """The x within [low, high] with the least soft-l1 loss of its residuals, or one from which a step gains
+    less than the share `enough`.
 
     Levenberg and Marquardt's steps, each residual weighted by the slope of its loss (Triggs et al. 2000).
+    Slopes are taken anew where x has gone FAR_OFF from those that there are.
     """
     found, damping = residuals(x), 1e-3
+    taken_at = np.full_like(x, inf)
     while damping < GIVE_UP:
-        columns = [(residuals(_moved(x, i)) - found) / STEP for i in range(len(x))]
-        slopes = np.stack(columns, axis=1)
+        if max(abs(x - taken_at)) > FAR_OFF:
+            taken_at, slopes = x, _slopes(residuals, x, found)
         weights = 1 / np.sqrt(1 + (found / SOFT) ** 2)
         normal = slopes.T @ (slopes * weights[:, None])
         pull = slopes.T @ (weights * found)
@@ -142,9 +162,14 @@ def least_squares(residuals: Callable[[F64], F64], x: F64, low: F64, high: F64) 
             if gain > 0:
                 x, found = there, new
                 break
-        if gain < ENOUGH:
+        if gain < enough:
             break
     return x
+
+
+def _slopes(residuals: Callable[[F64], F64], x: F64, found: F64) -> F64:
+    """[residuals, numbers]: how the residuals, which are `found` at x, change with each number."""
+    return np.stack([(residuals(_moved(x, i)) - found) / STEP for i in range(len(x))], axis=1)
 
 
 def _moved(x: F64, i: int) -> F64:
@@ -157,11 +182,12 @@ def _loss(residuals: F64) -> float:
     return float((np.sqrt(1 + (residuals / SOFT) ** 2) - 1).sum()) + 1e-12
 
 
-def _constants(base: Constants, x: F64) -> Constants:
+def constants_from(base: Constants, x: F64) -> Constants:
+    """The fitted ones from their logarithms; the others as they are."""
     return replace(base, **{name: float(np.exp(value)) for name, value in zip(fitted(base), x, strict=True)})
 
 
-def _log_error(predicted: float, value: float, slack: float) -> float:
+def log_error(predicted: float, value: float, slack: float) -> float:
     """log(predicted / measured), 0 within what the source rounds to the same figure."""
     if predicted > value + slack:
         return log(predicted / (value + slack))

@@ -78,10 +78,16 @@ class Predictor:
     """Predicts rows with one set of constants.
 
     constants: by generation of cores, instead of the profiles'.  cases may be shared between predictors,
-    which then compile everything once.
+    which then compile everything once.  scales: of steps with prompts and of others, likewise.
     """
 
-    def __init__(self, constants: Mapping[str, Constants] | None = None, cases: Cases | None = None) -> None:
+    def __init__(
+        self,
+        constants: Mapping[str, Constants] | None = None,
+        cases: Cases | None = None,
+        scales: tuple[float, float] | None = None,
+    ) -> None:
+        self._scales = scales
         self._cases = cases or Cases()
         self._constants = constants
         self._generation = cache(self._generate)
@@ -95,7 +101,9 @@ class Predictor:
             asked = self.ask(row)
             profile = asked.case.profile.name
             guesses = [guess for guess in (asked.case.assumed, text(row, assumed.COLUMN)) if guess]
-            reason = "; ".join(filter(None, (_caveat(row, asked.case), *guesses)))
+            doubt = asked.case.instance.hypothetical
+            notes = (f"hypothetical: {doubt}" if doubt else "", _caveat(row, asked.case), *guesses)
+            reason = "; ".join(filter(None, notes))
             return Prediction(self.answer(asked), reason, profile, bool(guesses))
         except Unpredictable as error:
             return Prediction(None, str(error), profile)
@@ -125,27 +133,30 @@ class Predictor:
             return _of_pass(asked.metric, self._pass(case)) / UNITS[asked.unit]
         return _of_generation(asked.metric, self._generation(case), asked.quantile) / UNITS[asked.unit]
 
+    def _cost(self, case: Case) -> CostModel:
+        cost = self._cases.cost(case, self._constants)
+        return cost if self._scales is None else cost.with_scales(*self._scales)
+
     def _generate(self, case: Case) -> Generation:
         """A whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
-        cost = self._cases.cost(case, self._constants)
+        cost = self._cost(case)
+        first = _encoder(cost, case) if case.translates else _prefill(cost, case)
         steps = _decode_steps(cost, case)
-        return Generation(
-            _prefill(cost, case), steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs)
-        )
+        return Generation(first, steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs))
 
     def _serve(self, case: Case, offered: Traffic) -> Served:
         if case.encodes or not case.outputs:
             raise Unpredictable("only models that generate are predicted under load")
-        return serve(case, self._cases.cost(case, self._constants), offered)
+        return serve(case, self._cost(case), offered)
 
     def _encode(self, case: Case) -> Pass:
         """Batches on each replica: one after the other, or with several in flight each in its turn.
 
-        While the cores work on one batch, the host copies the results of another, if there is another.
+        While the cores work on one batch, the host copies images and results of another, if there is another.
         """
-        cost = self._cases.cost(case, self._constants)
-        shape = _whole(case)
-        host = case.profile.host_seconds + cost.output_seconds(shape)
+        cost = self._cost(case)
+        shape = whole_batch(case)
+        host = case.profile.host_seconds + cost.input_seconds(shape) + cost.output_seconds(shape)
         alone = host + cost.latency(shape)
         workers = case.profile.workers
         if cost.stages == 1 and workers == 1:
@@ -154,7 +165,7 @@ class Predictor:
         return Pass(max(alone, workers * step), case.degrees.data / step, case.batch)
 
 
-def _whole(case: Case) -> StepShape:
+def whole_batch(case: Case) -> StepShape:
     """A batch of whole inputs; a decoder that is used as an encoder gives a vector for every token."""
     every = case.encodes and case.causal
     return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
@@ -163,20 +174,36 @@ def _whole(case: Case) -> StepShape:
 def _prefill(cost: CostModel, case: Case) -> float:
     """Seconds until every prompt of the batch has its first token."""
     together = case.batch if case.profile.batched_prefill else 1
-    shape = StepShape.of([(0, case.inputs)] * together, together)
-    one = case.profile.host_seconds + cost.latency(shape) + cost.sampling_seconds(shape)
+    chunk = case.profile.chunk or case.inputs
+    one = 0.0
+    for start in range(0, case.inputs, chunk):
+        count = min(chunk, case.inputs - start)
+        shape = StepShape.of([(start, count)] * together, together if start + count == case.inputs else 0)
+        one += case.profile.host_seconds + cost.latency(shape) + cost.sampling_seconds(shape)
     return one * (case.batch // together)
+
+
+def _encoder(cost: CostModel, case: Case) -> float:
+    """Seconds until a batch's sources are read, each padded to the length that graphs are compiled for, and
+    the first token is made of them."""
+    longest = case.profile.decode_buckets.pad(case.inputs, case.longest)
+    tokens = case.batch * longest
+    shape = StepShape((0, 0, tokens), case.batch, tokens, tokens * longest)
+    first = StepShape.decode(case.batch, 1)
+    steps = (cost.latency(one) + cost.sampling_seconds(one) for one in (shape, first))
+    return 2 * case.profile.host_seconds + cost.input_seconds(first) + sum(steps)
 
 
 def _decode_steps(cost: CostModel, case: Case) -> F64:
     """Seconds of each step after the first token."""
-    contexts = np.arange(case.inputs + 1, case.inputs + case.outputs, dtype=np.int64)
+    known = 1 if case.translates else case.inputs + 1
+    contexts = np.arange(known, known + case.outputs - 1, dtype=np.int64)
     if not len(contexts):
-        contexts = np.array([case.inputs + 1], np.int64)
+        contexts = np.array([known], np.int64)
     stages = cost.decode_seconds(case.batch, contexts * case.batch)
     shape = StepShape.decode(case.batch, case.inputs)
     moved = sum(cost.transfer_seconds(stage, shape) for stage in range(cost.stages))
-    fixed = case.profile.host_seconds + moved + cost.sampling_seconds(shape)
+    fixed = case.profile.host_seconds + cost.input_seconds(shape) + moved + cost.sampling_seconds(shape)
     total: F64 = stages.sum(axis=0) + fixed
     return total
 

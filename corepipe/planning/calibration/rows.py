@@ -64,6 +64,20 @@ def read(path: Path) -> Table:
     return Table(columns, rows)
 
 
+def read_measured(path: Path) -> Table:
+    """As `read`, of a file whose rows are measurements.  Raises UserError that names the first line whose
+    value is no positive number, or has no unit."""
+    table = read(path)
+    for line, row in enumerate(table.rows, 2):
+        try:
+            if number(row, "value") is not None and text(row, "unit") not in UNITS:
+                given = text(row, "unit") or "missing"
+                raise Unpredictable(f"unit is {given:.40}; give one of {', '.join(UNITS)}")
+        except Unpredictable as error:
+            raise UserError(f"{path}, line {line}, {error}") from error
+    return table
+
+
 def as_csv(columns: Sequence[str], rows: Iterable[Raw]) -> str:
     """The rows under a header."""
     file = io.StringIO(newline="")

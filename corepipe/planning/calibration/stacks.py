@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from corepipe.errors import UserError
+from corepipe.neuron.graph import SOURCE, Graph, InputKind
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.profiles import profile as find_profile
 from corepipe.planning.calibration.rows import Degrees, Raw, Unpredictable, text
@@ -18,13 +20,28 @@ NXDI_SINCE = 20
 NXDI_YEAR = 2025
 """optimum-neuron's exports through NxD Inference begin in this year."""
 
-CONVOLUTIONS = "convolutional networks are not modelled"
+FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
+"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/profiles.py)."""
 
-ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding"})
+ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that are run once over their input."""
 
 
-def profile_of(row: Raw, batch: int, degrees: Degrees) -> RuntimeProfile:  # noqa: PLR0911 -- one return a kind
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a model is, as far as the software is another for it: whether it reads `images`, whether it
+    decodes what an encoder has read (`translates`)."""
+
+    images: bool = False
+    translates: bool = False
+
+    @classmethod
+    def of(cls, graph: Graph) -> Kind:
+        images = any(given.kind in {InputKind.PATCHES, InputKind.PIXELS} for given in graph.inputs)
+        return cls(images, SOURCE in graph.rows)
+
+
+def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> RuntimeProfile:
     """The profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
     if given := text(row, "profile"):
         try:
@@ -35,18 +52,14 @@ def profile_of(row: Raw, batch: int, degrees: Degrees) -> RuntimeProfile:  # noq
     match task:
         case "static-batch(optimum-neuron)":
             return PROFILES[_static(sdk, batch)]
-        case "text-generation":
-            return PROFILES["transformers-neuronx" if _older(sdk) else "nxdi"]
-        case "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
-            return PROFILES["transformers-neuronx"]
+        case "text-generation" | "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
+            return PROFILES["beam-search" if kind.translates else _decoder(task, sdk)]
         case "serving-tgi":
             return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
         case "serving":
             return PROFILES["optimum-nxdi"]
         case _ if task in ENCODERS:
-            return PROFILES[_encoder(degrees, text(row, "instance"))]
-        case "cnn":
-            raise Unpredictable(CONVOLUTIONS)
+            return PROFILES[_encoder(degrees, text(row, "instance"), kind)]
         case _:
             raise Unpredictable(
                 f"no runtime profile is known for the task {task!r:.40}; name one in `profile`"
@@ -61,14 +74,32 @@ def _static(sdk: str, batch: int) -> str:
     return "optimum-tnx" if batch > 1 else "transformers-neuronx"
 
 
-def _encoder(degrees: Degrees, instance: str) -> str:
-    """NeuronPerf on inf1 kept two batches in flight on each of several cores."""
+def _encoder(degrees: Degrees, instance: str, kind: Kind) -> str:
+    """NeuronPerf kept two batches in flight on each of several cores: of texts on inf1, of images since."""
     if degrees.pipeline > 1:
         return "neuroncore-pipeline"
-    return "data-parallel-2" if instance.startswith("inf1") and degrees.data > 1 else "data-parallel"
+    two = degrees.data > 1 and instance.startswith("inf1") is not kind.images
+    return "data-parallel-2" if two else "data-parallel"
+
+
+def _decoder(task: str, sdk: str) -> str:
+    """By release: NxD Inference, or before it transformers-neuronx, whose samples' layout is BSH since SDK
+    2.18.1, and which has a flash kernel since 2.19.  Other tasks' tables are older."""
+    release = _release(sdk)
+    if task == "text-generation" and not _older(sdk):
+        return "nxdi"
+    if release is None or FUSED_SINCE <= release < FLASH_SINCE:
+        return "transformers-neuronx"
+    return "transformers-neuronx-hsb" if release < FUSED_SINCE else "transformers-neuronx-flash"
 
 
 def _older(sdk: str) -> bool:
     """Whether an SDK release has transformers-neuronx: 2.20 and before; an unknown one is new."""
-    release = re.match(r"2\.(\d+)", sdk)
-    return release is not None and 3 <= int(release[1]) <= NXDI_SINCE
+    release = _release(sdk)
+    return release is not None and 3 <= release[0] <= NXDI_SINCE
+
+
+def _release(sdk: str) -> tuple[int, int] | None:
+    """Of SDK 2: (18, 1) for 2.18.1; None where it is not said."""
+    found = re.match(r"2\.(\d+)(?:\.(\d+))?", sdk)
+    return None if found is None else (int(found[1]), int(found[2] or 0))

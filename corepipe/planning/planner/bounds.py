@@ -164,7 +164,8 @@ class Timed:
     @cached_property
     def blocks(self) -> int:
         """KV blocks that a replica can have; negative where not even the weights fit."""
-        return blocks_that_fit(self._cores, self.shape.placement.data, self.instance)
+        budget = self.shape.profile.kv_budget
+        return blocks_that_fit(self._cores, self.shape.placement.data, self.instance, budget)
 
     @cached_property
     def weights(self) -> int:

@@ -14,6 +14,12 @@ COLUMNS = 78
 
 INDENT = "  "
 
+MEASURED_REQUESTS = 1000
+"""Of a measurement: an hour's rent is enough for them at rates that anyone measures."""
+
+MEASURED = "measured"
+"""Where a measurement is written."""
+
 
 def serve_command(
     model: str, deployment: PlannedDeployment, stack: str, *, weights: bool
@@ -47,6 +53,38 @@ def simulate_command(model: str, deployment: PlannedDeployment, stack: str, dema
         **_slo(demand),
     }
     return ["corepipe", "simulate", model, *_words(flags)]
+
+
+def measure_commands(
+    model: str, deployment: PlannedDeployment, stack: str, demand: Demand
+) -> tuple[list[str], ...]:
+    """`corepipe bench` for one instance under its part of the load, and `corepipe fit` of its result."""
+    rate = demand.objectives.rate / deployment.instances
+    shape, place = deployment.candidate.shape, deployment.candidate.shape.placement
+    bench = {
+        "--rate": repr(rate),
+        "--requests": min(MEASURED_REQUESTS, demand.tightened.requests_at(rate)),
+        "--input-len": demand.input_len.spec,
+        "--output-len": demand.output_len.spec,
+        "--seed": demand.seed,
+        "--output": MEASURED,
+    }
+    fit = {
+        "--model": model,
+        "--instance": shape.instance,
+        "--tensor": place.tensor,
+        "--pipeline": place.pipeline,
+        "--data": place.data,
+        "--dtype": shape.format.name,
+        "--max-num-seqs": deployment.candidate.limits.max_num_seqs,
+        "--max-model-len": deployment.candidate.limits.max_model_len,
+        "--profile": stack,
+        "--output": "measured.json",
+    }
+    return (
+        ["corepipe", "bench", "http://HOST:8000", *_words(bench)],
+        ["corepipe", "fit", f"{MEASURED}/result.json", *_words(fit)],
+    )
 
 
 def wrapped(command: list[str]) -> str:

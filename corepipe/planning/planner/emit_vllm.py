@@ -1,9 +1,8 @@
-"""What runs a plan's choice on the real hardware: vLLM on Neuron with NxD Inference, as Kubernetes objects.
+"""What runs a plan's choice on the real hardware: vLLM on Neuron, as Kubernetes objects.
 
-Names and meanings: the NxD Inference documentation (libraries/nxd-inference/developer_guides/
-vllm-user-guide-v1.rst and feature-guide.rst, libraries/nxd-inference/api-guides/api-guide.rst), the plugin
-that takes `override_neuron_config` (vllm-project/vllm-neuron, neuronx_distributed_model_loader.py), and the
-device plugin's resources (deploy/includes/k8s-neuron-device-plugin.rst).  docs/planning.md lists them.
+trn2 and trn3 have vLLM's native plugin (`vllm_native`), inf2 and trn1 NxD Inference (`vllm_nxdi`).  Resources
+are the device plugin's (deploy/includes/k8s-neuron-device-plugin.rst).  docs/planning.md lists what is
+written.
 """
 
 from __future__ import annotations
@@ -11,107 +10,81 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from math import log2
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from corepipe.errors import UserError
+from corepipe.models.config import ModelConfig
 from corepipe.neuron.hardware import Instance
-from corepipe.planning.planner.space import PlannedDeployment, Shape
+from corepipe.planning.planner import vllm_native, vllm_nxdi
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
-IMAGE = "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.16.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
-"""The line of AWS's containers that has NxD Inference and runs on inf2, trn1 and trn2."""
-
-FIRST_BUCKET = 128
-GLOBAL_TOPK = 256
 PORT = 8000
+"""vLLM's own."""
 
-DTYPES = {"bf16": "bfloat16", "int8-weights": "bfloat16", "fp32": "float32"}
-"""Our formats that NxD Inference computes -> vLLM's --dtype."""
-
-QUANTIZED_PATH = "/models/quantized"
+PROBE_SECONDS = 10
 
 
-def check_runs(shape: Shape) -> None:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One replica's: an image, arguments of `vllm serve`, variables, and seconds that it may take to start.
+
+    cache: directory that outlives the container (None: none).
+    """
+
+    image: str
+    flags: Sequence[str]
+    environment: Mapping[str, str]
+    startup_seconds: int
+    cache: str | None
+
+
+def is_native(instance: Instance) -> bool:
+    """Whether the instance has vLLM's native plugin."""
+    return instance.chip.core.version in vllm_native.GENERATIONS
+
+
+def check_runs(shape: Shape, model: ModelConfig) -> None:
     """Raises UserError for what vLLM on Neuron has no way to run."""
-    place, instance = shape.placement, shape.device
-    if instance.family == "inf1":
-        problem = f"vLLM does not run on {instance.name}; restrict the plan with --instance to inf2 or trn"
-    elif place.pipeline > 1:
-        problem = "NxD Inference cuts by tensor alone; plan without pipelines"
-    elif shape.format.name not in DTYPES:
-        problem = f"NxD Inference has no {shape.format.name}; use --dtype {' or '.join(DTYPES)}"
-    elif place.tensor not in instance.tensor_degrees:
-        accepted = ", ".join(map(str, instance.tensor_degrees))
-        problem = f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
+    if shape.device.family == "inf1":
+        problem: str | None = (
+            f"vLLM does not run on {shape.device.name}; restrict the plan with --instance to inf2 or trn"
+        )
+    elif is_native(shape.device):
+        problem = vllm_native.problem(shape, model)
     else:
-        return
-    raise UserError(f"--emit vllm-neuron: {problem}", "emit")
+        problem = vllm_nxdi.problem(shape)
+    if problem is not None:
+        raise UserError(f"--emit vllm-neuron: {problem}", "emit")
 
 
-def runs(shape: Shape) -> bool:
+def runs(shape: Shape, model: ModelConfig) -> bool:
     """Whether vLLM on Neuron runs it."""
     try:
-        check_runs(shape)
+        check_runs(shape, model)
     except UserError:
         return False
     return True
 
 
-def buckets(longest: int) -> list[int]:
-    """What NxD Inference compiles for by default: powers of two from 128 up, as many as `longest` is nearest
-    to, the last of which is `longest` itself (modules/autobucketing.py, generate_buckets)."""
-    powers = range(int(log2(FIRST_BUCKET)), round(log2(longest)))
-    return [*(1 << power for power in powers), longest]
+def unfit(candidate: Candidate, prompt: int) -> str | None:
+    """Why it cannot batch as the candidate does, with prompts of up to `prompt` tokens; None: it can."""
+    shape, limits = candidate.shape, candidate.limits
+    if is_native(shape.device):
+        return vllm_native.unfit(limits, shape.placement.tensor)
+    return vllm_nxdi.unfit(limits, prompt)
 
 
-def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
-    """Keys of NxD Inference's NeuronConfig.  Raises UserError for what it cannot run."""
-    shape, limits = deployment.candidate.shape, deployment.candidate.limits
-    check_runs(shape)
-    batch, longest = limits.max_num_seqs, limits.max_model_len
-    config: dict[str, object] = {
-        "tp_degree": shape.placement.tensor,
-        "batch_size": batch,
-        "ctx_batch_size": 1,
-        "tkg_batch_size": batch,
-        "is_continuous_batching": batch > 1,
-        "max_context_length": longest,
-        "seq_len": longest,
-        "enable_bucketing": True,
-        "context_encoding_buckets": buckets(longest),
-        "token_generation_buckets": buckets(longest),
-        "on_device_sampling_config": {"dynamic": True, "deterministic": False, "global_topk": GLOBAL_TOPK},
-        "logical_nc_config": shape.device.lnc,
-    }
-    if shape.format.name == "int8-weights":
-        config |= {
-            "quantized": True,
-            "quantized_checkpoints_path": QUANTIZED_PATH,
-            "quantization_dtype": "int8",
-            "quantization_type": "per_channel_symmetric",
-        }
-    return config
-
-
-def vllm_flags(model: str, deployment: PlannedDeployment) -> list[str]:
-    """The arguments of `vllm serve`.
-
-    Without prefix caching a sequence's keys and values lie in one block of max_model_len tokens, which the
-    plugin sets itself (vllm_neuron/platform.py), so that there is a block for each sequence.
-    """
-    shape, limits = deployment.candidate.shape, deployment.candidate.limits
-    additional = {"override_neuron_config": neuron_config(deployment)}
-    flags = {
-        "--dtype": DTYPES[shape.format.name],
-        "--tensor-parallel-size": shape.placement.tensor,
-        "--max-num-seqs": limits.max_num_seqs,
-        "--max-model-len": limits.max_model_len,
-        "--num-gpu-blocks-override": limits.max_num_seqs,
-        "--port": PORT,
-        "--additional-config": json.dumps(additional),
-    }
-    pairs = (str(part) for pair in flags.items() for part in pair)
-    return [model, *pairs, "--no-enable-prefix-caching"]
+def server(model: str, deployment: PlannedDeployment) -> Server:
+    """What runs one replica of `model`, a path or a repository."""
+    shape = deployment.candidate.shape
+    if is_native(shape.device):
+        arguments, variables = vllm_native.flags(model, deployment), vllm_native.environment(shape)
+        return Server(
+            vllm_native.IMAGE, arguments, variables, vllm_native.STARTUP_SECONDS, vllm_native.CACHE_PATH
+        )
+    arguments, variables = vllm_nxdi.flags(model, deployment), vllm_nxdi.environment(shape)
+    return Server(vllm_nxdi.IMAGE, arguments, variables, vllm_nxdi.STARTUP_SECONDS, None)
 
 
 def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
@@ -120,18 +93,21 @@ def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
     return ("aws.amazon.com/neuroncore", cores) if rest else ("aws.amazon.com/neuron", devices)
 
 
-def vllm_manifests(model: str, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
-    """A PlannedDeployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
+def vllm_manifests(
+    model: str, deployment: PlannedDeployment, config: ModelConfig, notes: Sequence[str]
+) -> str:
+    """A Deployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
 
     A data-parallel replica is a vLLM server of its own: an instance holds as many pods as there is room for.
+    Raises UserError for what vLLM on Neuron does not run.
     """
-    flags = vllm_flags(model, deployment)
-    name = _object_name(model)
+    check_runs(deployment.candidate.shape, config)
+    replica, name = server(model, deployment), _object_name(model)
     return "\n".join(
         [
             *(f"# {note}" for note in notes),
-            f"# The same without Kubernetes, once for each replica: vllm serve {shlex.join(flags)}",
-            *_deployment(name, deployment, flags),
+            f"# The same without Kubernetes, once for each replica: vllm serve {shlex.join(replica.flags)}",
+            *_deployment(name, deployment, replica),
             "---",
             *_service(name),
             "",
@@ -139,12 +115,12 @@ def vllm_manifests(model: str, deployment: PlannedDeployment, notes: Sequence[st
     )
 
 
-def _deployment(name: str, deployment: PlannedDeployment, flags: Sequence[str]) -> Iterator[str]:
+def _deployment(name: str, deployment: PlannedDeployment, replica: Server) -> Iterator[str]:
     shape = deployment.candidate.shape
     resource, count = neuron_resource(shape.device, shape.placement.tensor)
     yield f"""\
 apiVersion: apps/v1
-kind: PlannedDeployment
+kind: Deployment
 metadata:
   name: {name}
 spec:
@@ -165,19 +141,23 @@ spec:
           effect: NoSchedule
       containers:
         - name: vllm
-          image: {IMAGE}
+          image: {replica.image}
           command: ["vllm", "serve"]
           args:"""
-    yield from (f"            - {json.dumps(flag)}" for flag in flags)
+    yield from (f"            - {json.dumps(flag)}" for flag in replica.flags)
+    yield "          env:"
+    for variable, value in replica.environment.items():
+        yield f'            - name: {variable}\n              value: "{value}"'
     yield f"""\
-          env:
-            - name: NEURON_RT_NUM_CORES
-              value: "{shape.placement.tensor}"
-            - name: NEURON_LOGICAL_NC_CONFIG
-              value: "{shape.device.lnc}"
           ports:
             - name: http
               containerPort: {PORT}
+          startupProbe:
+            httpGet:
+              path: /health
+              port: http
+            periodSeconds: {PROBE_SECONDS}
+            failureThreshold: {replica.startup_seconds // PROBE_SECONDS}
           readinessProbe:
             httpGet:
               path: /health
@@ -187,6 +167,21 @@ spec:
               {resource}: {count}
             limits:
               {resource}: {count}"""
+    if replica.cache is not None:
+        yield from _cache(name, replica.cache)
+
+
+def _cache(name: str, path: str) -> Iterator[str]:
+    """A directory of the node for compiled graphs: another pod there finds them."""
+    yield f"""\
+          volumeMounts:
+            - name: compiled
+              mountPath: {path}
+      volumes:
+        - name: compiled
+          hostPath:
+            path: /var/cache/{name}
+            type: DirectoryOrCreate"""
 
 
 def _service(name: str) -> Iterator[str]:

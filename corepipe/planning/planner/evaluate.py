@@ -78,7 +78,7 @@ def _unwatched() -> None:
 class Workbench:
     """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars an hour.
 
-    pulse: called now and then in a long simulation; may raise."""
+    pulse: called now and then in a long simulation; may raise.  unfit: as an `Inquiry` has it."""
 
     def __init__(
         self,
@@ -87,8 +87,10 @@ class Workbench:
         prices: Mapping[str, float],
         max_model_len: int,
         pulse: Callable[[], None] = _unwatched,
+        unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None,
     ) -> None:
         self._pulse = pulse
+        self._unfit = unfit
         self._architecture = architecture
         self._demand = demand
         self._prices = prices
@@ -111,6 +113,8 @@ class Workbench:
         return int(self._sizes.prompts.max())
 
     def failure(self, candidate: Candidate) -> Failure | None:
+        if (why := self._unfit(candidate, self.longest_prompt)) is not None:
+            return Failure(Reason.UNSUPPORTED, why)
         try:
             return self._bounds_of(candidate).failure(candidate.limits)
         except UserError as error:  # the model cannot be cut so
@@ -258,7 +262,7 @@ class Workbench:
         """The candidate's model on its instance, for any number of simulations."""
         shape, limits = candidate.shape, candidate.limits
         cores = self._cores(candidate)
-        blocks = blocks_that_fit(cores, shape.placement.data, shape.device)
+        blocks = blocks_that_fit(cores, shape.placement.data, shape.device, shape.profile.kv_budget)
         needed = limits.max_num_seqs * -(-limits.max_model_len // BLOCK_SIZE)
         return Placed(
             graph=self._graph(shape.format),
@@ -269,19 +273,25 @@ class Workbench:
             memory=MemoryPlan(min(blocks, needed), cores),
             profile=shape.profile,
             batch=limits.max_num_seqs,
-            costs=tuple(self._cost(shape, limits.max_num_seqs, n) for n in range(shape.placement.data)),
+            costs=tuple(self._cost_of(candidate, n) for n in range(shape.placement.data)),
         )
 
     def _make_bounds(self, candidate: Candidate) -> Bounds:
-        shape, limits = candidate.shape, candidate.limits
+        shape = candidate.shape
         host = 0.0 if shape.profile.asynchronous else shape.profile.host_seconds
-        cost = self._cost(shape, limits.max_num_seqs, 0)
+        cost = self._cost_of(candidate, 0)
         return Bounds(Timed(shape, cost, self._cores(candidate), host), self._sizes, self._demand.objectives)
 
-    def _make_cost(self, shape: Shape, sequences: int, replica: int) -> CostModel:
-        """Of one replica, with decode graphs for so many sequences."""
-        if sequences > 1:
-            return self._cost(shape, 1, replica).with_batch(sequences)
+    def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
+        """Of one replica, with the graphs that the candidate's limits ask for."""
+        shape, limits = candidate.shape, candidate.limits
+        chunk = None if shape.profile.chunk is None else limits.max_num_batched_tokens
+        return self._cost(shape, limits.max_num_seqs, chunk, replica)
+
+    def _make_cost(self, shape: Shape, sequences: int, chunk: int | None, replica: int) -> CostModel:
+        """Of one replica, with graphs for so many sequences, and so many tokens of a prompt."""
+        if sequences > 1 or chunk is not None:
+            return self._cost(shape, 1, None, replica).with_batch(sequences, chunk)
         return CostModel(
             self._programs(_cut(shape)), shape.device, shape.profile, shape.placement.data, replica, batch=1
         )

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from corepipe.neuron.hardware import hypothetical
+from corepipe.neuron.uncertainty import Figure
 from corepipe.planning.planner.bounds import Objectives, Reason
+from corepipe.planning.planner.certainty import FIGURES
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
@@ -20,17 +23,19 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """That serve and simulate a choice, as words; serve None: it cannot be served so."""
+    """That serve and simulate a choice, as words; serve None: it cannot be served so.  measure: those of the
+    next measurement, where one is asked for."""
 
     serve: list[str] | None
     simulate: list[str]
+    measure: tuple[list[str], ...] | None = None
 
 
 def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
     """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
     inquiry, found = plan.inquiry, plan.search
     demand = inquiry.demand
-    roomy = None if plan.best else roomier(plan)
+    roomy = None if plan.options else roomier(plan)
     return {
         "schema": SCHEMA,
         "emulated": True,
@@ -53,13 +58,15 @@ def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None
             "serve": commands.serve and shlex.join(commands.serve),
             "simulate": shlex.join(commands.simulate),
         },
+        "confidence": _confidence(plan),
+        "next_measurement": _measurement(plan, commands),
         "tied": [option(plan, o) for o in plan.tied],
         "pareto": [option(plan, o) for o in plan.front],
         "failed": [_rejected(r) for r in found.rejected],
         "dearer": [_dearer(d) for d in found.dearer],
         "without_price": list(plan.unpriced),
         "priced_by": {name: inquiry.market.prices.otherwise(name) for name in plan.unpriced},
-        "nearest": None if plan.best or plan.nearest is None else _rejected(plan.nearest),
+        "nearest": None if plan.options or plan.nearest is None else _rejected(plan.nearest),
         "would_fit": roomy and _shape(roomy),
         "would_be_met": remedy
         and {"objectives": objectives(remedy.objectives), "by": option(plan, remedy.option)},
@@ -81,6 +88,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
     price = plan.prices[shape.instance]
     return {
         **deployment(chosen.deployment),
+        **hypothetical(shape.device),
         "price_per_hour": chosen.price,
         "price_source": price.source,
         "dollars_per_million_output_tokens": million(plan, chosen),
@@ -90,8 +98,46 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
             "e2e_ms": outcome.latency * MILLISECONDS,
             "output_tokens_per_second": outcome.tokens_per_second * chosen.deployment.instances,
         },
+        "intervals": _intervals(plan, chosen),
         "below_objective_percent": {name: below * 100 for name, below, _ in distances(plan, chosen)},
         "validation": validation(plan, shape),
+    }
+
+
+def _intervals(plan: Plan, chosen: Option) -> dict[str, object]:
+    """[least, most] of each predicted figure, and of the price for the rate that was asked for."""
+    known = plan.certainty
+    latencies = {name: known.latency(chosen, name) for name in FIGURES}
+    return {
+        "level": known.level,
+        **{f"{name}_ms": [end * MILLISECONDS for end in ends] for name, ends in latencies.items()},
+        "output_tokens_per_second": known.rate(chosen),
+        "price_per_hour": known.price(chosen),
+        "basis": known.interval(chosen, Figure.THROUGHPUT).basis,
+        "may_miss": known.may_miss(chosen),
+    }
+
+
+def _confidence(plan: Plan) -> dict[str, object]:
+    """What the intervals tell apart."""
+    return {
+        "level": plan.certainty.level,
+        "ranked_by_it": plan.certainty.ranks,
+        "undecided": plan.certainty.undecided(plan.options),
+        "not_told_from_the_first": [option(plan, one) for one in plan.alike],
+    }
+
+
+def _measurement(plan: Plan, commands: Commands | None) -> dict[str, object] | None:
+    found = plan.certainty.next_measurement(plan.options)
+    if found is None or commands is None or commands.measure is None:
+        return None
+    return {
+        **deployment(found.option.deployment),
+        "tells_apart": found.separates,
+        "of": found.rivals,
+        "price_per_hour": found.price,
+        "commands": [shlex.join(command) for command in commands.measure],
     }
 
 

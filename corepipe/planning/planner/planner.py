@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.planner.bounds import Failure, Reason
+from corepipe.planning.planner.certainty import Certainty
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench
 from corepipe.planning.planner.prices import Price, PriceList, Purchase
 from corepipe.planning.planner.search import Watch, search
 from corepipe.planning.planner.search_result import Option, Progress, Rejected, SearchResult
-from corepipe.planning.planner.space import Shape, Space
+from corepipe.planning.planner.space import Candidate, Shape, Space
 
 SPREAD = 4.0
 """Faster deployments are looked for up to so many times the price of the cheapest."""
@@ -33,7 +35,8 @@ class Market:
 @dataclass(frozen=True, slots=True)
 class Inquiry:
     """What a plan is asked for.  `max_error`: share above which a validation error is too much; `accepts`:
-    shapes that are wanted at all."""
+    shapes that are wanted at all; `unfit`: why a candidate is not wanted, for prompts of up to so many
+    tokens; `confidence`: by which options are ranked, instead of by prediction."""
 
     architecture: Architecture
     demand: Demand
@@ -43,13 +46,16 @@ class Inquiry:
     max_model_len: int | None = None
     max_error: float | None = None
     accepts: Callable[[Shape], bool] = lambda _: True
+    unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None
     spread: float = SPREAD
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What was found.  options: deployments that meet the objectives, cheapest first, those that cost the
-    same by latency; the first is the choice.  unpriced: instances without a price."""
+    same by latency; the first is the choice, unless certainty ranks them and tells none apart.  unpriced:
+    instances without a price."""
 
     inquiry: Inquiry
     max_model_len: int
@@ -57,6 +63,7 @@ class Plan:
     search: SearchResult
     prices: dict[str, Price]
     unpriced: tuple[str, ...]
+    certainty: Certainty
 
     @property
     def heads_and_layers(self) -> tuple[int, int]:
@@ -66,7 +73,17 @@ class Plan:
 
     @property
     def best(self) -> Option | None:
-        return self.options[0] if self.options else None
+        return self.options[0] if self.options and not self.undecided else None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether options are ranked by how sure they are, and no two of them are told apart."""
+        return self.certainty.ranks and self.certainty.undecided(self.options)
+
+    @property
+    def alike(self) -> list[Option]:
+        """Options that cannot be told from the first."""
+        return self.certainty.alike(self.options)
 
     def is_tied(self, option: Option) -> bool:
         """Whether the difference in cost from the choice is within the validation error."""
@@ -77,13 +94,13 @@ class Plan:
 
     @property
     def tied(self) -> list[Option]:
-        return [option for option in self.options if self.is_tied(option)]
+        return [option for option in self.options if self.best and self.is_tied(option)]
 
     @property
     def front(self) -> list[Option]:
         """The Pareto front: each is the fastest for its price or less."""
         front: list[Option] = []
-        for option in self.options:
+        for option in sorted(self.options, key=lambda o: (o.price, o.outcome.latency)):
             if not front or option.outcome.latency < front[-1].outcome.latency:
                 front.append(option)
         return front
@@ -104,9 +121,11 @@ def plan(inquiry: Inquiry, watch: Watch) -> Plan:
     shapes, refused = _shapes(inquiry, graph, prices)
     found = _search(inquiry, shapes, prices, longest, watch)
     found.rejected += refused
-    options = sorted(found.options, key=lambda o: (o.price, o.outcome.latency))
+    confidence = inquiry.confidence
+    certainty = Certainty(inquiry.demand, graph, confidence or LEVEL, confidence is not None)
+    options = sorted(found.options, key=certainty.order)
     unpriced = tuple(i.name for i in inquiry.space.instances if i.name not in prices)
-    return Plan(inquiry, longest, tuple(options), found, prices, unpriced)
+    return Plan(inquiry, longest, tuple(options), found, prices, unpriced, certainty)
 
 
 def _search(
@@ -114,7 +133,8 @@ def _search(
 ) -> SearchResult:
     beat = _Beat(watch)
     rates = {name: price.per_hour for name, price in prices.items()}
-    workbench = Workbench(inquiry.architecture, inquiry.demand.tightened, rates, longest, beat.again)
+    demand, unfit = inquiry.demand.tightened, inquiry.unfit
+    workbench = Workbench(inquiry.architecture, demand, rates, longest, beat.again, unfit)
     limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
     return search(shapes, limits, workbench, beat.tell, inquiry.spread, inquiry.validation.tied)
 

@@ -1,7 +1,7 @@
 """What an hour of an instance costs: the catalogue's dated list prices, or those of the user's file.
 
 A price belongs to an instance, a way to buy it and a region.  The list prices are those of us-east-1; that
-of trn2.3xlarge is a third party's, of the one region that has it.
+of trn2.3xlarge is a third party's, of the one region that has it.  trn3 has no published price.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ SOURCES = {
     Purchase.ON_DEMAND: "Neuron SDK documentation, 2021-08 to 2024-09",
     Purchase.RESERVED: "Neuron SDK documentation since 2024-09",
 }
+
+
+DOCUMENTED = "about-neuron/benchmarks/"
+"""Where the Neuron documentation has prices."""
 
 
 class PriceList:
@@ -122,12 +126,13 @@ def list_prices() -> PriceList:
 def _catalogue() -> Iterator[Price]:
     for instance in INSTANCES:
         region = OTHER_REGIONS.get(instance.name, REGION)
-        for purchase, price in (
-            (Purchase.ON_DEMAND, instance.on_demand_per_hour),
-            (Purchase.RESERVED, instance.reserved_per_hour),
+        for purchase, price, name in (
+            (Purchase.ON_DEMAND, instance.on_demand_per_hour, "on_demand_per_hour"),
+            (Purchase.RESERVED, instance.reserved_per_hour, "reserved_per_hour"),
         ):
             if price is not None:
-                source = SOURCES[purchase] if region == REGION else instance.source("on_demand_per_hour")
+                origin = instance.source(name)
+                source = SOURCES[purchase] if origin.startswith(DOCUMENTED) else origin
                 yield Price(instance.name, purchase, region, price, source)
 
 

@@ -56,7 +56,7 @@ def _bench(plan: Plan, objectives: Objectives) -> Workbench:
     inquiry = plan.inquiry
     prices = {name: price.per_hour for name, price in plan.prices.items()}
     demand = replace(inquiry.demand, objectives=objectives)
-    return Workbench(inquiry.architecture, demand, prices, plan.max_model_len)
+    return Workbench(inquiry.architecture, demand, prices, plan.max_model_len, unfit=inquiry.unfit)
 
 
 def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[PlannedDeployment]:

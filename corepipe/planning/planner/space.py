@@ -93,13 +93,15 @@ class PlannedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be chosen; `formats` None: those of DEFAULT_FORMATS that the chip has."""
+    """What may be chosen; `formats` None: those of DEFAULT_FORMATS that the chip has.  `whole`: also batches
+    that take the longest sequence whole, where that is more than a prompt."""
 
     instances: tuple[Instance, ...]
     formats: tuple[Format, ...] | None
     profiles: tuple[RuntimeProfile, ...]
     sequences: tuple[int, ...] = SEQUENCES
     batched_tokens: tuple[int, ...] = BATCHED_TOKENS
+    whole: bool = False
 
     def shapes(self, heads: int, layers: int) -> Iterator[Shape]:
         """Every model-on-an-instance, in the catalogue's order, for a model of so many heads and layers."""
@@ -114,7 +116,9 @@ class Space:
         """Every batch limit, for requests of up to `longest` tokens of which `prompt` are the prompt's: room
         for more tokens than that changes nothing."""
         tokens = [n for n in self.batched_tokens if n < prompt]
-        tokens += [min((n for n in self.batched_tokens if n >= prompt), default=min(longest, MOST_TOKENS))]
+        most = min(longest, MOST_TOKENS)
+        tokens += [min((n for n in self.batched_tokens if n >= prompt), default=most)]
+        tokens += [most] if self.whole and most not in tokens else []
         for sequences in self.sequences:
             for batched in tokens:
                 yield BatchLimits(longest, sequences, max(batched, sequences))

@@ -127,7 +127,8 @@ class _Trials:
             _, programs = self._compile(setup)
         except UserError:  # cannot be cut so: not a proposal
             return None
-        blocks = blocks_that_fit(measure(programs, setup.limits), setup.placement.data, setup.instance)
+        cores, budget = measure(programs, setup.limits), setup.limits.kv_budget
+        blocks = blocks_that_fit(cores, setup.placement.data, setup.instance, budget)
         return Run(setup, self._compile) if blocks >= setup.limits.max_blocks else None
 
     def _compile(self, setup: Setup) -> Compiled:

@@ -12,12 +12,14 @@ from corepipe.neuron.cost import StepShape
 from corepipe.neuron.graph import HeadLayout, WeightRole
 from corepipe.neuron.ops import (
     Attention,
+    Convolution,
     CrossAttention,
     Experts,
     LatentAttention,
     Linear,
     Op,
     PatchEmbed,
+    Upconvolution,
 )
 
 TILE, MOVING = 128, 512
@@ -31,6 +33,8 @@ def matmul_instructions(op: Op, shape: StepShape) -> int:
             count = _tiles(op.out.width, op.x.width, rows)
         case PatchEmbed():
             count = _tiles(op.weight.shape[0], op.weight.shape[1], rows)
+        case Convolution() | Upconvolution():
+            count = _convolution(op, rows)
         case Experts():
             chosen = rows * op.top_k
             experts, each = (chosen, 1) if chosen < op.experts else (op.experts, rows)
@@ -49,6 +53,15 @@ def matmul_instructions(op: Op, shape: StepShape) -> int:
 
 def _tiles(n: int, k: int, rows: int) -> int:
     return ceil(n / TILE) * ceil(k / TILE) * ceil(rows / MOVING)
+
+
+def _convolution(op: Convolution | Upconvolution, images: int) -> int:
+    """A product a group, over all places; a depthwise one has none."""
+    if isinstance(op, Upconvolution):
+        return op.factor**2 * _tiles(op.out.width, op.x.width, images * op.x.rows.each)
+    if op.is_depthwise:
+        return 0
+    return op.groups * _tiles(op.out.width // op.groups, op.contraction, images * op.out.rows.each)
 
 
 def _attention(heads: HeadLayout, width: int, rows: int, shape: StepShape, window: int | None) -> int:

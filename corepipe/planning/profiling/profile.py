@@ -19,6 +19,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline, Timing
+from corepipe.neuron.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
 
 BLOCK = 32
 """Positions in a KV block, as `corepipe serve` has them."""
@@ -58,7 +59,8 @@ class Setup:
     def limits(self) -> Limits:
         """What the memory must hold: all sequences of the batch at their longest."""
         blocks = self.batch * -(-self.max_model_len // BLOCK)
-        return Limits(self.max_model_len, self.batch, self.prompts * self.input_len, BLOCK, blocks)
+        tokens = self.prompts * min(self.input_len, self.profile.chunk or self.input_len)
+        return Limits(self.max_model_len, self.batch, tokens, BLOCK, blocks, self.profile.kv_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,24 @@ class Run:
         steps = self.of(phase)
         return sum(step.seconds for step in steps) / len(steps)
 
+    def interval(self, phase: Phase) -> Interval:
+        """By which factors a measured step of the phase may be off."""
+        setup, architecture = self.setup, architecture_of(self.graph)
+        figure = Figure.DECODE if phase is Phase.DECODE else Figure.FIRST_TOKEN
+        point = Point(
+            kind_of(figure if self.graph.causal else Figure.BATCH, architecture),
+            setup.instance.name,
+            setup.profile.stack,
+            architecture,
+            setup.placement.tensor,
+            setup.input_len + setup.decode_steps,
+        )
+        return interval(point, setup.profile)
+
+    def between(self, step: Step) -> tuple[float, float]:
+        """The seconds between which a measured step lies."""
+        return self.interval(step.phase).around(step.seconds)
+
     def model_flops(self, shape: StepShape) -> int:
         """Operations that the uncut model needs for a step: no padding, no copies, no expert not chosen."""
         alone = self._uncut.op_times(0, StepShape.decode(1, 1))
@@ -154,8 +174,12 @@ def _steps(setup: Setup, graph: Graph, timeline: Timeline) -> Iterator[Step]:
 
 def _shapes(setup: Setup, decode_steps: int) -> Iterator[tuple[Phase, str, StepShape]]:
     prompts, length, batch = setup.prompts, setup.input_len, setup.batch
-    prefill = StepShape.of([(0, length)] * prompts, prompts)
-    yield Phase.PREFILL, f"prefill {prompts} x {length}", prefill
+    chunk = setup.profile.chunk or length
+    for start in range(0, length, chunk):
+        count = min(chunk, length - start)
+        wanted = prompts if start + count == length else 0
+        step = StepShape.of([(start, count)] * prompts, wanted)
+        yield Phase.PREFILL, f"prefill {prompts} x {count}" + (f" at {start}" if start else ""), step
     for context in range(length + 1, length + 1 + decode_steps):
         yield Phase.DECODE, f"decode {batch} at {context}", StepShape.decode(batch, context)
 

@@ -43,7 +43,7 @@ def build(run: Run) -> Trace:
 
 
 def _replica(run: Run) -> Process:
-    name = f"{run.graph.name} on {run.setup.instance.name} (emulated)"
+    name = f"{run.graph.name} on {run.setup.instance.name} ({run.setup.instance.standing})"
     return Process(name, [Track("steps", [_whole(run, step) for step in run.steps])])
 
 

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from corepipe import __version__
 from corepipe.neuron.cost import dollars_per_million_tokens
+from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.quantiles import Quantiles
+from corepipe.planning.simulation.intervals import SERVED, Intervals
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.usage import DeviceUsage
 from corepipe.planning.slo import Slo
@@ -65,6 +67,7 @@ class Report:
     workload: dict[str, object]
     requests: dict[str, Floats] = field(repr=False)
     record: Record = field(repr=False)
+    device: DevicePlan = field(repr=False)
 
     @classmethod
     def of(cls, record: Record, device: DevicePlan, slo: Slo, workload: Workload) -> Report:
@@ -90,6 +93,7 @@ class Report:
             workload=workload.about,
             requests=requests,
             record=record,
+            device=device,
         )
 
     @cached_property
@@ -105,11 +109,17 @@ class Report:
             return None
         return dollars_per_million_tokens(self.price_per_hour, tokens)
 
+    @cached_property
+    def intervals(self) -> Intervals:
+        """How far a measurement may be from each figure."""
+        return Intervals(self.device, self.requests)
+
     def document(self) -> dict[str, object]:
         """For machines: milliseconds, tokens, requests."""
         return {
             "schema": SCHEMA,
             "emulated": True,
+            **{name: why for name, why in self.deployment.items() if name == "hypothetical"},
             "corepipe": __version__,
             "deployment": self.deployment,
             "workload": self.workload,
@@ -117,6 +127,7 @@ class Report:
             "duration_seconds": self.seconds,
             **{f"{name}_ms": _milliseconds(getattr(self, name)) for name in LATENCIES},
             "throughput": {f"{name}_per_second": value for name, value in asdict(self.throughput).items()},
+            "intervals": self._intervals(),
             "goodput": self._goodput(),
             **self._used(),
             "cost": {
@@ -130,6 +141,20 @@ class Report:
     def to_json(self) -> str:
         """The document; the same report gives the same bytes."""
         return json.dumps(self.document(), indent=2)
+
+    def _intervals(self) -> dict[str, object]:
+        """{figure: [least, most]} beside the figures, under the same names."""
+        known = self.intervals
+        latencies = {name: getattr(self, name) for name in LATENCIES}
+        return {
+            "level": LEVEL,
+            **{f"{name}_ms": known.latencies(name, found, MILLISECONDS) for name, found in latencies.items()},
+            "throughput": {
+                f"{name}_per_second": known.rate(value) for name, value in asdict(self.throughput).items()
+            },
+            "dollars_per_million_output_tokens": known.cost(self.dollars_per_million_output_tokens),
+            "basis": {figure: known.of(figure).basis for figure in SERVED},
+        }
 
     def _goodput(self) -> dict[str, object]:
         limits = {f"{name}_ms": limit and limit * MILLISECONDS for name, limit in asdict(self.slo).items()}
@@ -166,8 +191,12 @@ class Report:
         }  # fmt: skip
 
 
+_ELSEWHERE = frozenset({"cores", "emulated", "intervals"})
+"""What a document has in a place of its own, or not at all."""
+
+
 def _deployment(device: DevicePlan, record: Record) -> dict[str, object]:
-    placed = {name: value for name, value in device.describe().items() if name not in {"cores", "emulated"}}
+    placed = {name: value for name, value in device.describe().items() if name not in _ELSEWHERE}
     limits = record.limits
     return {
         "model": device.graph.name,

@@ -69,6 +69,10 @@ def play(
     """Runs the workload to its end, or until it is lost; what happened."""
     engine = _virtual(config.engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
+    if not device.graph.causal:  # whole inputs, and beside each its one result
+        most += 1
+        whole = max(engine.max_num_batched_tokens, engine.max_num_seqs * device.graph.max_positions)
+        engine = engine.model_copy(update={"max_num_batched_tokens": whole})
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
         limits = replace(limits, prefix_cache=False)

@@ -112,7 +112,9 @@ def create_app(
     if server.inject:
         draw, counts = Draw(server.inject, engine.seed), InjectedFaults(service.metrics.registry)
         app.add_middleware(Inject, draw=draw, counts=counts, paths=GENERATING_PATHS)
-    app.state.closers = [_trace(app, server, engine, version), _nothing if deck is None else deck.close]
+    app.state.closers = [_trace(app, server, engine, version), service.close]
+    if deck is not None:
+        app.state.closers.append(deck.close)
     app.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)

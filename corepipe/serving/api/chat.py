@@ -10,8 +10,9 @@ import msgspec
 
 from corepipe.serving.api.http_errors import echo, invalid
 from corepipe.serving.api.protocol import Neutral, screen
-from corepipe.serving.chat_variables import checked_variables
-from corepipe.serving.parsing.tools import MAX_DEPTH, Offer, deeper_than
+from corepipe.serving.chat_variables import begins_turn, checked_variables
+from corepipe.serving.parsing.tools import MAX_DEPTH, Offer
+from corepipe.serving.schemas import deeper_than
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -90,20 +91,15 @@ class Conversation:
         offer: Offer | None = None,
         effort: str | None = None,
     ) -> Conversation:
-        """Checked: raises ApiError, which names the field."""
-        opens, continues = fields.add_generation_prompt, fields.continue_final_message
-        if opens and continues:
-            raise invalid(
-                "continue_final_message goes on with the last message, and add_generation_prompt: true "
-                "begins another: send one of them.",
-                "continue_final_message",
-            )
+        """Checked: raises ApiError and UserError, which name the field."""
+        continues = fields.continue_final_message
+        begins = begins_turn(fields.add_generation_prompt, continues)
         variables = checked_variables(fields.chat_template_kwargs or {})
         if documents:
             variables["documents"] = documents
         return Conversation(
             plain_messages(messages),
-            add_generation_prompt=not continues if opens is None else opens,
+            add_generation_prompt=begins,
             continue_final_message=continues,
             template=fields.chat_template,
             variables=variables,

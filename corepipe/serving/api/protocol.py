@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from corepipe.serving.api.http_errors import ApiError, echo, invalid
 from corepipe.serving.api.structured import JsonSchemaFormat, ResponseFormat, requested
-from corepipe.serving.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
+from corepipe.serving.constraints import FIELDS, SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
 from corepipe.serving.messages import Sampling
 
 MAX_CHOICES = 128
@@ -35,7 +35,7 @@ LIGHT_BODY = 64 * 1024
 """Bytes up to which a body is not weighed: there is no room in it for too much."""
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
 
-GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+GUIDED = (*FIELDS, "whitespace_pattern")
 """Fields that vLLM once had, after `guided_`."""
 CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED))
 

@@ -17,7 +17,7 @@ from corepipe.models.registry import Architecture, Model
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.graph import TIMED_FORMATS, Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
@@ -127,7 +127,7 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPla
             f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
         )
     positions = min(device.graph.max_positions, model.max_positions)
-    graph = model.graph(FORMATS[config.format], positions)
+    graph = model.graph(TIMED_FORMATS[config.format], positions)
     return HostPlan(graph, Placement(data=device.placement.data), compile_graph(graph, Placement()))
 
 

@@ -9,13 +9,14 @@ from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.graph import TIMED_FORMATS, Graph
+from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile, profile
 from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.uncertainty import LEVEL, Figure, Interval, Point, architecture_of, interval, kind_of
 from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
@@ -31,7 +32,7 @@ HOST_PROFILE, DEVICE_PROFILE = "async", "vllm-neuron"
 class DevicePlan:
     """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
 
-    batch: sequences that its decode graphs are compiled for.
+    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.
     """
 
     graph: Graph
@@ -42,11 +43,37 @@ class DevicePlan:
     memory: MemoryPlan
     profile: RuntimeProfile
     batch: int
+    chunk: int | None = None
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
-        data = self.placement.data
-        return Timeline(CostModel(self.programs, self.instance, self.profile, data, replica, self.batch))
+        cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
+        return Timeline(cost.with_batch(self.batch, self.chunk))
+
+    def interval(
+        self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL
+    ) -> Interval:
+        """By how much a figure of this deployment may turn out otherwise than predicted, for sequences of so
+        many tokens."""
+        architecture = architecture_of(self.graph)
+        point = Point(
+            kind_of(figure, architecture, load=load),
+            self.instance.name,
+            self.profile.stack,
+            architecture,
+            self.placement.tensor,
+            tokens,
+            tail,
+        )
+        return interval(point, self.profile, level)
+
+    def intervals(self) -> dict[str, object]:
+        """Of each figure under load, for sequences as long as they get, what /v1/placement serves."""
+        longest = self.graph.max_positions
+        if not self.graph.causal:
+            return {Figure.BATCH.value: self.interval(Figure.BATCH, longest, load=False).as_json()}
+        figures = (figure for figure in Figure if figure is not Figure.BATCH)
+        return {figure.value: self.interval(figure, longest).as_json() for figure in figures}
 
     def describe(self) -> dict[str, object]:
         """What /v1/placement serves of it."""
@@ -55,12 +82,14 @@ class DevicePlan:
             "format": self.graph.format.name,
             "format_on_device": self.instance.support(self.graph.format).value,
             "instance": self.instance.name,
+            **hypothetical(self.instance),
             "logical_neuroncore_config": self.instance.lnc,
             "runtime_profile": self.profile.name,
             "pipeline": self.placement.pipeline,
             "tensor": self.placement.tensor,
             "data": self.placement.data,
             "reason": self.reason,
+            "intervals": self.intervals(),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
@@ -83,22 +112,28 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     if config.lnc is not None:
         instance = instance.with_lnc(config.lnc)
     positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
-    graph = model.graph(FORMATS[config.format], positions)
-    limits = _limits(config, graph)
+    graph = model.graph(TIMED_FORMATS[config.format], positions)
     runtime = runtime_profile(config)
+    limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
-    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, config.max_num_seqs)
+    batch, chunk = config.max_num_seqs, config.max_num_batched_tokens
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
 
 
-def _limits(config: EngineConfig, graph: Graph) -> Limits:
+def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limits:
     sequence = -(-graph.max_positions // config.block_size)
     most = config.num_blocks or config.max_num_seqs * sequence
     return Limits(
-        graph.max_positions, config.max_num_seqs, config.max_num_batched_tokens, config.block_size, most
+        graph.max_positions,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.block_size,
+        most,
+        runtime.kv_budget,
     )
 
 

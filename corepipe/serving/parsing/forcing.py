@@ -6,16 +6,16 @@ What such a grammar allows is read as calls (`AnswerReader`) whose arguments are
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from corepipe.errors import UserError
-from corepipe.serving.constraints import Constraint
 from corepipe.serving.parsing.formats import Body, CallFormat, Tags
 from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tag_calls import referred, value_types
-from corepipe.serving.parsing.tools import FunctionDefinition, Offer
+from corepipe.serving.parsing.tag_calls import value_types
+from corepipe.serving.parsing.tools import FunctionDefinition, Offer, parameters_of
+from corepipe.serving.schemas import Schema, texts
 
 MAX_CALLS = 16
 """Of an answer: a model that never stops calling is stopped."""
@@ -24,61 +24,48 @@ _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 """As models were shown JSON: one space, and none that goes on for ever."""
 
 
-def schemas_of(
-    form: CallFormat | None, offer: Offer | None, *, constrained: bool
-) -> Iterator[tuple[str, Constraint]]:
-    """By tool: the schemas that calls may have to fit, to be checked and narrowed before `answer_grammar`.
-
-    constrained: whether the answer is held to something besides.
-    """
-    if form is None or offer is None or not (offer.forced or offer.strict or constrained):
-        return
-    for at, tool in enumerate(offer.tools):
-        if tool in offer.callable:
-            apart = {"additionalProperties": False} if form.body in (Body.TAGS, Body.PYTHON) else {}
-            text = json.dumps({**tool.schema, **apart})
-            yield tool.name, Constraint("json_schema", text, f"tools[{at}].function.parameters")
+def writes_calls(
+    reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
+) -> bool:
+    """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
+    what is `wanted`, and where they are strict and begin with a token of their own."""
+    if reading is None or reading.calls is None or offer is None:
+        return False
+    return offer.forced or bool(wanted) or (offer.strict and reading.calls.opening in tokens)
 
 
 def answer_grammar(
-    reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
+    reading: Reading | None,
+    offer: Offer | None,
+    tokens: Mapping[str, int],
+    wanted: str = "",
+    narrowed: Mapping[str, Schema] = MappingProxyType({}),
 ) -> str:
     """What the answer must be, its reasoning left free; "": anything.
 
     Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
-    or calls where there are tools; else strict calls wherever an opening is.  tokens: ids of added tokens,
-    which free text cannot hold; the offer's schemas are narrowed (`schemas_of`).  Raises UserError, with the
-    path of the parameters at fault, for what cannot be forced in the model's format.
+    or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
+    which free text cannot hold.  narrowed: where it `writes_calls`, the schemas of tools that may be called,
+    by name, as `grammars.schema_of` has them.  Raises UserError, with the path of the parameters at fault,
+    for what cannot be forced in the model's format.
     """
     if reading is None:
         return wanted
-    form, before = reading.calls, _before(reading, tokens)
-    calls = _Writer(form, tokens) if form is not None and offer is not None else None
-    if calls is not None and offer is not None and offer.forced:
-        return _rules(f"start: {before}calls", _thoughts(reading, tokens), calls.rules(offer))
+    before, thoughts = _before(reading, tokens), _thoughts(reading, tokens)
+    if reading.calls is None or offer is None or not writes_calls(reading, offer, tokens, wanted):
+        return _with(wanted, _rules(f"start: {before}@answer", thoughts)) if wanted and before else wanted
+    calls = _Writer(reading.calls, tokens, narrowed)
+    if offer.forced:
+        return _rules(f"start: {before}calls", thoughts, calls.rules(offer))
     if wanted:
-        if calls is None or offer is None:
-            return (
-                _with(wanted, _rules(f"start: {before}@answer", _thoughts(reading, tokens)))
-                if before
-                else wanted
-            )
         if calls.form.bare:
-            message = "response_format: beside tools it cannot be held to in the way this model writes calls."
-            raise UserError(message, "response_format")
-        either = f"start: {before}(@answer | calls)"
-        return _with(wanted, _rules(either, _thoughts(reading, tokens), calls.rules(offer)))
-    if calls is None or offer is None or not offer.strict or not _tells_calls(reading, calls.form, tokens):
-        return ""
-    start = f"start: {before}(said calls_opened){{0,{1 if offer.single else MAX_CALLS}}} UNOPENED"
-    return _rules(start, _thoughts(reading, tokens), calls.said(), calls.rules(offer))
-
-
-def _tells_calls(reading: Reading, form: CallFormat, tokens: Mapping[str, int]) -> bool:
-    """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
-    reasoning = reading.reasoning
-    begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
-    return bool(form.opening) and not form.bare and begun
+            raise UserError(
+                "tools: the answer cannot be constrained beside tools in the way this model writes calls.",
+                "tools",
+            )
+        return _with(wanted, _rules(f"start: {before}(@answer | calls)", thoughts, calls.rules(offer)))
+    again = "" if offer.single else f" ({calls.between} calls_once){{0,{MAX_CALLS - 1}}} {ANY_TEXT}"
+    return _rules(f"start: {ANY_TEXT} | {ANY_TEXT} calls_once{again}", calls.rules(offer))
 
 
 def _rules(start: str, *groups: Sequence[str]) -> str:
@@ -123,45 +110,34 @@ def _marker(text: str, tokens: Mapping[str, int]) -> str:
 class _Writer:
     """Writes the rules of calls in one format."""
 
-    def __init__(self, form: CallFormat, tokens: Mapping[str, int]) -> None:
+    def __init__(self, form: CallFormat, tokens: Mapping[str, int], narrowed: Mapping[str, Schema]) -> None:
         self.form = form
         self._tokens = tokens
+        self._narrowed = narrowed
         self.between = _quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
-        """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
+        """`calls`: one or as many as are wanted; `calls_once`: those of one opening."""
         form = self.form
-        rules = [
-            rule
-            for at, tool in enumerate(offer.tools)
-            if tool in offer.callable
-            for rule in self._call(at, tool)
-        ]
-        one = " | ".join(f"call_{at}" for at, tool in enumerate(offer.tools) if tool in offer.callable)
+        called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
+        rules = [rule for at, tool in called for rule in self._call(at, tool)]
+        one = " | ".join(f"call_{at}" for at, _ in called)
         opening = "" if form.bare else _marker(form.opening, self._tokens)
         closing = "" if form.bare else _marker(form.closing, self._tokens)
         lead = _quoted(form.lead) if form.lead else ""
         first, last = ('"["', '"]"') if form.listed else ("", "")
         more = "" if offer.single else f"{{0,{MAX_CALLS - 1}}}"
-        several, tail = "calls: calls_once", ""
-        if more and form.separator is None:
-            several += f" ({self.between} calls_once){more}"
-        elif more:
-            tail = f"({_quoted(form.separator or '')} call){more}"
-        opened = f"calls_opened: {lead} {first} call {tail} {last} {lead} {closing}"
-        return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
-
-    def said(self) -> list[str]:
-        """`UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
-        opening = self.form.opening
-        unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
-        if opening in self._tokens:
-            return [unopened, f"said: UNOPENED {_marker(opening, self._tokens)}"]
-        return [unopened, f"said[suffix={_quoted(opening)}]: {ANY_TEXT}"]
+        if form.separator is None:
+            once = f"calls_once: {opening} {lead} {first} call {last} {lead} {closing}"
+            several = f"calls: calls_once ({self.between} calls_once){more}" if more else "calls: calls_once"
+        else:
+            tail = f"({_quoted(form.separator)} call){more}" if more else ""
+            once = f"calls_once: {opening} {lead} {first} call {tail} {last} {lead} {closing}"
+            several = "calls: calls_once"
+        return [several, once, f"call: {one}", *rules]
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
-        form, where = self.form, f"tools[{at}].function.parameters"
-        schema = tool.schema
+        form, schema = self.form, self._narrowed[tool.name]
         if form.body is Body.OBJECT:
             head = f"{{{_json(form.name_key)}: {_json(tool.name)}, {_json(form.argument_keys[0])}: "
             yield f'call_{at}: {_quoted(head)} args_{at} "}}"'
@@ -169,19 +145,15 @@ class _Writer:
         elif form.body is Body.NAMED:
             yield f"call_{at}: {_quoted(tool.name)} {_marker(form.after_name, self._tokens)} args_{at}"
             yield f"args_{at}: %json {_schema(schema)}"
-        elif form.body is Body.TAGS:
-            yield from _tagged(at, tool.name, _properties(schema, where), form.tags)
         else:
-            yield from _python(at, tool.name, _properties(schema, where))
+            properties = _properties(tool.schema, schema, parameters_of(at))
+            if form.body is Body.TAGS:
+                yield from _tagged(at, tool.name, properties, form.tags)
+            else:
+                yield from _python(at, tool.name, properties)
 
 
 _json = json.dumps
-_SAID = frozenset({"title", "description", "default", "examples", "deprecated"})
-"""Keywords that ask for nothing."""
-_OF_TEXTS = frozenset({"enum", "const", "minLength", "maxLength"})
-"""... those that texts are held to in tags, and those that they cannot be held to."""
-_BEYOND_TEXTS = frozenset({"pattern", "format", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
-_MAX_REFERENCES = 8
 
 
 def _schema(schema: Mapping[str, Any]) -> str:
@@ -189,57 +161,50 @@ def _schema(schema: Mapping[str, Any]) -> str:
 
 
 class _Property:
-    """A parameter that is written by itself: its schema knows what it refers to."""
+    """A parameter that is written by itself: its schema knows what it refers to.
 
-    def __init__(self, name: str, schema: object, root: Mapping[str, Any], where: str) -> None:
+    given: the schema of all, as the client sent it; root: narrowed.
+    """
+
+    def __init__(self, name: str, given: Mapping[str, Any], root: Schema, where: str) -> None:
         self.name = name
-        self.required = name in root.get("required", ())
+        self.required = name in texts(root.get("required"))
         self.where = f"{where}.properties.{name}"
-        self.schema = _resolved(schema, root)
-        self.choices = [_resolved(one, root) for one in self.schema.get("anyOf", [self.schema])]
-        self.types = value_types(root, name)
-        self._shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self.types = value_types(given, name)
+        self._schema = _said(given.get("properties", {}).get(name))
+        self._choices = [_said(one) for one in self._schema.get("anyOf", ())]
+        self._narrowed = dict(_said(root["properties"][name]))
+        self._narrowed |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The schema of the text that it may be: of a text or null, that of the text."""
+        return next((one for one in self._choices if one.get("type") == "string"), self._schema)
 
     @property
     def bare(self) -> bool:
         """Whether any value of its types will do."""
-        every = [self.schema, *self.choices]
-        return all(one.keys() <= _SAID | {"type", "anyOf"} for one in every)
-
-    def texts(self) -> list[Mapping[str, Any]]:
-        """The schemas of the texts that it may be.  Raises UserError for what tags cannot hold them to."""
-        found = [one for one in self.choices if one.get("type") != "null"]
-        beyond = {key for one in found for key in one.keys() & _BEYOND_TEXTS}
-        if "anyOf" in self.schema:
-            beyond |= self.schema.keys() & (_BEYOND_TEXTS | _OF_TEXTS) - {"anyOf"}
-        if beyond:
-            what = ", ".join(sorted(beyond))
-            message = f"{self.where}: {what} cannot be forced in the way this model writes calls."
-            raise UserError(message, self.where)
-        return found
+        plain = {"type", "anyOf", "title", "description", "default"}
+        return all(one.keys() <= plain for one in self._choices or [self._schema])
 
     def json(self) -> str:
-        return _schema({**self.schema, **self._shared})
+        return _schema(self._narrowed)
 
 
-def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a schema refers to, where it does nothing else."""
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, dict) or "$ref" not in schema or schema.keys() - _SAID - {"$ref"}:
-            break
-        schema = referred(schema["$ref"], root)
+def _said(schema: object) -> Mapping[str, Any]:
+    """`true` is a schema, too, and says nothing."""
     return schema if isinstance(schema, dict) else {}
 
 
-def _properties(schema: Mapping[str, Any], where: str) -> list[_Property]:
+def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[_Property]:
     """Each by itself.  Raises UserError where they cannot be taken apart."""
-    known = schema.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+    known = given.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
     known -= {"title", "description", "$schema", "$id", "examples", "default"}
-    properties = schema.get("properties", {})
-    if known or not isinstance(properties, dict):
-        what = ", ".join(sorted(known)) or "properties"
+    if known:
+        what = ", ".join(sorted(known))
         raise UserError(f"{where}: {what} cannot be forced in the way this model writes calls.", where)
-    return [_Property(name, one, schema, where) for name, one in properties.items()]
+    named = narrowed.get("properties", {})
+    return [_Property(name, given, narrowed, where) for name, one in named.items() if one is not False]
 
 
 def _sequence(
@@ -273,27 +238,42 @@ def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> 
     for number, one in enumerate(properties):
         if not one.name or tags.mark in one.name or any(char.isspace() for char in one.name):
             raise UserError(f"{one.where}: no name that a tag can have.", one.where)
-        yield f"value_{at}_{number}: {_tag_value(one)}"
-        opening, closing = f"{tags.parameter}{one.name}{tags.mark}\n", f"\n{tags.parameter_end}\n"
-        texts.append(f"{_quoted(opening)} value_{at}_{number} {_quoted(closing)}")
+        held = _tag_value(one)
+        if held is None:
+            body, end = _tag_text(one, tags)
+            yield f"value_{at}_{number}[suffix={_quoted(end)}]: {body}"
+            closing = _quoted("\n")
+        else:
+            yield f"value_{at}_{number}: {held}"
+            closing = _quoted(f"\n{tags.parameter_end}\n")
+        opening = _quoted(f"{tags.parameter}{one.name}{tags.mark}\n")
+        texts.append(f"{opening} value_{at}_{number} {closing}")
     yield from _sequence(at, texts, properties, "")
 
 
-def _tag_value(one: _Property) -> str:
-    """Text as it is, without what may be a tag; anything else as JSON."""
+def _tag_value(one: _Property) -> str | None:
+    """JSON, or one of some texts as it is; None: any text."""
     types = one.types
     if types and "string" not in types:
         return f"%json {one.json()}"
     if not types <= {"string", "null"} and not one.bare:
         raise UserError(f"{one.where}: text or something else cannot be forced in tags.", one.where)
-    return " | ".join(dict.fromkeys(rule for text in one.texts() for rule in _text_rules(text)))
-
-
-def _text_rules(text: Mapping[str, Any]) -> Iterator[str]:
-    """What texts of a schema look like in tags."""
+    text = one.text
+    beyond = text.keys() & {"pattern", "format", "$ref", "allOf", "not"}
+    if beyond:
+        what = ", ".join(sorted(beyond))
+        raise UserError(
+            f"{one.where}: {what} cannot be forced in the way this model writes calls.", one.where
+        )
     words = text.get("enum", [text["const"]] if "const" in text else None)
-    if words is not None:
-        yield from (_quoted(word) for word in words if isinstance(word, str))
-        return
-    least, most = text.get("minLength", 0), text.get("maxLength", "")
-    yield f"/(?s:[^<]{{{least},{most}}})/" if least or most != "" else r"/(?s:([^<]|<[^\/<])*)/"
+    if words is None:
+        return None
+    return " | ".join(_quoted(word) for word in words if isinstance(word, str))
+
+
+def _tag_text(one: _Property, tags: Tags) -> tuple[str, str]:
+    """A text as it is, and where it ends: of so many characters, or wherever its tag is closed."""
+    least, most = one.text.get("minLength", 0), one.text.get("maxLength", "")
+    if least == 0 and most == "":
+        return ANY_TEXT, tags.parameter_end
+    return f"/(?s:[^<]{{{least},{most}}})/", f"\n{tags.parameter_end}"

@@ -10,6 +10,7 @@ from corepipe.serving.detokenizer import overlap
 from corepipe.serving.parsing.formats import CallFormat, Tags
 from corepipe.serving.parsing.sink import Sink, begin, end
 from corepipe.serving.parsing.tape import NotACallError, Steps, Tape
+from corepipe.serving.schemas import resolved
 
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 
@@ -89,31 +90,29 @@ def _inside(text: str) -> str:
 def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
     """JSON's names of what a parameter may be; nothing where that is not said."""
     properties = schema.get("properties")
-    return set(_types(properties.get(key), schema, 8)) if isinstance(properties, dict) else set()
-
-
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    if not isinstance(schema, dict) or depth == 0:
-        return
-    declared = schema.get("type")
-    yield from (
-        one for one in (declared if isinstance(declared, list) else [declared]) if isinstance(one, str)
-    )
-    for choice in (one for group in ("anyOf", "oneOf", "allOf") for one in _listed(schema.get(group))):
-        yield from _types(choice, root, depth - 1)
-    if isinstance(schema.get("$ref"), str):
-        yield from _types(referred(schema["$ref"], root), root, depth - 1)
-    if declared is None:
-        for value in (*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())):
-            yield _type_of(value)
-
-
-def referred(reference: str, root: Mapping[str, Any]) -> object:
-    """What a reference within the schema names; None where there is nothing."""
-    found: object = root
-    for step in reference.removeprefix("#/").split("/"):
-        found = found.get(step) if isinstance(found, dict) else None
+    waiting: list[Any] = [properties.get(key)] if isinstance(properties, dict) else []
+    found: set[str] = set()
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and id(one) not in seen:  # schemas may refer to each other
+            seen.add(id(one))
+            found.update(_types(one))
+            waiting += [choice for group in ("anyOf", "oneOf", "allOf") for choice in _listed(one.get(group))]
+            if isinstance(reference := one.get("$ref"), str):
+                waiting.append(resolved(schema, reference)[0])
     return found
+
+
+def _types(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Those that a schema names itself."""
+    declared = schema.get("type")
+    if declared is None:
+        values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+        yield from map(_type_of, values)
+    for one in declared if isinstance(declared, list) else [declared]:
+        if isinstance(one, str):
+            yield one
 
 
 def _listed(value: object) -> list[Any]:

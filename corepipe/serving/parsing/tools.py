@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from corepipe.errors import UserError, shown
+from corepipe.serving.schemas import deeper_than
 
 MAX_TOOLS = 512
 MAX_SCHEMA_BYTES = 131_072
@@ -88,22 +89,27 @@ class Offer:
         return {one.name: one.schema for one in self.callable}
 
     @property
+    def arguments(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Of each tool that may be called its name, and the place and the schema of its arguments."""
+        return [
+            (one.name, parameters_of(at), {"type": "object", **one.schema})
+            for at, one in enumerate(self.tools)
+            if one in self.callable
+        ]
+
+    @property
     def strict(self) -> bool:
         """Whether arguments must be what their schemas say, though nothing has to be called."""
         return any(one.strict for one in self.callable)
 
-    def narrowed(self, schemas: Mapping[str, Mapping[str, Any]]) -> Offer:
-        """With other schemas for some of the tools."""
-
-        def held(one: FunctionDefinition) -> FunctionDefinition:
-            return msgspec.structs.replace(one, parameters=dict(schemas.get(one.name, one.schema)))
-
-        tools, callable_ = tuple(map(held, self.tools)), tuple(map(held, self.callable))
-        return replace(self, tools=tools, callable=callable_)
-
     def described(self) -> list[dict[str, Any]]:
         """As templates take them."""
         return [{"type": "function", "function": _described(one)} for one in self.tools]
+
+
+def parameters_of(at: int) -> str:
+    """Where a request has the schema of the arguments of tool number `at`."""
+    return f"tools[{at}].function.parameters"
 
 
 def offered(
@@ -182,7 +188,7 @@ def _check(tools: Sequence[Tool]) -> None:
         if function.name in seen:
             raise UserError(f"{where}.name: {shown(function.name)} is there twice.", f"{where}.name")
         seen.add(function.name)
-        _check_schema(function.schema, f"{where}.parameters")
+        _check_schema(function.schema, parameters_of(at))
 
 
 def _check_schema(schema: Mapping[str, Any], where: str) -> None:
@@ -193,14 +199,3 @@ def _check_schema(schema: Mapping[str, Any], where: str) -> None:
     size = len(msgspec.json.encode(schema))
     if size > MAX_SCHEMA_BYTES:
         raise UserError(f"{where}: {size} bytes are more than {MAX_SCHEMA_BYTES}.", where)
-
-
-def deeper_than(most: int, value: object) -> bool:
-    """Whether a JSON value has more objects and lists inside each other."""
-    level: list[Any] = [value]
-    for _ in range(most + 1):
-        nested = [one for one in level if isinstance(one, dict | list)]
-        if not nested:
-            return False
-        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
-    return True

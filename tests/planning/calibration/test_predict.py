@@ -141,6 +141,63 @@ def test_an_image_has_as_many_tokens_as_its_model_says():
     assert len(sizes) == 1
 
 
+IMAGE = ENCODER | {
+    "model": "resnet50",
+    "task": "cnn",
+    "parallelism": "DP1",
+    "batch_size": "1",
+    "input_len": "224x224",
+    "seq_len": "0",
+}
+
+
+def test_convolutional_networks():
+    """An image alone, and batches of which two are in flight on each core: the host copies beside it."""
+    alone, batch = value(IMAGE), value(IMAGE, batch_size="8", parallelism="DP2")
+    assert 0.4 < alone < 1.2
+    rate = value(IMAGE, metric="throughput", unit="inferences/s", batch_size="8", parallelism="DP2")
+    assert rate == pytest.approx(2 * 2 * 8 / (batch / 1e3))
+    assert value(IMAGE, task="encoder") == value(IMAGE, task="vision") == alone
+    for name in ("resnet18", "vgg11", "unet", "yolov4"):
+        assert value(IMAGE, model=name) > 0
+
+
+def test_images_have_the_size_that_the_row_says():
+    assert value(IMAGE) == value(IMAGE, input_len="224") == value(IMAGE, input_len="")
+    assert value(IMAGE, input_len="256x256") > value(IMAGE)
+    assert value(IMAGE, model="vit-base", input_len="384x384") > value(IMAGE, model="vit-base")
+    assert "not square" in reason(IMAGE, input_len="224x448")
+    assert "image_size" in reason(IMAGE, model="unet", input_len="100x100")
+
+
+TRANSLATOR = DECODER | {
+    "instance": "inf2.24xlarge",
+    "model": "flan-t5-xl",
+    "task": "encoder-decoder(in+out)",
+    "dtype": "fp32+matmult-bf16",
+    "batch_size": "1",
+    "input_len": "128",
+    "output_len": "84",
+    "metric": "per_token_latency",
+    "sdk": "2.18.0",
+    "seq_len": "128",
+}
+
+
+def test_encoder_decoders_read_once_and_search_with_beams():
+    """Each step costs the same, since caches have the length that was compiled; the encoder runs once."""
+    total = value(TRANSLATOR, metric="request_latency")
+    assert value(TRANSLATOR) == pytest.approx(total / 212)
+    step = value(TRANSLATOR, metric="tpot", percentile="p50")
+    assert step == pytest.approx(value(TRANSLATOR, metric="tpot", percentile="p99"))
+    first = value(TRANSLATOR, metric="ttft")
+    assert total == pytest.approx(first + 83 * step)
+    assert value(TRANSLATOR, metric="ttft", input_len="64", seq_len="128") == first
+    assert value(TRANSLATOR, metric="tpot", input_len="200", seq_len="256") > step
+    sent = 4 * 128 * 2048 * 4 / 3.4e9  # four beams' source, in fp32
+    assert step > value(TRANSLATOR, metric="tpot", profile="async") + 1e3 * sent
+
+
 def test_a_pipeline_may_have_more_cores_than_layers():
     """As published for 16 cores of inf1: 5.9 ms, where a core alone takes 7.9."""
     inf1 = {"instance": "inf1.6xlarge", "dtype": "fp32", "batch_size": "1"}
@@ -210,7 +267,6 @@ def test_under_load():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"task": "cnn"}, "convolutional"),
         ({"task": "guessing"}, "profile"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": "x" * 5000}, "too long"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from corepipe.models.registry import architecture
+from corepipe.neuron.graph import FORMATS
 from corepipe.planning.calibration.rows import Degrees, Unpredictable
-from corepipe.planning.calibration.stacks import profile_of
+from corepipe.planning.calibration.stacks import Kind, profile_of
 
 
 @pytest.mark.parametrize(
@@ -19,7 +21,7 @@ from corepipe.planning.calibration.stacks import profile_of
         ("text-generation", "2.22.0", 1, "nxdi"),
         ("text-generation", "2.2x", 1, "nxdi"),
         ("text-generation", "", 1, "nxdi"),
-        ("text-generation(in+out)", "2.14.0", 1, "transformers-neuronx"),
+        ("text-generation(in+out)", "2.14.0", 1, "transformers-neuronx-hsb"),
         ("serving", "2.2x", 32, "optimum-nxdi"),
         ("serving-tgi", "2.18-2.19", 4, "optimum-tnx"),
         ("Encoder", "2.26.0", 4, "data-parallel"),
@@ -37,12 +39,42 @@ def test_encoders_on_inf1():
     assert profile_of(row, 1, Degrees()).name == "data-parallel"
 
 
+def test_images_have_two_batches_in_flight_since_inf2():
+    for task in ("cnn", "vision", "encoder"):
+        row = {"task": task, "instance": "inf2.xlarge"}
+        assert profile_of(row, 8, Degrees(data=2), Kind(images=True)).name == "data-parallel-2"
+        assert profile_of(row, 1, Degrees(), Kind(images=True)).name == "data-parallel"
+    row = {"task": "cnn", "instance": "inf1.xlarge"}
+    assert profile_of(row, 5, Degrees(data=4), Kind(images=True)).name == "data-parallel"
+
+
+@pytest.mark.parametrize("task", ["text-generation(in+out)", "encoder-decoder", "encoder-decoder(in+out)"])
+def test_encoder_decoders_search_with_beams(task):
+    row = {"task": task, "sdk": "2.18.0", "instance": "inf2.24xlarge"}
+    assert profile_of(row, 1, Degrees(), Kind(translates=True)).name == "beam-search"
+    assert profile_of(row, 1, Degrees()).name != "beam-search"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("resnet-50", Kind(images=True)),
+        ("vit-base", Kind(images=True)),
+        ("flan-t5-xl", Kind(translates=True)),
+        ("bert-base", Kind()),
+        ("llama-3-8b", Kind()),
+    ],
+)
+def test_a_graph_says_what_it_is(model, kind):
+    assert Kind.of(architecture(model).graph(FORMATS["bf16"])) == kind
+
+
 def test_the_profile_column_wins():
     row = {"task": "encoder", "instance": "inf2.xlarge", "profile": "nxdi"}
     assert profile_of(row, 1, Degrees()).name == "nxdi"
 
 
-@pytest.mark.parametrize("row", [{}, {"task": "cnn"}, {"task": "x"}, {"task": "encoder", "profile": "?"}])
+@pytest.mark.parametrize("row", [{}, {"task": "x"}, {"task": "encoder", "profile": "?"}])
 def test_what_is_not_known(row):
     with pytest.raises(Unpredictable):
         profile_of(row, 1, Degrees())

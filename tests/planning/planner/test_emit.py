@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,35 +15,35 @@ import yaml
 from corepipe.cli.app import app
 from corepipe.cli.settings import SETTINGS
 from corepipe.errors import UserError
+from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import TIMED_FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
-from corepipe.planning.planner.emit_vllm import buckets, neuron_resource, runs, vllm_manifests
+from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vllm_manifests
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.vllm_nxdi import buckets
 from corepipe.serving.config import EngineConfig, ServerConfig
 
-NEURON_CONFIG = {
-    "tp_degree", "batch_size", "ctx_batch_size", "tkg_batch_size", "is_continuous_batching",
-    "max_context_length", "seq_len", "enable_bucketing", "context_encoding_buckets",
-    "token_generation_buckets", "on_device_sampling_config", "logical_nc_config", "quantized",
-    "quantized_checkpoints_path",
-    "quantization_dtype", "quantization_type",
-}  # fmt: skip
-"""Of the attributes of NeuronConfig in the NxD Inference API guide."""
+LISTED = json.loads((Path(__file__).parents[2] / "data/vllm_neuron/flags.json").read_text())
+"""Every flag, key and variable that the two releases document, each with its source."""
 
 ON_DEVICE_SAMPLING = {"do_sample", "top_k", "dynamic", "deterministic", "global_topk"}
+
+
+LLAMA_3 = architecture("llama-3.1-8b").config
 
 
 def deployment(
     name: str = "inf2.48xlarge",
     fmt: str = "bf16",
     placement: Placement | None = None,
+    limits: BatchLimits | None = None,
 ) -> PlannedDeployment:
     cut = placement or Placement(tensor=8, data=3)
-    shape = Shape(name, FORMATS[fmt], cut, PROFILES["vllm-neuron"])
-    return PlannedDeployment(Candidate(shape, BatchLimits(4096, 16, 8192)), instances=2)
+    shape = Shape(name, TIMED_FORMATS[fmt], cut, PROFILES["vllm-neuron"])
+    return PlannedDeployment(Candidate(shape, limits or BatchLimits(4096, 16, 8192)), instances=2)
 
 
 def values(*, weights: bool) -> dict[str, Any]:
@@ -98,8 +99,8 @@ def test_every_line_of_the_values_names_its_flag() -> None:
 def manifests(
     chosen: PlannedDeployment, model: str = "meta-llama/Llama-3.1-8B"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    objects = list(yaml.safe_load_all(vllm_manifests(model, chosen, ["emulated"])))
-    assert [o["kind"] for o in objects] == ["PlannedDeployment", "Service"]
+    objects = list(yaml.safe_load_all(vllm_manifests(model, chosen, LLAMA_3, ["emulated"])))
+    assert [o["kind"] for o in objects] == ["Deployment", "Service"]
     return objects[0], objects[1]
 
 
@@ -121,7 +122,7 @@ def neuron_config(chosen: PlannedDeployment) -> dict[str, Any]:
 @pytest.mark.parametrize("fmt", ["bf16", "int8-weights", "fp32"])
 def test_every_key_of_the_neuron_config_is_one_of_its_attributes(fmt: str) -> None:
     config = neuron_config(deployment(fmt=fmt))
-    assert set(config) <= NEURON_CONFIG
+    assert set(config) <= LISTED["nxdi"]["neuron_config"].keys()
     assert set(config["on_device_sampling_config"]) <= ON_DEVICE_SAMPLING
     assert config["tp_degree"] == 8
     assert config["batch_size"] == config["tkg_batch_size"] == 16
@@ -162,7 +163,7 @@ def test_part_of_a_device_is_asked_for_in_cores() -> None:
 
 
 def test_the_command_in_the_comment_is_that_of_the_pod() -> None:
-    text = vllm_manifests("meta-llama/Llama-3.1-8B", deployment(), ["emulated"])
+    text = vllm_manifests("meta-llama/Llama-3.1-8B", deployment(), LLAMA_3, ["emulated"])
     command = next(line for line in text.splitlines() if "vllm serve" in line)
     assert shlex.split(command.partition("vllm serve ")[2]) == container(deployment())["args"]
 
@@ -189,12 +190,19 @@ def test_without_prefix_caching_there_is_a_block_for_each_sequence() -> None:
         (deployment(placement=Placement(2, 8, 1)), "NxD Inference cuts by tensor alone"),
         (deployment(fmt="int8"), "has no int8; use --dtype bf16"),
         (deployment(placement=Placement(1, 6, 1)), "tensor 6 is not accepted on inf2"),
+        (
+            deployment("trn2.48xlarge", fmt="int8-weights"),
+            "native plugin has no int8-weights for llama on trn2",
+        ),
+        (deployment("trn2.48xlarge", placement=Placement(2, 8, 1)), "native plugin has no pipelines"),
+        (deployment("trn3.48xlarge", fmt="mxfp8"), "has no mxfp8 for llama on trn3; use --dtype bf16 or fp8"),
+        (deployment("trn3.48xlarge", placement=Placement(1, 6, 1)), "tensor 6 is not accepted on trn3"),
     ],
 )
 def test_what_vllm_on_neuron_cannot_run_is_refused(chosen: PlannedDeployment, says: str) -> None:
-    assert not runs(chosen.candidate.shape)
+    assert not runs(chosen.candidate.shape, LLAMA_3)
     with pytest.raises(UserError, match=says):
-        vllm_manifests("m", chosen, [])
+        vllm_manifests("m", chosen, LLAMA_3, [])
 
 
 def test_names_of_objects_are_those_that_kubernetes_takes() -> None:
@@ -207,3 +215,121 @@ def test_names_of_objects_are_those_that_kubernetes_takes() -> None:
 def test_all_instances_have_a_resource() -> None:
     for device in INSTANCES:
         assert neuron_resource(device, device.cores)[1] == device.chips
+
+
+CHUNKED, WHOLE = BatchLimits(8192, 16, 2048), BatchLimits(4096, 16, 4096)
+TRN = ("trn2.48xlarge", "trn2.3xlarge", "trn3.48xlarge", "trn3pd98.3xlarge")
+
+
+def native(name: str, limits: BatchLimits, fmt: str = "bf16") -> PlannedDeployment:
+    return deployment(name, fmt, Placement(tensor=4 if name in TRN else 8), limits)
+
+
+def config_of(args: list[str]) -> tuple[str, dict[str, Any]]:
+    """The one key of --additional-config, and what it holds."""
+    ((key, config),) = json.loads(args[args.index("--additional-config") + 1]).items()
+    return key, config
+
+
+WRITTEN = [
+    (name, limits, fmt)
+    for name in ("inf2.48xlarge", "trn1.32xlarge", "trn1n.32xlarge", *TRN)
+    for limits in (CHUNKED, WHOLE)
+    for fmt in (("bf16", "fp8") if name in TRN else ("bf16", "int8-weights", "fp32"))
+]
+
+
+@pytest.mark.parametrize(("name", "limits", "fmt"), WRITTEN)
+def test_every_flag_key_and_variable_is_a_documented_one(name: str, limits: BatchLimits, fmt: str) -> None:
+    chosen = native(name, limits, fmt)
+    listed = LISTED["native" if name in TRN else "nxdi"]
+    only = container(chosen)
+    args = only["args"]
+    key, config = config_of(args)
+    assert {arg for arg in args if arg.startswith("--")} <= listed["flags"].keys()
+    assert [key] == listed["additional_config"]
+    assert config.keys() <= listed["neuron_config"].keys()
+    variables = {entry["name"] for entry in only["env"]}
+    assert variables <= listed["environment"].keys()
+    written = {*args, *config, *variables, key}
+    assert written.isdisjoint(listed["never"])
+
+
+def test_graphs_of_the_native_plugin_in_chunks() -> None:
+    args = container(native("trn2.48xlarge", CHUNKED))["args"]
+    assert config_of(args)[1] == {
+        "num_batched_tokens_buckets": [2048],
+        "num_seqs_buckets": [1, 2, 4, 8, 16],
+        "on_device_sampling_config": {},
+        "kv_segment_size_buckets": [2048],
+    }
+    assert "--enable-prefix-caching" in args
+    pairs = dict(pairwise(args))
+    assert (pairs["--max-num-batched-tokens"], pairs["--max-model-len"]) == ("2048", "8192")
+
+
+def test_graphs_of_the_native_plugin_where_prompts_are_computed_whole() -> None:
+    args = container(native("trn2.48xlarge", BatchLimits(3000, 12, 8192)))["args"]
+    assert config_of(args)[1] == {
+        "num_batched_tokens_buckets": [128, 256, 512, 1024, 2048, 3000],
+        "num_seqs_buckets": [1, 2, 4, 8, 12],
+        "on_device_sampling_config": {},
+    }
+    assert "--no-enable-prefix-caching" in args
+    assert dict(pairwise(args))["--max-num-batched-tokens"] == "3000"
+
+
+def test_releases_are_those_of_the_hardware() -> None:
+    images = {name: container(native(name, WHOLE))["image"] for name in ("inf2.48xlarge", "trn3.48xlarge")}
+    assert "0.13.0-neuronx-py312-sdk2.28.0" in images["inf2.48xlarge"]
+    assert "sdk2.33.0" in images["trn3.48xlarge"]
+
+
+def test_compiled_graphs_outlive_a_pod_and_it_has_time_to_compile() -> None:
+    only = container(native("trn2.48xlarge", CHUNKED))
+    variables = {entry["name"]: entry["value"] for entry in only["env"]}
+    assert [mount["mountPath"] for mount in only["volumeMounts"]] == [variables["VLLM_CACHE_ROOT"]]
+    probe = only["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == int(variables["VLLM_ENGINE_READY_TIMEOUT_S"])
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "fmt", "says"),
+    [
+        ("llama-2-7b", "trn2.48xlarge", "bf16", "has no llama of this kind; it has Llama 3"),
+        ("mistral-7b", "trn3.48xlarge", "bf16", "has no mistral of this kind"),
+        ("qwen3-8b", "trn2.48xlarge", "bf16", "has no qwen3 of this kind; .* Qwen3-32B"),
+        ("gpt-oss-20b", "trn2.48xlarge", "mxfp4", "has no mxfp4 for gpt_oss on trn2; use --dtype bf16"),
+        ("gpt-oss-20b", "trn3.48xlarge", "fp8", "use --dtype bf16 or mxfp4"),
+    ],
+)
+def test_models_and_formats_that_the_native_plugin_lacks_are_refused_by_name(
+    model: str, name: str, fmt: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as refused:
+        vllm_manifests("m", native(name, WHOLE, fmt), architecture(model).config, [])
+    assert refused.value.param == "emit"
+
+
+@pytest.mark.parametrize("model", ["llama-3.3-70b", "qwen3-32b", "gpt-oss-120b"])
+def test_models_that_it_has_are_written(model: str) -> None:
+    assert runs(native("trn2.48xlarge", WHOLE).candidate.shape, architecture(model).config)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "why"),
+    [
+        ("trn2.48xlarge", CHUNKED, None),
+        ("trn2.48xlarge", WHOLE, None),
+        ("trn2.48xlarge", BatchLimits(8192, 8, 3000), "in chunks of 512, 1024"),
+        ("trn2.48xlarge", BatchLimits(32_768, 8, 40_000), "up to 16384 tokens whole"),
+        ("trn2.48xlarge", BatchLimits(4098, 8, 8192), "divisible by tensor 4"),
+        ("inf2.48xlarge", WHOLE, None),
+        ("inf2.48xlarge", BatchLimits(8192, 8, 512), "computes prompts whole"),
+    ],
+)
+def test_batches_that_cannot_be_written_so_are_not_planned_with(
+    name: str, limits: BatchLimits, why: str | None
+) -> None:
+    found = unfit(native(name, limits).candidate, prompt=1000)
+    assert found == why or (why and found and why in found)

@@ -7,7 +7,7 @@ import pytest
 from corepipe.models.registry import architecture
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.ops import Attention, Experts, LatentAttention, Linear, RMSNorm
+from corepipe.neuron.ops import Attention, Convolution, Experts, LatentAttention, Linear, RMSNorm
 from corepipe.planning.profiling.instructions import matmul_instructions
 
 
@@ -33,6 +33,16 @@ def test_few_rows_load_the_experts_they_go_to():
     """Mixtral: 14336 columns of each expert, 112 tiles, by 32 of the hidden size; three matrices."""
     assert count("mixtral-8x7b", Experts, StepShape.decode(1, 100)) == 2 * 3 * 112 * 32
     assert count("mixtral-8x7b", Experts, StepShape.decode(32, 100)) == 8 * 3 * 112 * 32
+
+
+@pytest.mark.parametrize(("images", "moving"), [(1, 25), (2, 49)])
+def test_a_convolution_is_tiles_of_its_window_for_each_512_places(images, moving):
+    """The first of ResNet-50: 7 x 7 x 3 of the array's rows are two tiles; 112 x 112 places."""
+    shape = StepShape((images, images), images, images, images)
+    op = next(
+        op for op in architecture("resnet-50").graph(FORMATS["bf16"]).ops if isinstance(op, Convolution)
+    )
+    assert matmul_instructions(op, shape) == 2 * moving
 
 
 def test_other_ops_are_none():

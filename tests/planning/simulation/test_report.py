@@ -32,7 +32,7 @@ def test_the_document_says_what_it_is_and_holds_everything() -> None:
     assert (text["schema"], text["emulated"]) == (SCHEMA, True)
     assert set(text) == {
         "schema", "emulated", "corepipe", "deployment", "workload", "requests", "duration_seconds", "ttft_ms",
-        "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "throughput", "goodput", "queue", "kv_cache",
+        "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "throughput", "intervals", "goodput", "queue", "kv_cache",
         "preemptions", "prefix_cache", "batches", "pipeline", "device", "cost",
     }  # fmt: skip
     assert text["deployment"]["runtime_profile"] == "nxdi"

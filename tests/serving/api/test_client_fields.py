@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from corepipe.models.text.tokenizer import Tokenizer, set_bos_eos
+from corepipe.serving.api import request_templates
 from tests.serving import http_support
 from tests.serving.http_support import FakeEngine, running, saying, tokenizer
 
@@ -317,17 +318,18 @@ def test_documents_are_for_templates_that_name_them(url, thinking, engine):
     ask(url, "/v1/chat/completions", documents=[])
 
 
-def test_a_request_brings_a_template_where_the_server_takes_it(url, thinking, engine):
+def test_a_request_brings_a_template_where_the_server_takes_it(url, thinking, engine, monkeypatch):
+    monkeypatch.setattr(request_templates, "MOST", 2)
     own = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_end|>"
     assert rendered(thinking, engine, chat_template=own) == "<|im_start|>Hi<|im_end|>"
     assert engine.submitted[-1].prompt[0] == 0, "what it spells are tokens"
-    for at in range(6):  # more than are kept
+    for at in range(3):  # more than are kept
         assert rendered(thinking, engine, chat_template=f"{at}" + own) == f"{at}<|im_start|>Hi<|im_end|>"
     for path in ("/v1/chat/completions", "/tokenize"):
         asked = {"messages": SURE, "chat_template": own}
         assert refusal(url, path, **asked) == ("chat_template", "unsupported_parameter")
-        for wrong in ("{% if %}", "{{ ''.__class__.__mro__ }}", "x" * 65_537):
-            assert refusal(thinking, path, **asked | {"chat_template": wrong})[0] == "chat_template"
+    for wrong in ("{% if %}", "{{ ''.__class__.__mro__ }}", "x" * 65_537):
+        assert refusal(thinking, path, **asked | {"chat_template": wrong})[0] == "chat_template"
     assert rendered(thinking, engine) == "Hi<think></think>"
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from corepipe.serving.api import app, connection, connection_limit
-from tests.servers import until
+from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.api.timed import Timed
 from tests.serving.http_support import FakeEngine, running, saying
 from tests.wires import HOST, JSON, MALFORMED, POST, connected, everything, exchange, get, post, replies
@@ -285,7 +285,7 @@ HALF = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + B
 
 def full_house(where, count, sent):
     """So many connections that have sent as much."""
-    house = [socket.create_connection(address(where), timeout=20) for _ in range(count)]
+    house = [socket.create_connection(address(where), timeout=PATIENCE_SECONDS) for _ in range(count)]
     for one in house:
         one.sendall(sent)
     return house
@@ -334,7 +334,7 @@ def test_more_newcomers_than_can_be_told_are_closed(patient):
     with running(FakeEngine(), max_connections=2) as where:
         sending = full_house(where, 2, HALF)
         until_refused(where)
-        crowd = [socket.create_connection(address(where), timeout=20) for _ in range(80)]
+        crowd = [socket.create_connection(address(where), timeout=PATIENCE_SECONDS) for _ in range(80)]
         heard = [everything(one) for one in crowd]
         assert 0 < len([one for one in heard if one]) <= 80
         assert {one[:12] for one in heard} <= {b"HTTP/1.1 503", b""}

@@ -15,6 +15,7 @@ from corepipe.serving.constraints import Constraint
 from corepipe.serving.grammars import grammar_of
 from tests.servers import metric_of
 from tests.serving.http_support import FakeEngine, running, saying
+from tests.serving.test_grammar_checker import sandboxes
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
@@ -36,8 +37,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def url(engine):
-    with pytest.MonkeyPatch.context() as patience, running(engine) as where:
-        patience.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
+    with running(engine) as where:
         yield where
 
 
@@ -237,3 +237,13 @@ def test_checking_that_takes_too_long_is_told_to_come_again(url, monkeypatch):
     answer = httpx.post(url + "/v1/completions", json=PATHS["/v1/completions"] | {"guided_regex": "late"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert answer.headers["retry-after"]
+
+
+def test_the_processes_that_check_end_with_the_server():
+    before = {one.pid for one in sandboxes()}
+    with running(FakeEngine()) as url:
+        body = PATHS["/v1/completions"] | {"guided_regex": "only here"}
+        assert httpx.post(url + "/v1/completions", json=body).status_code == 200
+        own = [one for one in sandboxes() if one.pid not in before]
+        assert own
+    assert not any(one.is_running() for one in own)

@@ -14,7 +14,7 @@ import pytest
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.routes.chat import ChatCompletion
 from corepipe.serving.messages import Output
-from tests.servers import until
+from tests.servers import metric_of, until
 from tests.serving.http_support import READY, TEMPLATE, FakeEngine, running, saying, tokenizer
 
 QWEN = (
@@ -236,6 +236,63 @@ def url_of_saying():
     engine = FakeEngine(saying(CALL, pause=0.001, ends="stop", logprobs=True))
     with running(engine, chat_template=QWEN, ready=ROOMY) as url:
         yield url, len(tokenizer().encode(CALL, add_special_tokens=False))
+
+
+def test_every_chunk_of_calls_has_the_usage_so_far(client):
+    """And none is there for the usage alone, while text is held back, but the last."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *told, last = client.chat.completions.create(**ASKED, stream=True, stream_options=options)
+    counts = [one.usage.completion_tokens for one in told]
+    assert all(len(one.choices) == 1 for one in told)
+    assert any(one.choices[0].delta.tool_calls for one in told)
+    assert counts == sorted(counts)
+    assert (last.choices, last.usage.completion_tokens) == ([], counts[-1])
+
+
+def test_schemas_are_checked_before_they_are_looked_at():
+    """`true` is a schema; what of one the server itself looks at, it has checked before."""
+    schema = {"properties": {"a": {"anyOf": [{"type": "string"}, True]}, "b": True}}
+    for name in ("qwen3_coder", "pythonic", "hermes"):
+        with serving(QWEN, says(BOTH), tool_call_parser=name) as (client, engine):
+            client.chat.completions.create(**ASKED | {"tools": parameters(schema)}, tool_choice="required")
+            assert engine.submitted[-1].grammar
+            for wrong in ({"anyOf": 5}, {"properties": {"a": {"anyOf": [5]}}}, {"required": 5}):
+                asked = ASKED | {"tools": parameters(wrong), "tool_choice": "required"}
+                with pytest.raises(openai.BadRequestError) as caught:
+                    client.chat.completions.create(**asked)
+                assert caught.value.param == "tools[0].function.parameters"
+
+
+def test_schemas_of_tools_are_no_constrained_requests(client):
+    def counted(name: str, label: str = "") -> float:
+        url = str(client.base_url).removesuffix("/v1/")
+        return metric_of(httpx.get(f"{url}/metrics").text, f"corepipe_{name}", label)
+
+    def counts() -> list[float]:
+        return [
+            counted("constrained_requests_total"),
+            counted("constraint_refusals_total", 'reason="unsupported"'),
+        ]
+
+    taken, refused = counts()
+    client.chat.completions.create(**ASKED, tool_choice="required")
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**ASKED | {"tools": parameters(NOTHING)}, tool_choice="required")
+    assert counts() == [taken, refused + 1]
+
+
+OTHER = "{{ tools }}[TOOL_CALLS][ARGS]{{ messages[0].content }}"
+
+
+def test_each_template_has_the_marks_of_its_own_format():
+    """Of the model's template and of a request's, whichever was asked first."""
+    with serving(QWEN, says(CALL), trust_request_chat_template=True) as (client, engine):
+        engine.script = says("[TOOL_CALLS]time[ARGS]{}")
+        other = client.chat.completions.create(**ASKED, extra_body={"chat_template": OTHER})
+        assert calls_of(other.choices[0].message) == [("time", "{}")]
+        engine.script = says(CALL)
+        own = client.chat.completions.create(**ASKED)
+        assert [name for name, _ in calls_of(own.choices[0].message)] == ["weather"]
 
 
 HISTORY = [

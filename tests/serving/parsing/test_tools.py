@@ -8,7 +8,9 @@ from corepipe.errors import UserError
 from corepipe.serving.parsing.choose import Dialect
 from corepipe.serving.parsing.formats import FORMATS
 from corepipe.serving.parsing.prompt import reading_of, reasoning_variables, template_input
-from corepipe.serving.parsing.tools import deeper_than, offered_by
+from corepipe.serving.parsing.tag_calls import value_types
+from corepipe.serving.parsing.tools import offered_by
+from corepipe.serving.schemas import deeper_than
 
 
 def tool(name, **more):
@@ -73,6 +75,21 @@ def test_depth():
     assert deeper_than(1, {"a": [1]})
     assert not deeper_than(0, 1)
     assert deeper_than(0, [])
+
+
+def test_the_types_of_a_parameter_are_found_wherever_they_are_said():
+    chain = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(20)} | {"20": {"type": "integer"}}
+    union = {"anyOf": [{"type": "string"}, {"oneOf": [{"enum": [True, None]}, {"const": 1.5}, True]}]}
+    schema = {"properties": {"deep": {"$ref": "#/$defs/0"}, "union": union, "any": {}}, "$defs": chain}
+    assert value_types(schema, "deep") == {"integer"}
+    assert value_types(schema, "union") == {"string", "boolean", "null", "number"}
+    assert value_types(schema, "any") == value_types(schema, "none") == value_types({}, "a") == set()
+
+
+def test_schemas_that_refer_to_each_other_have_an_end():
+    both = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}] * 500
+    defs = {"a": {"anyOf": both}, "b": {"anyOf": [*both, {"type": "null"}]}}
+    assert value_types({"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": defs}, "x") == {"null"}
 
 
 def test_what_templates_are_given():

@@ -111,9 +111,11 @@ class Writer:
                 file.unlink(missing_ok=True)
 
     def _lose(self, reason: str) -> None:
-        self._count("lost")
-        self._lost += 1
-        if self._lost == 1:
+        with self._lock:  # the event loop loses, and so does the thread that writes
+            self._count("lost")
+            self._lost += 1
+            first = self._lost == 1
+        if first:
             _log().error("an answer was not recorded in %s (%s); the end tells of more", self._folder, reason)
 
 

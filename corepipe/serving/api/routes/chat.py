@@ -30,8 +30,7 @@ from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
 from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
 from corepipe.serving.chat_variables import MOST
-from corepipe.serving.grammars import schema_in
-from corepipe.serving.parsing.forcing import answer_grammar, schemas_of
+from corepipe.serving.parsing.forcing import answer_grammar, writes_calls
 from corepipe.serving.parsing.prompt import (
     TAIL_TOKENS,
     check_callable,
@@ -212,7 +211,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         told = body.tools or body.chat_template is not None or self.service.dialect.reasoning
         return ChatRenderer if told else ChoicesRenderer
 
-    async def plan(self, body: ChatRequest) -> list[Plan]:
+    async def plan(self, body: ChatRequest, grammar: str) -> list[Plan]:
         offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         conversation = Conversation.of(
             body.messages,
@@ -229,6 +228,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             ids = self.service.tokenizer.cut(ids, cut.most, cut.side, framed=body.add_special_tokens)
         if not ids:
             raise invalid("messages render to an empty prompt.", "messages")
+        reading = await self._reading(body, offer, ids)
         said = conversation.last_said if body.echo else ""
         return [
             Plan(
@@ -238,19 +238,19 @@ class Chat(ChoicesEndpoint[ChatRequest]):
                 logprobs=body.top_logprobs if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
                 echo=Echo(said) if said else None,
-                reading=await self._reading(body, offer, ids),
+                grammar=await self._held(reading, offer, grammar),
+                reading=reading,
             )
         ]
 
-    async def held(self, body: ChatRequest, plan: Plan, grammar: str) -> Plan:
-        """After its reasoning; or to calls, where they are forced or strict."""
-        offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-        form = None if plan.reading is None else plan.reading.calls
-        asked = schemas_of(form, offer, constrained=bool(grammar))
-        schemas = {name: schema_in(await self.service.checked(one)) for name, one in asked}
-        narrowed = None if offer is None else offer.narrowed(schemas)
-        held = answer_grammar(plan.reading, narrowed, self.service.tokenizer.added_tokens, grammar)
-        return replace(plan, grammar=held) if held else plan
+    async def _held(self, reading: Reading | None, offer: Offer | None, wanted: str) -> str:
+        """What the whole answer is: what is `wanted` after its reasoning; calls, where these are forced or
+        strict."""
+        tokens, narrowed = self.service.tokenizer.added_tokens, {}
+        if offer is not None and writes_calls(reading, offer, tokens, wanted):
+            for name, where, schema in offer.arguments:
+                narrowed[name] = await self.service.narrowed(schema, where)
+        return answer_grammar(reading, offer, tokens, wanted, narrowed)
 
     async def _reading(self, body: ChatRequest, offer: Offer | None, prompt: list[int]) -> Reading | None:
         tokenizer = await _tokenizer(self.service, body.chat_template)

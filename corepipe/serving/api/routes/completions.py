@@ -105,7 +105,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     def shape(self, vocabulary: Vocabulary) -> Shape:
         return CompletionShape(vocabulary)
 
-    async def plan(self, body: CompletionRequest) -> list[Plan]:
+    async def plan(self, body: CompletionRequest, grammar: str) -> list[Plan]:
         listed = prompt_list(body.prompt)
         if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
@@ -123,6 +123,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
                 logprobs=body.logprobs,
                 prompt_logprobs=body.prompt_alternatives,
                 echo=Echo(text, body.logprobs) if body.echo else None,
+                grammar=grammar,
             )
             for ids, text in prompts
         ]

@@ -6,7 +6,6 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
@@ -49,12 +48,8 @@ class Endpoint(ABC, Generic[B]):
         self.service = service
 
     @abstractmethod
-    async def plan(self, body: B) -> list[Plan]:
-        """One for each prompt.  Raises ApiError."""
-
-    async def held(self, body: B, plan: Plan, grammar: str) -> Plan:  # noqa: ARG002
-        """A plan whose answer is held to this grammar, if there is one.  Raises ApiError."""
-        return replace(plan, grammar=grammar) if grammar else plan
+    async def plan(self, body: B, grammar: str) -> list[Plan]:
+        """One for each prompt; `grammar` is what its text must be, if anything.  Raises ApiError."""
 
     @abstractmethod
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
@@ -65,9 +60,7 @@ class Endpoint(ABC, Generic[B]):
         body = await read_request(service, receive, self.request, self.neutral)
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
-        grammar = await service.grammar(body)
-        plans = await self.plan(body)
-        plans = [await self.held(body, plan, grammar) for plan in plans]
+        plans = await self.plan(body, await service.grammar(body))
         drawn = secrets.token_hex(12)
         envelope = Envelope(
             id=f"{self.prefix}-{body.request_id or drawn}",

@@ -218,7 +218,7 @@ class Generation:
             if not choice.ended:
                 break
         parts: Sequence[Part] = choice.take(output)
-        if self._exchange.body.usage_everywhere:
+        if parts and self._exchange.body.usage_everywhere:
             parts = [*parts, _usage_of(choice.answer, choice.answer.generated)]
         if choice.answer.finish is not None:
             self._left -= 1

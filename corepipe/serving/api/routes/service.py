@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,9 +20,12 @@ from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.constraints import Constraint, ConstraintError
 from corepipe.serving.detokenizer import Pieces
 from corepipe.serving.grammar_checker import GrammarChecker
+from corepipe.serving.grammars import schema_of
 from corepipe.serving.messages import Progress, Ready, Stats
 from corepipe.serving.parsing.choose import Dialect, choose
+from corepipe.serving.parsing.formats import CallFormat, ReasoningFormat
 from corepipe.serving.parsing.reading import Reading
+from corepipe.serving.schemas import Schema
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
@@ -92,7 +96,7 @@ class Service:
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
-        self._marked: dict[tuple[bool, bool], Pieces] = {}
+        self._marked: dict[tuple[CallFormat | None, ReasoningFormat | None], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
         self._grammars = GrammarChecker()
 
@@ -124,7 +128,7 @@ class Service:
         self.progress = progress
 
     def _take(self, stats: Stats) -> None:
-        self.metrics.observe(stats)
+        self.metrics.observe_iterations(stats)
         self.neuron.take(stats)
         self.lateness.take(stats)
 
@@ -179,11 +183,11 @@ class Service:
         """The bytes of tokens without the special ones, but for those that tell calls from text."""
         if reading is None:
             return self.shown
-        kinds = (reading.calls is not None, reading.reasoning is not None)
-        if kinds not in self._marked:
+        formats = (reading.calls, reading.reasoning)
+        if formats not in self._marked:
             marks = reading.marks(self.tokenizer.added_tokens)
-            self._marked[kinds] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
-        return self._marked[kinds]
+            self._marked[formats] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
+        return self._marked[formats]
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
@@ -217,30 +221,47 @@ class Service:
 
         Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
         """
-        try:
+        with self._refusals():
             constraint = asked.constraint()
-        except ConstraintError as error:
-            self.metrics.constraints.refused(error.code)
-            raise invalid(error.message, error.param, error.code) from None
-        return "" if constraint is None else await self.checked(constraint)
+        if constraint is None:
+            return ""
+        grammar = await self._checked(constraint)
+        self.metrics.constraints.taken(constraint.kind)
+        return grammar
 
-    async def checked(self, constraint: Constraint) -> str:
+    async def narrowed(self, schema: Mapping[str, Any], field: str) -> Schema:
+        """A schema as grammars have it.  Raises ApiError as `grammar` does, for one that none can have."""
+        text = msgspec.json.encode(schema).decode()
+        return schema_of(await self._checked(Constraint(kind="json_schema", text=text, field=field)))
+
+    async def _checked(self, constraint: Constraint) -> str:
         """Its grammar.  Raises ApiError as `grammar` does."""
         metrics = self.metrics.constraints
-        try:
-            verdict = await self._grammars.check(constraint)
+        with self._refusals():
+            try:
+                verdict = await self._grammars.check(constraint)
+            except TimeoutError:
+                metrics.refused("rate_limit_exceeded")
+                raise overloaded("Too many constraints are being checked.") from None
             if verdict.seconds:
                 metrics.took(verdict.seconds)
             if verdict.error:
                 raise ConstraintError(verdict.error, verdict.param, verdict.code)
-        except ConstraintError as error:
-            metrics.refused(error.code)
-            raise invalid(error.message, error.param, error.code) from None
-        except TimeoutError:
-            metrics.refused("rate_limit_exceeded")
-            raise overloaded("Too many constraints are being checked.") from None
-        metrics.taken(constraint.kind)
         return verdict.grammar
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Counts a ConstraintError, and makes an ApiError of it."""
+        try:
+            yield
+        except ConstraintError as error:
+            self.metrics.constraints.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+
+    def close(self) -> None:
+        """Ends what works beside the event loop, its processes too."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     @cached_property
     def fingerprint(self) -> str:

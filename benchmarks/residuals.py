@@ -1,0 +1,117 @@
+"""Writes the errors that intervals are made of, and says how often those intervals hold.
+
+    python benchmarks/residuals.py ROWS.csv           # writes neuron/residuals.json: run it after any change
+    python benchmarks/residuals.py ROWS.csv --print   # writes nothing
+
+Each family of models is predicted with the constants of its fold, which fit_cost_model.py stored beside the
+constants; nothing is fitted.  The file of measurements stays outside the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from corepipe.cli.common import results
+from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
+from corepipe.neuron.constants import Constants, parse, provenance
+from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, as_rows, scored
+from corepipe.planning.calibration import rows
+from corepipe.planning.calibration.assumed import completed
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.coverage import by_steps, coverage, nested
+from corepipe.planning.calibration.decisions import decisions
+from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.residuals import Measured, left_out, measured, residuals
+from corepipe.planning.calibration.rows import Raw, text
+
+CHECKED = (
+    "instance", "model", "task", "dtype", "parallelism", "batch_size", "input_len", "output_len", "metric",
+    "unit", "percentile", "sdk", "seq_len", "arrival", "users", "rate",
+)  # fmt: skip
+"""What a row that is predicted again says."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", type=Path, help="measurements, as fit_cost_model.py takes them")
+    parser.add_argument("--print", action="store_true", help="write nothing")
+    given = parser.parse_args()
+    cases = Cases()
+    known = tuple(completed(rows.read(given.rows).rows))
+    found = measured(known, left_out(cases, folds()))
+    errors = scored(residuals(found))
+    report(results(), found, errors)
+    if not given.print:
+        FILE.write_text(_lines(record(given.rows, found, errors, cases)))
+
+
+def folds() -> dict[str, dict[str, Constants]]:
+    """The constants of each fold, as they were stored."""
+    return {
+        name: {version: parse(values) for version, values in fold.items()}
+        for name, fold in provenance()["folds"].items()
+    }
+
+
+def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual]) -> None:
+    """Coverage, widths and decisions, by the intervals of other families alone."""
+    held = nested(errors)
+    show_coverage(console, coverage(held), LEVEL)
+    show_steps(console, by_steps(held))
+    show_decisions(console, decisions(found, held))
+
+
+def record(
+    path: Path, found: Sequence[Measured], errors: Sequence[Residual], cases: Cases
+) -> dict[str, object]:
+    """What is written: the errors, how well they held, and figures to find out later whether the cost model
+    still says the same."""
+    held = nested(errors)
+    return {
+        "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "level": LEVEL,
+        "coverage": [one.as_json() for one in coverage(held)],
+        "decisions": decisions(found, held).as_json(),
+        "checks": checks(found, cases),
+        "columns": COLUMNS,
+        "residuals": as_rows(errors),
+    }
+
+
+def checks(found: Sequence[Measured], cases: Cases) -> list[Mapping[str, object]]:
+    """One row of each kind and profile, as the shipped constants predict it."""
+    firsts: dict[tuple[str, str], Raw] = {}
+    for one in found:
+        firsts.setdefault((one.point.kind, one.point.profile), one.row)
+    predictor = Predictor(cases=cases)
+    return [
+        {
+            **{name: text(row, name) for name in CHECKED if text(row, name)},
+            "predicted": predictor.predict(row).value,
+        }
+        for row in firsts.values()
+    ]
+
+
+def _lines(document: Mapping[str, object]) -> str:
+    """JSON with a line for each element of a list, so that what changes is seen."""
+    parts = []
+    for name, value in document.items():
+        if isinstance(value, list):
+            body = ",\n".join("  " + json.dumps(one) for one in value)
+            parts.append(f" {json.dumps(name)}: [\n{body}\n ]")
+        else:
+            parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""What `corepipe plan --buckets` does: from lengths to the graphs to compile: text, a document, flags."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from corepipe.cli.common import print_json, results
+from corepipe.cli.tables import Figures, facts
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture, architecture
+from corepipe.neuron import profiles
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Format
+from corepipe.neuron.hardware import Instance, hypothetical
+from corepipe.neuron.memory import Limits
+from corepipe.neuron.modes import Degrees, resolve
+from corepipe.neuron.profiles import RuntimeProfile
+from corepipe.planning.buckets.bucketing import Asked, BucketPlan, Graphs, Padding, plan_buckets
+from corepipe.planning.buckets.choose import I64
+from corepipe.planning.buckets.compiling import MINUTES_SOURCE
+from corepipe.planning.lengths import Lengths
+from corepipe.planning.planner.emit_vllm import is_native
+from corepipe.planning.planner.space import BLOCK_SIZE
+from corepipe.planning.traces import trace_workload
+from corepipe.planning.workload import Synthetic, Workload, first_requests
+from corepipe.scheduler.defaults import MAX_NUM_SEQS
+
+SCHEMA = "corepipe.buckets/1"
+
+DEFAULT_REQUESTS = 2000
+"""Drawn from --input-len and --output-len, unless --requests says how many."""
+
+MOST_REQUESTS = 1_000_000
+
+NOT_OF_BUCKETS = {
+    "rate": None, "ttft": None, "tpot": None, "percentile": 99.0, "margin": 0.0, "prices": None,
+    "max_error": None, "emit": None, "time_limit": None,
+}  # fmt: skip
+"""Flags of a search that lengths alone have no use for, and their defaults."""
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Chooses with these flags and prints the result.  Raises UserError for what cannot be compiled."""
+    for name, default in NOT_OF_BUCKETS.items():
+        if given[name] != default:
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --buckets; leave it out", name)
+    found = plan_buckets(_asked(given))
+    if given["as_json"]:
+        print_json(document(found, given["model"]))
+    else:
+        _print(found, given["model"])
+
+
+def _asked(given: Mapping[str, Any]) -> Asked:
+    model = architecture(given["model"])
+    if not model.graph(FORMATS["bf16"]).causal:
+        raise UserError(f"{model.name} generates no tokens; --buckets is for models that do", "model")
+    machine, software = _instance(given), _profile(given)
+    stack = software or profiles.PROFILES["vllm-neuron-native" if is_native(machine) else "vllm-neuron"]
+    prompts, answers = _lengths(given)
+    longest, batch = _longest(model, int((prompts + answers).max()), given), given["max_num_seqs"]
+    batch, fmt = batch or MAX_NUM_SEQS, _format(given)
+    return Asked(
+        architecture=model,
+        format=fmt,
+        instance=machine,
+        tensor=given["tensor"] or _fewest(model, fmt, machine, stack, (longest, batch)),
+        profile=stack,
+        batch=batch,
+        longest=longest,
+        prompts=prompts,
+        answers=answers,
+        graphs=given["graphs"],
+    )
+
+
+def _instance(given: Mapping[str, Any]) -> Instance:
+    names = given["instance"] or []
+    if len(names) != 1:
+        raise UserError("--buckets: graphs are compiled for one size; give one --instance", "instance")
+    found = find_instance(names[0])
+    if found.family == "inf1":
+        raise UserError(
+            f"--instance {found.name}: --buckets is for vLLM, on inf2, trn1, trn2 or trn3", "instance"
+        )
+    return found
+
+
+def _profile(given: Mapping[str, Any]) -> RuntimeProfile | None:
+    names = given["profile"] or []
+    if len(names) > 1:
+        raise UserError("--profile: --buckets takes one", "profile")
+    return profiles.profile(names[0]) if names else None
+
+
+def _format(given: Mapping[str, Any]) -> Format:
+    names = given["dtype"] or []
+    if len(names) > 1:
+        raise UserError("--dtype: --buckets takes one", "dtype")
+    return TIMED_FORMATS[names[0].value if names else "bf16"]
+
+
+def _lengths(given: Mapping[str, Any]) -> tuple[I64, I64]:
+    """Tokens of prompts and of answers."""
+    turns = first_requests(_workload(given), given["requests"] or MOST_REQUESTS)
+    prompts = np.array([turn.prompt_tokens for turn in turns], np.int64)
+    return prompts, np.array([turn.output_tokens for turn in turns], np.int64)
+
+
+def _workload(given: Mapping[str, Any]) -> Workload:
+    if given["trace"] is not None:
+        schema = given["trace_format"]
+        return trace_workload(given["trace"], schema and schema.value, limit=given["requests"])
+    if given["trace_format"] is not None:
+        raise UserError("--trace-format is of --trace; add that", "trace_format")
+    return Synthetic(
+        Lengths.parse(given["input_len"], "input-len"),
+        Lengths.parse(given["output_len"], "output-len"),
+        given["requests"] or DEFAULT_REQUESTS,
+        users=1,
+        seed=given["seed"],
+    ).workload()
+
+
+def _longest(model: Architecture, needed: int, given: Mapping[str, Any]) -> int:
+    """What was given, or the next power of two above the longest request."""
+    most = model.max_positions
+    longest: int = given["max_model_len"] or min(most, 1 << (needed - 1).bit_length())
+    if needed > most or longest > most:
+        raise UserError(
+            f"{model.name} takes {most} tokens, and {max(needed, longest)} are asked for", "max_model_len"
+        )
+    if longest < needed:
+        raise UserError(
+            f"--max-model-len {longest}: requests have up to {needed} tokens; use at least that",
+            "max_model_len",
+        )
+    return longest
+
+
+def _fewest(
+    model: Architecture, fmt: Format, machine: Instance, stack: RuntimeProfile, sizes: tuple[int, int]
+) -> int:
+    """The smallest tensor degree with which the model and one sequence fit."""
+    longest, batch = sizes
+    blocks = batch * -(-longest // BLOCK_SIZE)
+    limits = Limits(longest, batch, min(longest, 16384), BLOCK_SIZE, blocks, stack.kv_budget)
+    graph = model.graph(fmt, longest)
+    return resolve("throughput", graph, machine, limits, stack, Degrees(pipeline=1))[0].tensor
+
+
+def document(found: BucketPlan, model: str) -> dict[str, object]:
+    """The plan for machines: tokens, seconds, minutes."""
+    asked, work = found.asked, found.compiling
+    low, high = work.minutes
+    return {
+        "schema": SCHEMA,
+        "emulated": True,
+        **hypothetical(asked.instance),
+        "model": asked.architecture.name,
+        "instance": asked.instance.name,
+        "tensor": asked.tensor,
+        "dtype": asked.format.name,
+        "profile": asked.profile.name,
+        "max_model_len": asked.longest,
+        "max_num_seqs": asked.batch,
+        "requests": len(asked.prompts),
+        "default": _graphs(found.default, found.default_padding),
+        "chosen": _graphs(found.chosen, found.padding),
+        "compile_minutes": {"from": low, "to": high, "source": MINUTES_SOURCE},
+        "host_memory_bytes": asked.instance.host_memory_bytes,
+        "weights_bytes_per_rank": work.weights,
+        "warnings": list(found.warnings),
+        "flags": flags(found, model),
+    }
+
+
+def _graphs(graphs: Graphs, padding: Padding) -> dict[str, object]:
+    return {
+        "graphs": graphs.number,
+        "prefill_buckets": list(graphs.prefill),
+        "chunked": graphs.chunk is not None,
+        "decode_context_buckets": list(graphs.decode),
+        "decode_sequence_buckets": list(graphs.sequences),
+        "padding": {**asdict(padding), "tokens": padding.waste},
+    }
+
+
+def flags(found: BucketPlan, model: str) -> list[str]:
+    """Arguments of `vllm serve` that compile these graphs."""
+    asked, graphs = found.asked, found.chosen
+    named: dict[str, object] = {
+        "--tensor-parallel-size": asked.tensor,
+        "--max-model-len": asked.longest,
+        "--max-num-seqs": asked.batch,
+    }
+    if is_native(asked.instance):
+        config: dict[str, object] = {
+            "num_batched_tokens_buckets": list(graphs.prefill),
+            "num_seqs_buckets": list(graphs.sequences),
+        }
+        if graphs.chunk is not None:
+            config["kv_segment_size_buckets"] = [graphs.chunk]
+        if len(graphs.decode) > 1:
+            config["decode_context_length_buckets"] = list(graphs.decode[:-1])
+        named["--max-num-batched-tokens"] = graphs.chunk or asked.longest
+        named["--additional-config"] = json.dumps({"neuron_config": config})
+    else:
+        config = {
+            "enable_bucketing": True,
+            "context_encoding_buckets": list(graphs.prefill),
+            "token_generation_buckets": list(graphs.decode),
+        }
+        named["--additional-config"] = json.dumps({"override_neuron_config": config})
+    return [model, *(str(part) for pair in named.items() for part in pair)]
+
+
+def _print(found: BucketPlan, model: str) -> None:
+    console, asked = results(), found.asked
+    console.print(
+        f"{asked.architecture.name}, {asked.format.name}, on {asked.instance.name} "
+        f"({asked.instance.standing}, profile {asked.profile.name}): tensor {asked.tensor}, "
+        f"{len(asked.prompts)} requests of up to {asked.longest} tokens, decode steps of {asked.batch}",
+        markup=False,
+    )
+    if asked.instance.hypothetical:
+        console.print(f"hypothetical: {asked.instance.hypothetical}", style="yellow", markup=False)
+    console.print(_table(found))
+    console.print(facts(_facts(found)))
+    for warning in found.warnings:
+        console.print(f"- {warning}", markup=False)
+    console.print(f"vllm serve {shlex.join(flags(found, model))}", markup=False, soft_wrap=True)
+
+
+def _table(found: BucketPlan) -> Figures:
+    table = Figures(pad_edge=False)
+    table.add_column("padding")
+    for heading in ("graphs", "of prompts", "of contexts", "seconds", "of that padding"):
+        table.add_column(heading, justify="right")
+    for name, graphs, padding in (
+        ("default", found.default, found.default_padding),
+        ("chosen", found.chosen, found.padding),
+    ):
+        table.add_row(
+            name,
+            str(graphs.number),
+            _share(padding.prompt_waste, padding.prompt_tokens),
+            _share(padding.decode_waste, padding.decode_tokens),
+            f"{padding.seconds:,.1f}",
+            f"{padding.wasted_seconds / padding.seconds:.0%}",
+        )
+    return table
+
+
+def _share(wasted: float, there: float) -> str:
+    return f"{wasted / (wasted + there):.1%}" if wasted + there else "-"
+
+
+def _facts(found: BucketPlan) -> Iterator[tuple[str, str]]:
+    for name, graphs in (("default", found.default), ("chosen", found.chosen)):
+        how = f"prompts in chunks of {graphs.chunk}" if graphs.chunk else f"prompts {_list(graphs.prefill)}"
+        several = f", each for {_list(graphs.sequences)} sequences" if graphs.sequences else ""
+        yield name, f"{how}; contexts {_list(graphs.decode)}{several}"
+    low, high = found.compiling.minutes
+    yield (
+        "compiling",
+        f"{low:.0f} to {high:.0f} minutes for {found.compiling.graphs} graphs ({MINUTES_SOURCE})",
+    )
+    yield "host memory", "no formula is published; -9 as exit code is a host out of memory, -O3 takes more"
+    yield "cache", "another tensor degree, batch, length or SDK compiles anew"
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,60 @@
+"""Coverage of intervals and quality of decisions, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Column
+
+from corepipe.cli.tables import Figures
+from corepipe.planning.calibration.coverage import Coverage
+from corepipe.planning.calibration.decisions import Decisions, Order
+
+LEFT_OUT = "left-out runs within their {level:.0%} intervals"
+
+
+def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
+    """How many runs lie in their intervals, by kind of figure."""
+    names = ("runs", "within", "19 times of 20", "width", "")
+    table = Figures(
+        "kind of figure", *(Column(name, justify="right") for name in names), title=title.format(level=level)
+    )
+    for one in found:
+        bound = f"{one.least:.0%} to {one.most:.0%}"
+        table.add_row(
+            one.kind,
+            str(one.runs),
+            f"{one.share:.1%}",
+            bound,
+            f"x {one.width:.2f}",
+            "" if one.sound else "off",
+        )
+    console.print(table)
+
+
+def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, float]]) -> None:
+    """Whether intervals are wider, and errors larger, the farther a run is from what was measured."""
+    names = ("runs", "within", "width", "mean |log error|")
+    table = Figures("steps away", *(Column(name, justify="right") for name in names))
+    for steps, (runs, share, width, error) in found.items():
+        table.add_row(str(steps), str(runs), f"{share:.1%}", f"x {width:.2f}", f"{error:.2f}")
+    console.print(table)
+
+
+def show_decisions(console: Console, found: Decisions) -> None:
+    """How often the predicted order of two configurations is the measured one."""
+    names = ("intervals apart", "right", "overlapping", "right")
+    table = Figures("two", *(Column(name, justify="right") for name in names))
+    for name, (apart, overlapping) in {**found.by, "all": (found.apart, found.overlapping)}.items():
+        table.add_row(name, *_order(apart), *_order(overlapping))
+    console.print(table)
+    regret = found.regret
+    console.print(
+        f"first choice by cost: the best of its group in {regret.best} of {regret.groups}; dearer than it by "
+        f"{regret.mean:.1%} on average, {regret.p90:.1%} at p90, {regret.worst:.1%} at worst"
+    )
+
+
+def _order(order: Order) -> tuple[str, str]:
+    return str(order.pairs), "-" if order.share is None else f"{order.share:.1%}"

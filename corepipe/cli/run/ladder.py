@@ -1,0 +1,138 @@
+"""What `corepipe profile --ladder` does: what each optimisation buys, as a table or a document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Column
+
+from corepipe.cli.common import print_json, results
+from corepipe.cli.options import Mode
+from corepipe.cli.tables import Figures
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron import profiles
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
+from corepipe.neuron.hardware import hypothetical
+from corepipe.planning.profiling.ladder import Ladder, Rung, Work, ladder, takes_images
+
+SCHEMA = "corepipe.ladder/1"
+
+DECODER_PROFILE, ENCODER_PROFILE = "vllm-neuron", "data-parallel"
+
+ANSWER = 64
+"""Tokens of an answer: --output-steps' most."""
+
+NOT_OF_A_LADDER = {"mode": Mode.AUTO, "pipeline": None, "tensor": None, "data": None, "batch": 4,
+                   "output_steps": 3, "output": None}  # fmt: skip
+"""Flags that its rungs set, and their defaults."""
+
+
+def run(given: Mapping[str, Any]) -> None:
+    """Climbs with these flags and prints the rungs.  Raises UserError for what does not fit a core."""
+    for name, default in NOT_OF_A_LADDER.items():
+        if given[name] != default:
+            raise UserError(f"--{name.replace('_', '-')} is what --ladder tries; leave it out", name)
+    found = ladder(_work(given))
+    if given["as_json"]:
+        print_json(document(found))
+    else:
+        _print(found)
+
+
+def _work(given: Mapping[str, Any]) -> Work:
+    model = architecture(given["model"])
+    graph = model.graph(FORMATS["bf16"])
+    encodes, most = not graph.causal, model.max_positions
+    tokens: int = most if takes_images(graph) else min(given["input_len"], most)
+    answer = 0 if encodes else ANSWER
+    longest = given["max_model_len"] or min(most, 1 << (tokens + answer - 1).bit_length())
+    if not tokens + answer <= longest <= most:
+        raise UserError(
+            f"--max-model-len {longest}: a request has {tokens + answer} tokens, {model.name} takes {most}",
+            "max_model_len",
+        )
+    stack = given["profile"] or (ENCODER_PROFILE if encodes else DECODER_PROFILE)
+    return Work(
+        model,
+        TIMED_FORMATS[given["dtype"].value],
+        find_instance(given["instance"]),
+        profiles.profile(stack),
+        tokens,
+        answer,
+        longest,
+    )
+
+
+def document(found: Ladder) -> dict[str, object]:
+    """The ladder for machines."""
+    work = found.work
+    return {
+        "schema": SCHEMA,
+        "emulated": True,
+        **hypothetical(work.instance),
+        "model": work.architecture.name,
+        "instance": work.instance.name,
+        "profile": work.profile.name,
+        "input_len": work.input_len,
+        "output_len": work.output_len,
+        "unit": f"{found.unit}/s",
+        "rungs": [_rung(rung) for rung in found.rungs],
+        "without": [{"name": name, "why": why} for name, why in found.without],
+    }
+
+
+def _rung(rung: Rung) -> dict[str, object]:
+    return {
+        "name": rung.name,
+        "per_second": rung.per_second,
+        "batch_ms": rung.seconds * 1e3,
+        "dollars_per_million": rung.dollars,
+        "gain": rung.gain,
+        "why": rung.why,
+        "setting": {**asdict(rung.setting), "format": rung.setting.format.name},
+    }
+
+
+def rows(found: Ladder) -> list[tuple[str, ...]]:
+    """Of each rung: its name, how many a second, times the one below, milliseconds of a batch, dollars for a
+    million, and why."""
+    return [
+        (
+            rung.name,
+            f"{rung.per_second:,.0f}",
+            "" if rung is found.rungs[0] else f"{rung.gain:.2f}",
+            f"{rung.seconds * 1e3:.3g}",
+            "-" if rung.dollars is None else f"{rung.dollars:.3g}",
+            rung.why,
+        )
+        for rung in found.rungs
+    ]
+
+
+def headings(found: Ladder) -> tuple[str, ...]:
+    """Of `rows`."""
+    return ("step", f"{found.unit}/s", "times", "ms a batch", "$ a million", "why")
+
+
+def _print(found: Ladder) -> None:
+    console, work = results(), found.work
+    what = "an image" if takes_images(work.architecture.graph(work.format)) else f"{work.input_len} tokens"
+    answer = f", {work.output_len} answered" if work.output_len else ""
+    console.print(
+        f"{work.architecture.name} on {work.instance.name} ({work.instance.standing}, profile "
+        f"{work.profile.name}): {what}{answer}",
+        markup=False,
+    )
+    if work.instance.hypothetical:
+        console.print(f"hypothetical: {work.instance.hypothetical}", style="yellow", markup=False)
+    name, *figures, why = headings(found)
+    table = Figures(name, *(Column(figure, justify="right") for figure in figures), why)
+    for row in rows(found):
+        table.add_row(*row)
+    console.print(table)
+    for name, why in found.without:
+        console.print(f"- {name}: {why}", markup=False)

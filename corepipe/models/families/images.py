@@ -1,0 +1,214 @@
+"""What convolutional networks share: a config of images, and a builder of Graphs over maps.
+
+Batch norms are folded into the convolutions before them: a convolution has a bias, and no norm follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.families.layers import vector
+from corepipe.neuron.graph import (
+    Axis,
+    Format,
+    Graph,
+    Input,
+    Output,
+    OutputKind,
+    Value,
+    WeightRole,
+    WeightSpec,
+    fixed,
+    pixels,
+)
+from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Pool, Upconvolution, Upsample
+from corepipe.neuron.ops.convolution import ImageFunction, PoolKind, Size, Window
+
+MAX_IMAGE = 1 << 13
+"""Pixels of a side."""
+
+MAX_CHANNELS = 1 << 14
+MAX_BLOCKS = 1 << 8
+
+COLOURS = 3
+
+NOT_OF_IMAGES = {
+    "vocab_size": 1,
+    "hidden_size": 2,
+    "intermediate_size": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 1,
+}
+"""What a transformer's config has and a convolutional network's has not: it has one position, the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig(ModelConfig):
+    """A network over square images: `image` pixels a side, `channels` of each; `classes` that it tells apart.
+
+    widths, depths: channels and blocks of each of its stages.  stem: channels before them.  bottleneck: a
+    block has three convolutions.
+    """
+
+    image: int = 0
+    channels: int = COLOURS
+    classes: int = 0
+    widths: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    bottleneck: bool = False
+    stem: int = 0
+
+
+def configure(
+    fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int]
+) -> ImageConfig:
+    """`image_size` and `num_labels` (or as many as `id2label` has) from the config, or those given here."""
+    labels = fields.section("id2label")
+    plain = Fields(fields.path, {**NOT_OF_IMAGES, "num_hidden_layers": max(1, sum(depths))})
+    config = common(plain.replace("model_type", fields.text("model_type")))
+    return ImageConfig(
+        **config.values(),
+        image=fields.integer("image_size", MAX_IMAGE, default=image),
+        channels=fields.integer("num_channels", MAX_CHANNELS, default=COLOURS),
+        classes=fields.integer("num_labels", MAX_CHANNELS, default=len(labels.values) if labels else classes),
+        widths=tuple(widths),
+        depths=tuple(depths),
+    )
+
+
+def counts(fields: Fields, key: str, most: int, default: Sequence[int]) -> list[int]:
+    """A list of whole numbers from 1 to `most`, one a stage."""
+    values = fields.items(key) if fields.has(key) else list(default)
+    sound = all(type(value) is int and 1 <= value <= most for value in values)
+    if not values or not sound:
+        raise fields.error(key, f"must be a list of integers from 1 to {most}")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A map of an image: its value, and its size."""
+
+    value: Value
+    size: Size
+
+    @property
+    def channels(self) -> int:
+        return self.value.width
+
+
+class ImageBuilder:
+    """Collects the Ops of one forward pass over images; `layer` labels what is appended next."""
+
+    def __init__(self, config: ImageConfig) -> None:
+        self.config = config
+        self.layer = -1
+        self._ops: list[Op] = []
+
+    def finish(self, name: str, fmt: Format, outputs: Sequence[Output]) -> Graph:
+        """The Graph of all Ops so far."""
+        inputs = (Input(op.reads, op.out.rows) for op in self._ops if op.reads)
+        return Graph(
+            name=name,
+            format=fmt,
+            ops=tuple(self._ops),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            num_layers=self.layer + 1,
+            vocab_size=self.config.vocab_size,
+            max_positions=1,
+            causal=False,
+            rows=tuple(dict.fromkeys(op.out.rows for op in self._ops)),
+        )
+
+    def image(self) -> Map:
+        """What is given."""
+        size = Size(self.config.image, self.config.image)
+        return self._append(Pixels(self.layer, self._made(size, self.config.channels)), size)
+
+    def convolve(
+        self,
+        x: Map,
+        name: str,
+        channels: int,
+        window: Window,
+        function: ImageFunction | None = ImageFunction.RELU,
+        residual: Map | None = None,
+        added_last: bool = False,
+    ) -> Map:
+        """A convolution of x, its batch norm folded in, with what follows its sums."""
+        size = window.over(x.size)
+        out = self._made(size, channels)
+        window_axis = fixed("window", window.kernel.pixels * x.channels)
+        weight = WeightSpec(f"{name}.weight", (out.axis, window_axis), WeightRole.MATRIX)
+        added = None if residual is None else residual.value
+        op = Convolution(
+            self.layer,
+            out,
+            x.value,
+            weight,
+            vector(f"{name}.bias", out.axis),
+            x.size,
+            window,
+            function=function,
+            residual=added,
+            added_last=added_last,
+        )
+        return self._append(op, size)
+
+    def pool(self, x: Map, window: Window, kind: PoolKind = PoolKind.MAX) -> Map:
+        size = window.over(x.size)
+        return self._append(
+            Pool(self.layer, self._made(size, x.channels), x.value, x.size, window, kind), size
+        )
+
+    def average(self, x: Map) -> Map:
+        """The mean of all pixels: one row an image."""
+        return self.pool(x, Window(x.size), PoolKind.AVERAGE)
+
+    def enlarge(self, x: Map, factor: int = 2) -> Map:
+        """Each pixel several times."""
+        size = _larger(x.size, factor)
+        return self._append(Upsample(self.layer, self._made(size, x.channels), x.value, factor), size)
+
+    def convolve_up(self, x: Map, name: str, channels: int, factor: int = 2) -> Map:
+        """A transposed convolution whose window moves by its own size."""
+        size = _larger(x.size, factor)
+        out = self._made(size, channels)
+        axes = (fixed("window", channels * factor**2), x.value.axis)
+        weight = WeightSpec(f"{name}.weight", axes, WeightRole.MATRIX)
+        bias = vector(f"{name}.bias", out.axis)
+        return self._append(Upconvolution(self.layer, out, x.value, weight, bias, factor), size)
+
+    def join(self, *maps: Map) -> Map:
+        """The channels of all of them."""
+        size = maps[0].size
+        out = self._made(size, sum(part.channels for part in maps))
+        return self._append(Concatenate(self.layer, out, tuple(part.value for part in maps)), size)
+
+    def _made(self, size: Size, channels: int) -> Value:
+        return Value(len(self._ops), _channels(channels), pixels(*size))
+
+    def _append(self, op: Op, size: Size) -> Map:
+        self._ops.append(op)
+        return Map(op.out, size)
+
+
+def _channels(count: int) -> Axis:
+    return fixed("channels", count)
+
+
+def _larger(size: Size, factor: int) -> Size:
+    return Size(size.height * factor, size.width * factor)
+
+
+def vector_of(x: Map) -> Output:
+    """One vector an image."""
+    return Output(x.value, OutputKind.VECTOR)
+
+
+def map_of(x: Map) -> Output:
+    """One vector a pixel."""
+    return Output(x.value, OutputKind.MAP)

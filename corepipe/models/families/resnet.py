@@ -1,0 +1,73 @@
+"""ResNet (He et al. 2016): residual blocks of two convolutions, or of three through a narrow middle.
+
+Of three, the stride is the second's, as torchvision and transformers have it (version 1.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corepipe.models.config import Fields
+from corepipe.models.families.images import (
+    MAX_BLOCKS,
+    MAX_CHANNELS,
+    ImageBuilder,
+    ImageConfig,
+    Map,
+    counts,
+    vector_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
+)
+from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.ops.convolution import Window
+
+IMAGE, CLASSES = 224, 1000
+STEM = 64
+"""Channels before the first stage, where a config does not say."""
+
+NARROW = 4
+"""How many times wider a block is than its middle."""
+
+
+def configure(fields: Fields) -> ImageConfig:
+    """`hidden_sizes`, `depths` and `layer_type`, as transformers' ResNetConfig has them."""
+    fields.refuse("downsample_in_first_stage", "downsample_in_bottleneck")
+    kind = fields.require("layer_type", ("bottleneck", "basic"), "bottleneck")
+    fields.require("hidden_act", ("relu",), "relu")
+    widths = counts(fields, "hidden_sizes", MAX_CHANNELS, (256, 512, 1024, 2048))
+    depths = counts(fields, "depths", MAX_BLOCKS, (3, 4, 6, 3))
+    if len(widths) != len(depths):
+        raise fields.error("depths", "must have as many stages as hidden_sizes")
+    stem = fields.integer("embedding_size", MAX_CHANNELS, default=STEM)
+    config = images(fields, IMAGE, CLASSES, widths, depths)
+    return replace(config, bottleneck=kind == "bottleneck", stem=stem)
+
+
+def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
+    """The forward pass: an image to its classes."""
+    b = ImageBuilder(config)
+    x = b.convolve(b.image(), "resnet.embedder.embedder.convolution", config.stem, Window.square(7, 2))
+    x = b.pool(x, Window.square(3, 2))
+    for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        for block in range(depth):
+            b.layer += 1
+            stride = 2 if stage and not block else 1
+            x = _block(b, x, f"resnet.encoder.stages.{stage}.layers.{block}", width, stride)
+    b.layer += 1
+    classes = b.convolve(b.average(x), "classifier.1", config.classes, Window.square(1), None)
+    return b.finish(name, fmt, [vector_of(classes)])
+
+
+def _block(b: ImageBuilder, x: Map, prefix: str, width: int, stride: int) -> Map:
+    """x plus what its convolutions make of it; x itself through one of a pixel where its shape changes."""
+    known = x
+    if stride > 1 or x.channels != width:
+        known = b.convolve(x, f"{prefix}.shortcut.convolution", width, Window.square(1, stride), None)
+    if not b.config.bottleneck:
+        x = b.convolve(x, f"{prefix}.layer.0.convolution", width, Window.square(3, stride))
+        return b.convolve(x, f"{prefix}.layer.1.convolution", width, Window.square(3), residual=known)
+    x = b.convolve(x, f"{prefix}.layer.0.convolution", width // NARROW, Window.square(1))
+    x = b.convolve(x, f"{prefix}.layer.1.convolution", width // NARROW, Window.square(3, stride))
+    return b.convolve(x, f"{prefix}.layer.2.convolution", width, Window.square(1), residual=known)

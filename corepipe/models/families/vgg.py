@@ -1,0 +1,62 @@
+"""VGG (Simonyan and Zisserman 2015): convolutions of 3 x 3, a pool after each stage, three large matrices."""
+
+from __future__ import annotations
+
+from corepipe.models.config import Fields
+from corepipe.models.families.images import (
+    MAX_BLOCKS,
+    MAX_CHANNELS,
+    ImageBuilder,
+    ImageConfig,
+    Map,
+    counts,
+    vector_of,
+)
+from corepipe.models.families.images import (
+    configure as images,
+)
+from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.ops.convolution import PoolKind, Size, Window
+
+IMAGE, CLASSES = 224, 1000
+LAST = 7
+"""Pixels a side that the first matrix reads."""
+
+MATRICES = 4096
+"""Width of the two between the convolutions and the classes."""
+
+
+def configure(fields: Fields) -> ImageConfig:
+    """`depths`: convolutions of each stage, `hidden_sizes` their channels; the keys are ours."""
+    widths = counts(fields, "hidden_sizes", MAX_CHANNELS, (64, 128, 256, 512, 512))
+    depths = counts(fields, "depths", MAX_BLOCKS, (2, 2, 3, 3, 3))
+    if len(widths) != len(depths):
+        raise fields.error("depths", "must have as many stages as hidden_sizes")
+    config = images(fields, IMAGE, CLASSES, widths, depths)
+    if config.image % (LAST << len(depths)):
+        raise fields.error("image_size", f"({config.image}) must be a multiple of {LAST << len(depths)}")
+    return config
+
+
+def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
+    """The forward pass: an image to its classes."""
+    b = ImageBuilder(config)
+    x = b.image()
+    for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        for i in range(depth):
+            b.layer += 1
+            x = b.convolve(x, f"features.{stage}.{i}", width, Window.square(3))
+        x = b.pool(x, Window.square(2, 2, 0))
+    x = _shrunk(b, x)
+    b.layer += 1
+    x = b.convolve(x, "classifier.0", MATRICES, Window(x.size))
+    x = b.convolve(x, "classifier.3", MATRICES, Window.square(1))
+    x = b.convolve(x, "classifier.6", config.classes, Window.square(1), None)
+    return b.finish(name, fmt, [vector_of(x)])
+
+
+def _shrunk(b: ImageBuilder, x: Map) -> Map:
+    """The map as large as the first matrix reads it: means, where the image is larger than usual."""
+    step = x.size.height // LAST
+    square = Size(step, step)
+    return x if step == 1 else b.pool(x, Window(square, square), PoolKind.AVERAGE)

@@ -1,0 +1,336 @@
+"""How far a measurement may be from a predicted figure: 90 % intervals, from the errors of earlier ones.
+
+`residuals.json` has the errors of published measurements, each family of models predicted with constants
+that were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
+errors of figures of its kind.  It grows by GROWTH with each step by which a case lies outside of what was
+measured: another instance, generation, software stack or kind of model; each doubling beyond the longest
+sequence and the most tensor ranks.
+
+Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  A rate's is the other
+way round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from math import exp, log, log2
+from pathlib import Path
+from typing import Any
+
+from corepipe.errors import UserError
+from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.graph import SOURCE, Graph, InputKind
+from corepipe.neuron.profiles import RuntimeProfile
+
+FILE = Path(__file__).with_name("residuals.json")
+
+LEVEL = 0.9
+"""Of an interval, unless another is asked for."""
+
+GROWTH = 1.25
+"""An interval's width grows by so much (on a logarithm) with each step away from what was measured."""
+
+LEAST_SCALE = 0.02
+"""Of an error: repeats of a measurement are no nearer to one another."""
+
+OWN_FAMILIES = 2.0
+"""A stack's own errors count as much as all stacks' together when they are of so many families of models.
+This and OTHERS were chosen so that left-out runs lie in their intervals as often as they should."""
+
+FAR = log(5.0)
+"""Errors beyond it count as this for the size of others: such rows are mistaken about what was measured."""
+
+OTHERS = 45.0
+"""How many of its own errors the shape of all kinds' errors counts as, for a kind with few."""
+
+SEEN = 3
+"""Runs from which on an instance, a stack or a kind of model counts as measured."""
+
+GUESSED = ", guessed"
+"""Behind the profile of a case of which not all is known."""
+
+
+class Figure(StrEnum):
+    """What a figure is of: a step between tokens, a time to a first one, a whole answer or so many of them a
+    second, an encoder's batch."""
+
+    DECODE = "decode"
+    FIRST_TOKEN = "first token"  # noqa: S105
+    THROUGHPUT = "throughput"
+    BATCH = "encoder"
+
+
+class Architecture(StrEnum):
+    """Models whose errors are alike."""
+
+    DECODER = "decoder"
+    MIXTURE = "mixture of experts"
+    ENCODER = "encoder"
+    VISION = "vision transformer"
+    ENCODER_DECODER = "encoder-decoder"
+    CONVOLUTION = "convolutional network"
+
+
+APART = frozenset({Architecture.ENCODER_DECODER, Architecture.CONVOLUTION})
+"""Those whose figures, whatever they are of, are a kind of their own."""
+
+UNDER_LOAD = ", under load"
+
+
+def architecture_of(graph: Graph) -> Architecture:
+    """What a graph is, by its Ops and inputs."""
+    ops = {type(op).__name__ for op in graph.ops}
+    if "Convolution" in ops:
+        return Architecture.CONVOLUTION
+    if SOURCE in graph.rows:
+        return Architecture.ENCODER_DECODER
+    if any(given.kind is InputKind.PATCHES for given in graph.inputs):
+        return Architecture.VISION
+    if not graph.causal:
+        return Architecture.ENCODER
+    return Architecture.MIXTURE if "Experts" in ops else Architecture.DECODER
+
+
+def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -> str:
+    """The kind of a figure: whose errors are its own."""
+    return str(architecture) if architecture in APART else figure + (UNDER_LOAD if load else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a figure stands.  tail: a percentile above the median; tokens: of a whole sequence."""
+
+    kind: str
+    instance: str
+    profile: str
+    architecture: str
+    tensor: int
+    tokens: int
+    tail: bool = False
+
+    @property
+    def generation(self) -> str:
+        """Of its cores; empty for an instance that is not in the catalogue."""
+        return _generation(self.instance)
+
+
+@cache
+def _generation(instance: str) -> str:
+    try:
+        return find_instance(instance).chip.core.version
+    except UserError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The error of a run's figures of one kind: of the one that was predicted worst.
+
+    predicted, unit: that figure, in seconds or a second.  score: the error by the spread that the other
+    families' errors say.
+    """
+
+    point: Point
+    family: str
+    run: str
+    error: float
+    predicted: float
+    unit: str
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """By which factors of the predicted *time* a measured one may be off.
+
+    steps: how far from what was measured; measured: runs that it is known from.
+    """
+
+    low: float
+    high: float
+    steps: float
+    measured: int
+    level: float = LEVEL
+
+    def around(self, value: float, *, rate: bool = False) -> tuple[float, float]:
+        """The least and the most that a figure may turn out to be."""
+        return (value / self.high, value / self.low) if rate else (value * self.low, value * self.high)
+
+    @property
+    def basis(self) -> str:
+        """What it is known from, in words."""
+        away = f", {self.steps:.2g} steps from them" if self.steps else ""
+        return f"{self.measured} measured runs{away}"
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "level": self.level,
+            "time_factor_low": self.low,
+            "time_factor_high": self.high,
+            "measured_runs": self.measured,
+            "steps_away": self.steps,
+        }
+
+
+class _Kind:
+    """What was measured of one kind of figure, and how large its errors are."""
+
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        points = [one.point for one in residuals]
+        self.runs = len(residuals)
+        self.instances = _seen(point.instance for point in points)
+        self.generations = _seen(point.generation for point in points)
+        self.profiles = _seen((point.profile, point.tail) for point in points)
+        self.architectures = _seen(point.architecture for point in points)
+        self.tensor = max(point.tensor for point in points)
+        self.tokens = max(point.tokens for point in points)
+        self.scale = _size(residuals)[0]
+        own: defaultdict[tuple[str, bool], list[Residual]] = defaultdict(list)
+        for one in residuals:
+            own[one.point.profile, one.point.tail].append(one)
+        self._own = {key: _size(group) for key, group in own.items()}
+
+    def spread(self, point: Point) -> float:
+        """Of errors at a point, were it among those that were measured."""
+        size, families = self._own.get((point.profile, point.tail), (0.0, 0))
+        return (families * size + OWN_FAMILIES * self.scale) / (families + OWN_FAMILIES)
+
+    def steps(self, point: Point) -> float:
+        """How far a point lies outside of what was measured."""
+        unseen = (
+            point.instance not in self.instances,
+            point.generation not in self.generations,
+            (point.profile, point.tail) not in self.profiles,
+            point.architecture not in self.architectures,
+        )
+        beyond = (point.tokens / self.tokens, point.tensor / self.tensor)
+        return sum(unseen) + sum(log2(ratio) for ratio in beyond if ratio > 1)
+
+
+def _seen(values: Iterable[Hashable]) -> set[Hashable]:
+    """Those that enough runs had."""
+    return {value for value, runs in Counter(values).items() if runs >= SEEN}
+
+
+def _size(residuals: Sequence[Residual]) -> tuple[float, int]:
+    """Mean size of the errors, and of how many families they are."""
+    errors = [min(FAR, abs(one.error)) for one in residuals]
+    return max(LEAST_SCALE, sum(errors) / len(errors)), len({one.family for one in residuals})
+
+
+class Spread:
+    """How large errors are, at any point, by those of some families.  Raises ValueError for none."""
+
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        kinds: defaultdict[str, list[Residual]] = defaultdict(list)
+        for one in residuals:
+            kinds[one.point.kind].append(one)
+        self._kinds = {kind: _Kind(group) for kind, group in kinds.items()}
+        self._all = _Kind(residuals)
+
+    def at(self, point: Point) -> float:
+        """The size of an error there."""
+        known = self._kinds.get(point.kind)
+        if known is None:  # no figure of its kind was ever measured
+            return self._all.scale * float(GROWTH ** (1 + self._all.steps(point)))
+        return known.spread(point) * float(GROWTH ** known.steps(point))
+
+    def about(self, point: Point) -> tuple[float, int]:
+        """How many steps it is away from what was measured of its kind, and how many runs that is."""
+        known = self._kinds.get(point.kind)
+        return (1 + self._all.steps(point), 0) if known is None else (known.steps(point), known.runs)
+
+
+def scored(residuals: Sequence[Residual]) -> list[Residual]:
+    """With the score of each: its error by the spread of the other families' errors."""
+    found = []
+    for family in dict.fromkeys(one.family for one in residuals):
+        others = [one for one in residuals if one.family != family]
+        if not others:
+            continue
+        spread = Spread(others)
+        found += [
+            Residual(
+                one.point, one.family, one.run, one.error, one.predicted, one.unit,
+                one.error / spread.at(one.point),
+            )
+            for one in residuals
+            if one.family == family
+        ]  # fmt: skip
+    return found
+
+
+class Uncertainty:
+    """Intervals from residuals that have their scores.  Raises ValueError for none."""
+
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        self.residuals = residuals
+        self._spread = Spread(residuals)
+        self._scores = sorted(((abs(one.score), one.point.kind) for one in residuals), reverse=True)
+        self._quantile = cache(self._find_quantile)
+
+    def interval(self, point: Point, level: float = LEVEL, narrowed: float = 1.0) -> Interval:
+        """Where a measured figure is with a probability of `level`: as much above as below, on a logarithm,
+        since to which side a family lies says little of the next.
+
+        narrowed: the share of its width that is left where such figures of this very model were measured.
+        """
+        reach = self._spread.at(point) * self._quantile(point.kind, level) * narrowed
+        steps, runs = self._spread.about(point)
+        return Interval(exp(-reach), exp(reach), steps, runs, level)
+
+    def _find_quantile(self, kind: str, level: float) -> float:
+        """The size of scores that no more of a kind exceed than the level leaves."""
+        own = sum(found == kind for _, found in self._scores)
+        other = OTHERS / max(1, len(self._scores) - own)
+        room = (1 - level) * (1 + own + min(OTHERS, len(self._scores) - own))
+        reached = self._scores[0][0]
+        for score, found in self._scores:
+            room -= 1.0 if found == kind else other
+            if room < 0:
+                break
+            reached = score
+        return reached
+
+
+def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Interval:
+    """Of a figure that is predicted with a profile: narrower where that was fitted to such figures."""
+    return shipped_uncertainty().interval(point, level, dict(profile.narrowed).get(point.kind, 1.0))
+
+
+COLUMNS = (
+    "kind", "instance", "profile", "architecture", "tensor", "tokens", "tail", "family", "run", "error",
+    "predicted", "unit", "score",
+)  # fmt: skip
+
+
+def as_rows(residuals: Iterable[Residual]) -> list[list[object]]:
+    """The residuals for a file, in the order of COLUMNS."""
+    return [
+        [*(getattr(one.point, name) for name in COLUMNS[:7]), one.family, one.run, round(one.error, 5),
+         float(f"{one.predicted:.5g}"), one.unit, round(one.score, 4)]
+        for one in residuals
+    ]  # fmt: skip
+
+
+def from_rows(rows: Iterable[Sequence[Any]]) -> list[Residual]:
+    """What `as_rows` wrote."""
+    return [Residual(Point(*row[:7]), *row[7:]) for row in rows]
+
+
+@cache
+def record() -> dict[str, Any]:
+    """The whole file that comes with corepipe."""
+    found: dict[str, Any] = json.loads(FILE.read_text())
+    return found
+
+
+@cache
+def shipped_uncertainty() -> Uncertainty:
+    """That of the constants and rules that come with corepipe."""
+    return Uncertainty(from_rows(record()["residuals"]))

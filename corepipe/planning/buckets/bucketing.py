@@ -1,0 +1,267 @@
+"""Which graphs to compile for a workload: the stack's default beside what pads the least.
+
+Prompts come one at a time.  A decode step runs a full batch at the bucket of its longest sequence, as if the
+batch's contexts were drawn independently of all contexts that requests go through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from corepipe.models.registry import Architecture
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.cost import CostModel, StepShape
+from corepipe.neuron.graph import Format
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.memory import Footprint
+from corepipe.neuron.native_plugin import (
+    CHUNKS,
+    DEFAULT_CHUNK,
+    LONGEST_SINGLE_SHOT,
+    batch_buckets,
+    is_chunked,
+    prefill_buckets,
+)
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import Buckets, RuntimeProfile
+from corepipe.planning.buckets.choose import I64, Distribution, candidates, choices
+from corepipe.planning.buckets.compiling import NATIVE_WORKERS, Compiling, warnings
+from corepipe.planning.planner.vllm_nxdi import buckets as nxdi_buckets
+
+STEP = 128
+"""Buckets are multiples of it: the native plugin's rule for contexts, and NxD Inference's first bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """What is compiled: tokens of prefill graphs, contexts of decode graphs, and sequences where there are
+    graphs for several (else empty).  chunk: prompts come in pieces of it (None: whole)."""
+
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    sequences: tuple[int, ...] = ()
+    chunk: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Graphs in all: NxD Inference has one a bucket, the native plugin one a pair in decode steps."""
+        return len(self.prefill) + len(self.decode) * max(1, len(self.sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What a workload costs in padding, beside the tokens that there are: of prompts, and of decode steps'
+    contexts, which are as long as the longest of their batch whatever the buckets; seconds in all, and those
+    that padding takes."""
+
+    prompt_tokens: float
+    prompt_waste: float
+    decode_tokens: float
+    decode_waste: float
+    seconds: float
+    wasted_seconds: float
+
+    @property
+    def waste(self) -> float:
+        """Tokens of padding."""
+        return self.prompt_waste + self.decode_waste
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A model on the cores of an instance, and requests: [n] tokens of prompts and of answers."""
+
+    architecture: Architecture
+    format: Format
+    instance: Instance
+    tensor: int
+    profile: RuntimeProfile
+    batch: int
+    longest: int
+    prompts: I64
+    answers: I64
+    graphs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """The default and what was chosen, for as many graphs; and what compiling that takes."""
+
+    asked: Asked
+    default: Graphs
+    default_padding: Padding
+    chosen: Graphs
+    padding: Padding
+    compiling: Compiling
+    warnings: tuple[str, ...]
+
+
+def plan_buckets(asked: Asked) -> BucketPlan:
+    """The graphs with which the requests take the least time, for a number of graphs; those of each kind are
+    the ones that pad the fewest tokens.  Raises UserError for a model that cannot be cut so."""
+    bench = _Bench(asked)
+    default = bench.default
+    number = asked.graphs or default.number
+    options = [default, *bench.options(number)]
+    found = min(
+        (graphs for graphs in options if graphs.number <= number), key=bench.seconds, default=options[-1]
+    )
+    return BucketPlan(
+        asked, default, bench.padding(default), found, bench.padding(found), *bench.compiling(found)
+    )
+
+
+class _Bench:
+    """What graphs mean for the requests, in tokens and in seconds."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._native = asked.profile.prefill_buckets is Buckets.CHUNKS
+        self._prompts = Distribution.of(asked.prompts)
+        contexts = _contexts(asked)
+        self._longest_of_batch = contexts and contexts.largest_of(asked.batch)
+        graph = asked.architecture.graph(asked.format, asked.longest)
+        self._programs = compile_for_timing(graph, Placement(1, asked.tensor))
+        self._cost = CostModel(self._programs, asked.instance, _unpadded(asked.profile))
+
+    @property
+    def default(self) -> Graphs:
+        """What the stack compiles where nobody says."""
+        asked = self._asked
+        if not self._native:
+            sizes = tuple(nxdi_buckets(asked.longest))
+            return Graphs(sizes, sizes)
+        chunk = min(DEFAULT_CHUNK, asked.longest)
+        return self._native_graphs(prefill_buckets(asked.longest, chunk, asked.tensor), chunk)
+
+    def options(self, number: int) -> Iterator[Graphs]:
+        """Graphs of at most so many, each kind the best for its number."""
+        if self._native:
+            yield from self._native_options(number)
+            return
+        prefill, decode = self._of_prompts(number), self._of_contexts(number)
+        for count in range(1, number):
+            yield Graphs(prefill[count - 1], decode[number - count - 1])
+
+    def _native_options(self, number: int) -> Iterator[Graphs]:
+        asked = self._asked
+        chunks = [c for c in CHUNKS if is_chunked(asked.longest, c) and c % asked.tensor == 0]
+        ways: list[tuple[tuple[int, ...], int]] = [((chunk,), chunk) for chunk in chunks]
+        sequences = len(batch_buckets(asked.batch))
+        if asked.longest <= LONGEST_SINGLE_SHOT:
+            ways += [(sizes, asked.longest) for sizes in self._of_prompts(max(1, number - sequences))]
+        for sizes, chunk in ways:
+            contexts = max(1, (number - len(sizes)) // sequences)
+            yield self._native_graphs(sizes, chunk, self._of_contexts(contexts)[-1])
+
+    def _native_graphs(self, prefill: tuple[int, ...], chunk: int, decode: tuple[int, ...] = ()) -> Graphs:
+        asked = self._asked
+        pieces = chunk if is_chunked(asked.longest, chunk) else None
+        return Graphs(prefill, decode or (asked.longest,), batch_buckets(asked.batch), pieces)
+
+    def _of_prompts(self, most: int) -> list[tuple[int, ...]]:
+        return choices(self._prompts, candidates(self._prompts, self._asked.longest, STEP), most)
+
+    def _of_contexts(self, most: int) -> list[tuple[int, ...]]:
+        contexts = self._longest_of_batch
+        if contexts is None:
+            return [(self._asked.longest,)] * most
+        return choices(contexts, candidates(contexts, self._asked.longest, STEP), most)
+
+    def seconds(self, graphs: Graphs) -> float:
+        """Of all requests, one prompt after the other and decode steps of full batches."""
+        return self._prefill_seconds(graphs) + self._decode_seconds(graphs)
+
+    def padding(self, graphs: Graphs) -> Padding:
+        """What the requests cost in padding."""
+        prompts, contexts = self._prompts, self._longest_of_batch
+        unit = graphs.chunk
+        sizes = np.asarray(graphs.prefill if unit is None else _multiples(unit, prompts.longest))
+        computed = float(prompts.padded(sizes) @ sizes)
+        read = there = 0.0
+        if contexts is not None:
+            read = float(contexts.padded(graphs.decode) @ np.asarray(graphs.decode))
+            there = contexts.tokens
+        seconds = self.seconds(graphs)
+        return Padding(
+            prompts.tokens,
+            computed - prompts.tokens,
+            there,
+            read - there,
+            seconds,
+            max(0.0, seconds - self._least_seconds()),
+        )
+
+    def compiling(self, graphs: Graphs) -> tuple[Compiling, tuple[str, ...]]:
+        """What compiling them takes, and what is known to fail."""
+        asked = self._asked
+        weights = max(Footprint.of(program).weights for program in self._programs)
+        workers = NATIVE_WORKERS if self._native else 1
+        work = Compiling(weights, asked.architecture.parameters, graphs.number, workers)
+        steps = [self._prompt(0, graphs.prefill[-1]), StepShape.decode(asked.batch, graphs.decode[-1])]
+        return work, tuple(warnings(work, asked.instance, self._programs, steps))
+
+    def _least_seconds(self) -> float:
+        """Without any padding: each prompt alone, each batch at the mean of its longest contexts."""
+        lengths, weights = self._prompts.lengths, self._prompts.weights
+        each = (self._step_seconds(self._prompt(0, int(length))) for length in lengths)
+        prompts = sum(weight * seconds for weight, seconds in zip(weights, each, strict=True))
+        contexts = self._longest_of_batch
+        if contexts is None:
+            return float(prompts)
+        mean = max(1, round(contexts.tokens / contexts.count))
+        steps = contexts.count / self._asked.batch
+        return float(prompts) + steps * self._step_seconds(StepShape.decode(self._asked.batch, mean))
+
+    def _prefill_seconds(self, graphs: Graphs) -> float:
+        unit = graphs.chunk
+        if unit is None:
+            each = [self._step_seconds(self._prompt(0, size)) for size in graphs.prefill]
+            return float(self._prompts.padded(graphs.prefill) @ np.array(each))
+        sizes = _multiples(unit, self._prompts.longest)
+        pieces = [self._step_seconds(self._prompt(size - unit, unit)) for size in sizes]
+        return float(self._prompts.padded(sizes) @ np.cumsum(pieces))
+
+    def _decode_seconds(self, graphs: Graphs) -> float:
+        if self._longest_of_batch is None:
+            return 0.0
+        batch = self._asked.batch
+        each = [self._step_seconds(StepShape.decode(batch, size)) for size in graphs.decode]
+        return float(self._longest_of_batch.padded(graphs.decode) @ np.array(each)) / batch
+
+    def _prompt(self, start: int, count: int) -> StepShape:
+        return StepShape.of([(start, count)], 1)
+
+    def _step_seconds(self, shape: StepShape) -> float:
+        return (
+            self._asked.profile.host_seconds + self._cost.latency(shape) + self._cost.sampling_seconds(shape)
+        )
+
+
+def _contexts(asked: Asked) -> Distribution | None:
+    """Contexts that decode steps read, one for each token after the first; None where there are none."""
+    changes = np.zeros(asked.longest + 2, np.int64)
+    np.add.at(changes, asked.prompts + 1, 1)
+    np.add.at(changes, asked.prompts + asked.answers, -1)
+    counts = np.cumsum(changes)
+    lengths = np.flatnonzero(counts)
+    return Distribution(lengths, counts[lengths].astype(np.float64)) if len(lengths) else None
+
+
+def _multiples(unit: int, longest: int) -> Sequence[int]:
+    """Up to the first that holds the longest."""
+    return range(unit, -(-longest // unit) * unit + 1, unit)
+
+
+def _unpadded(profile: RuntimeProfile) -> RuntimeProfile:
+    """The same software, given steps of the very shapes that run."""
+    return replace(
+        profile,
+        prefill_buckets=Buckets.EXACT,
+        decode_buckets=Buckets.EXACT,
+        pads_batch=False,
+        batch_powers=False,
+    )

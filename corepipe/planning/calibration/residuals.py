@@ -1,0 +1,127 @@
+"""What predictions were off by, run by run: the errors that intervals are made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from corepipe.errors import UserError
+from corepipe.neuron.constants import Constants
+from corepipe.neuron.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of
+from corepipe.planning.calibration import assumed
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.fit import family, log_error
+from corepipe.planning.calibration.predict import Asked, Predictor
+from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
+from corepipe.planning.calibration.score import SAME, resolution
+
+TAIL = 0.75
+"""Quantiles above it are tails: their errors are larger than those of means and medians."""
+
+_FIGURES = {
+    "tpot": Figure.DECODE,
+    "itl": Figure.DECODE,
+    "ttft": Figure.FIRST_TOKEN,
+    "ttft_whole_batch": Figure.FIRST_TOKEN,
+    "output_throughput": Figure.THROUGHPUT,
+    "total_throughput": Figure.THROUGHPUT,
+    "request_rate": Figure.THROUGHPUT,
+    "throughput": Figure.THROUGHPUT,
+}
+"""What a metric of a model that generates is of; others are of whole answers, and so as throughputs."""
+
+
+def point(asked: Asked, row: Raw) -> Point:
+    """Where the figure that a row asks for stands."""
+    case = asked.case
+    alone = case.encodes or (case.outputs == 0 and asked.load is None)
+    figure = Figure.BATCH if alone else _FIGURES.get(asked.metric, Figure.THROUGHPUT)
+    guessed = case.assumed or text(row, assumed.COLUMN)
+    return Point(
+        kind=kind_of(figure, case.architecture, load=asked.load is not None),
+        instance=case.place[0],
+        profile=case.profile.stack + (GUESSED if guessed else ""),
+        architecture=case.architecture,
+        tensor=case.degrees.tensor,
+        tokens=case.inputs + case.outputs,
+        tail=asked.quantile is not None and asked.quantile > TAIL,
+    )
+
+
+def bounds(asked: Asked, row: Raw, value: float) -> tuple[float, float]:
+    """The least and the most that a predicted figure may turn out to be."""
+    return interval(point(asked, row), asked.case.profile).around(value, rate=is_rate(row))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A row with its prediction.  error: log of measured / predicted time; 0 within the source's rounding."""
+
+    row: Raw
+    point: Point
+    value: float
+    predicted: float
+    error: float
+
+
+PredictorOf = Callable[[Raw], Predictor]
+
+
+def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[Measured]:
+    """The rows that have a value and a prediction."""
+    found = []
+    for row in rows:
+        predictor, value = predictor_of(row), _value(row)
+        if value is None:
+            continue
+        try:
+            asked = predictor.ask(row)
+            predicted = predictor.answer(asked)
+        except (Unpredictable, UserError, OSError):
+            continue
+        error = -log_error(predicted, value, resolution(row) / 2)
+        found.append(Measured(row, point(asked, row), value, predicted, -error if is_rate(row) else error))
+    return found
+
+
+def is_rate(row: Raw) -> bool:
+    """Whether more of it is better."""
+    return text(row, "unit") in RATES
+
+
+def _value(row: Raw) -> float | None:
+    try:
+        value = float(text(row, "value"))
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+def run(row: Raw) -> str:
+    """What was measured in one go: a configuration, on one day."""
+    return text(row, "config_id") or " ".join(text(row, name) for name in SAME if name != "metric")
+
+
+def residuals(found: Sequence[Measured]) -> list[Residual]:
+    """One for each run and kind of figure: that of its worst row."""
+    groups: defaultdict[tuple[str, str, bool], list[Measured]] = defaultdict(list)
+    for one in found:
+        groups[run(one.row), one.point.kind, one.point.tail].append(one)
+    worst = (max(group, key=lambda one: abs(one.error)) for group in groups.values())
+    return [_residual(one) for one in worst]
+
+
+def _residual(one: Measured) -> Residual:
+    unit = text(one.row, "unit")
+    seconds = one.predicted * UNITS[unit]
+    return Residual(
+        one.point, family(one.row), run(one.row), one.error, seconds, "1/s" if unit in RATES else "s"
+    )
+
+
+def left_out(cases: Cases, folds: Mapping[str, Mapping[str, Constants]]) -> PredictorOf:
+    """Predictors by a row's family: with constants that were fitted without it, or the shipped ones."""
+    predictors = {name: Predictor(constants, cases) for name, constants in folds.items()}
+    other = Predictor(cases=cases)
+    return lambda row: predictors.get(family(row), other)

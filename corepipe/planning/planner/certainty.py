@@ -1,0 +1,150 @@
+"""Which deployments a plan tells apart by the intervals of their figures, and what to measure if none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.uncertainty import (
+    LEVEL,
+    Architecture,
+    Figure,
+    Interval,
+    Point,
+    architecture_of,
+    interval,
+    kind_of,
+)
+from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.search_result import Option
+
+MEASURED = 0.05
+"""A deployment's own measurement, repeated, is within this share: served models differ so from day to day."""
+
+TAIL = 75.0
+"""Percentiles above it are less sure than the median."""
+
+FIGURES = {"ttft": Figure.FIRST_TOKEN, "tpot": Figure.DECODE, "e2e": Figure.THROUGHPUT}
+
+Bounds = tuple[float, float]
+
+
+def overlap(one: Bounds, other: Bounds) -> bool:
+    """Whether two intervals have anything in common."""
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """Of what is planned for a model and a demand.
+
+    level: the share of measurements that lie in an interval; ranks: whether options are chosen by it.
+    """
+
+    demand: Demand
+    graph: Graph
+    level: float = LEVEL
+    ranks: bool = False
+
+    def interval(self, option: Option, figure: Figure, *, tail: bool = False) -> Interval:
+        """By how much a figure of an option may turn out otherwise."""
+        shape, architecture = option.deployment.candidate.shape, self._architecture
+        point = Point(
+            kind_of(figure, architecture, load=True), shape.instance, shape.profile.stack, architecture,
+            shape.placement.tensor, self._tokens, tail,
+        )  # fmt: skip
+        return interval(point, shape.profile, self.level)
+
+    @cached_property
+    def _architecture(self) -> Architecture:
+        return architecture_of(self.graph)
+
+    @cached_property
+    def _tokens(self) -> int:
+        return round(float((self.demand.sizes.prompts + self.demand.sizes.answers).mean()))
+
+    def latency(self, option: Option, name: str) -> Bounds:
+        """Seconds between which a ttft, tpot or e2e lies, at the objectives' percentile."""
+        outcome = option.outcome
+        seconds = {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.latency}[name]
+        tail = self.demand.objectives.percentile > TAIL
+        return self.interval(option, FIGURES[name], tail=tail).around(seconds)
+
+    def rate(self, option: Option) -> Bounds:
+        """Output tokens a second of the whole deployment."""
+        tokens = option.outcome.tokens_per_second * option.deployment.instances
+        return self.interval(option, Figure.THROUGHPUT).around(tokens, rate=True)
+
+    def price(self, option: Option) -> Bounds:
+        """Dollars an hour for the rate that was asked for: fewer or more instances, where each does more or
+        less than was predicted."""
+        return self.interval(option, Figure.THROUGHPUT).around(option.price)
+
+    def may_miss(self, option: Option) -> list[str]:
+        """Objectives that it meets by prediction, and not by the upper end of the interval."""
+        asked = self.demand.objectives
+        limits = {"ttft": asked.ttft, "tpot": asked.tpot}
+        return [
+            name
+            for name, limit in limits.items()
+            if limit is not None and self.latency(option, name)[1] > limit
+        ]
+
+    def order(self, option: Option) -> tuple[object, ...]:
+        """Sorts options: by price as predicted; where they are ranked by certainty, first what meets the
+        objectives for sure, then the most that it may cost."""
+        predicted = (option.price, option.outcome.latency)
+        return (bool(self.may_miss(option)), self.price(option)[1], *predicted) if self.ranks else predicted
+
+    def alike(self, options: Sequence[Option]) -> list[Option]:
+        """Those that cannot be told from the first: their prices' intervals overlap, and they keep the
+        objectives as surely."""
+        if not options:
+            return []
+        first, *others = options
+        return [one for one in others if self._alike(first, one)]
+
+    def _alike(self, first: Option, other: Option) -> bool:
+        as_sure = len(self.may_miss(other)) <= len(self.may_miss(first))
+        return as_sure and overlap(self.price(first), self.price(other))
+
+    def undecided(self, options: Sequence[Option]) -> bool:
+        """Whether nothing is told apart: there are several, and all intervals overlap."""
+        intervals = [self.price(option) for option in options]
+        pairs = ((one, other) for i, one in enumerate(intervals) for other in intervals[:i])
+        return len(options) > 1 and all(overlap(one, other) for one, other in pairs)
+
+    def next_measurement(self, options: Sequence[Option]) -> Measurement | None:
+        """The one that would tell most of them apart; of those that do, the one on the cheapest instance.
+        None where nothing is to be told apart."""
+        rivals = [*options[:1], *self.alike(options)]
+        if len(rivals) < 2:
+            return None
+        return max(self._measurements(rivals), key=lambda m: (m.separates, -m.price, m.width))
+
+    def _measurements(self, rivals: Sequence[Option]) -> Iterator[Measurement]:
+        for option in rivals:
+            known = (option.price * (1 - MEASURED), option.price * (1 + MEASURED))
+            others = [self.price(other) for other in rivals if other is not option]
+            low, high = self.price(option)
+            separates = sum(not overlap(known, other) for other in others)
+            yield Measurement(
+                option, separates, len(others), option.price / option.deployment.instances, high / low
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One instance of an option, under its part of the load.
+
+    separates: of `rivals`, how many it would then be told from, if it is as predicted; price: dollars an
+    hour; width: of the interval now, the most by the least.
+    """
+
+    option: Option
+    separates: int
+    rivals: int
+    price: float
+    width: float

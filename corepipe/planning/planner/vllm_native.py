@@ -1,0 +1,134 @@
+"""vLLM with its native plugin for Neuron, for trn2 and trn3: what it runs, and its flags.
+
+Names and meanings: vllm-neuron/docs/ of aws-neuron-sdk at 81ce03ae (SDK 2.32) and the later pages of SDK
+2.33; `native_plugin` has the rules of its graphs.  NxD Inference ends on trn2 and trn3 with SDK 2.34.
+"""
+
+from __future__ import annotations
+
+import json
+
+from corepipe.models.config import ModelConfig
+from corepipe.neuron.hardware import Instance
+from corepipe.neuron.native_plugin import (
+    CHUNKS,
+    LONGEST_SINGLE_SHOT,
+    batch_buckets,
+    is_chunked,
+    prefill_buckets,
+)
+from corepipe.planning.planner.space import BatchLimits, PlannedDeployment, Shape
+
+IMAGE = (
+    "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.29.0.1.2.0-neuronx-py314-sdk2.33.0-ubuntu26.04"
+)
+
+GENERATIONS = frozenset({"v3", "v4"})
+"""Of NeuronCores that it runs on."""
+
+MODELS = "Llama 3 (dense), gpt-oss and Qwen3-32B"
+"""Those of its recipes that a plan can be made for (vllm-neuron/docs/model-recipes, SDK 2.33)."""
+
+LLAMA_3_VOCABULARY = 128_256
+QWEN3_32B = (64, 5120)
+"""Layers and hidden size."""
+
+CACHE_PATH = "/var/cache/vllm"
+COMPILATION_SECONDS = 3600
+"""VLLM_NEURON_COMPILATION_TIMEOUT, 600 unless set: too few for what is compiled for the first time."""
+
+STARTUP_SECONDS = 5400
+"""VLLM_ENGINE_READY_TIMEOUT_S, as the longest of the recipes."""
+
+
+def problem(shape: Shape, model: ModelConfig) -> str | None:
+    """Why it does not run; None: it does."""
+    place, instance, fmt = shape.placement, shape.device, shape.format.name
+    if not _knows(model):
+        return f"the native plugin has no {model.model_type} of this kind; it has {MODELS}"
+    if place.pipeline > 1:
+        return "the native plugin has no pipelines; plan without them"
+    formats = _formats(model, instance)
+    if fmt not in formats:
+        return f"the native plugin has no {fmt} for {model.model_type} on {instance.family}; " + (
+            f"use --dtype {' or '.join(formats)}"
+        )
+    if place.tensor not in instance.tensor_degrees:
+        accepted = ", ".join(map(str, instance.tensor_degrees))
+        return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
+    return None
+
+
+def _knows(model: ModelConfig) -> bool:
+    match model.model_type:
+        case "llama":
+            return model.vocab_size == LLAMA_3_VOCABULARY
+        case "qwen3":
+            return (model.num_layers, model.hidden_size) == QWEN3_32B
+        case kind:
+            return kind == "gpt_oss"
+
+
+def _formats(model: ModelConfig, instance: Instance) -> list[str]:
+    """FP8 comes from a checkpoint of ModelOpt; MXFP4 is gpt-oss's own, on Trn3 alone."""
+    if model.model_type != "gpt_oss":
+        return ["bf16", "fp8"]
+    return ["bf16", "mxfp4"] if instance.chip.core.version == "v4" else ["bf16"]
+
+
+def unfit(limits: BatchLimits, tensor: int) -> str | None:
+    """Why it cannot batch so; None: it can."""
+    chunk, longest = limits.max_num_batched_tokens, limits.max_model_len
+    if is_chunked(longest, chunk) and chunk not in CHUNKS:
+        return f"the native plugin takes prompts in chunks of {', '.join(map(str, CHUNKS))}, not of {chunk}"
+    if not is_chunked(longest, chunk) and longest > LONGEST_SINGLE_SHOT:
+        return f"the native plugin computes prompts of up to {LONGEST_SINGLE_SHOT} tokens whole"
+    if (chunk if is_chunked(longest, chunk) else longest) % tensor:
+        return f"the native plugin's buckets are divisible by tensor {tensor}"
+    return None
+
+
+def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
+    """Keys of the plugin's `neuron_config`: its graphs, and where tokens are drawn.
+
+    {} draws on the device, null on the host; one table of the documentation says the reverse, so that it is
+    written and not left to a default.
+    """
+    shape, limits = deployment.candidate.shape, deployment.candidate.limits
+    chunk, longest = limits.max_num_batched_tokens, limits.max_model_len
+    config: dict[str, object] = {
+        "num_batched_tokens_buckets": list(prefill_buckets(longest, chunk, shape.placement.tensor)),
+        "num_seqs_buckets": list(batch_buckets(limits.max_num_seqs)),
+        "on_device_sampling_config": {},
+    }
+    if is_chunked(longest, chunk):
+        config["kv_segment_size_buckets"] = [chunk]
+    if shape.format.name == "mxfp4":
+        config["quantization"] = "mxfp4"
+    return config
+
+
+def flags(model: str, deployment: PlannedDeployment) -> list[str]:
+    """The arguments of `vllm serve`.  Sizes of KV blocks and their number are the plugin's to find."""
+    shape, limits = deployment.candidate.shape, deployment.candidate.limits
+    chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
+    named = {
+        "--tensor-parallel-size": shape.placement.tensor,
+        "--max-model-len": limits.max_model_len,
+        "--max-num-seqs": limits.max_num_seqs,
+        "--max-num-batched-tokens": chunk,
+        "--additional-config": json.dumps({"neuron_config": neuron_config(deployment)}),
+    }
+    pairs = (str(part) for pair in named.items() for part in pair)
+    chunked = is_chunked(limits.max_model_len, chunk)
+    return [model, *pairs, "--enable-prefix-caching" if chunked else "--no-enable-prefix-caching"]
+
+
+def environment(shape: Shape) -> dict[str, str]:
+    """Variables of the server; cores of a logical one are the compiler's and the runtime's."""
+    return {
+        "NEURON_LOGICAL_NC_CONFIG": str(shape.device.lnc),
+        "VLLM_CACHE_ROOT": CACHE_PATH,
+        "VLLM_NEURON_COMPILATION_TIMEOUT": str(COMPILATION_SECONDS),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(STARTUP_SECONDS),
+    }

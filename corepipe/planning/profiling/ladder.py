@@ -1,0 +1,285 @@
+"""What each optimisation of a deployment buys, one after the other: a ladder.
+
+It climbs from one request at a time on one core to the whole instance.  Each rung keeps what those below it
+changed.  What a rung cannot change for a model has a reason instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND
+from corepipe.neuron.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind
+from corepipe.neuron.hardware import Instance, Support
+from corepipe.neuron.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.program import Program
+from corepipe.planning.profiling.profile import BLOCK
+
+MOST_BATCH = 64
+
+WORTH = 1.01
+"""A batch is doubled as long as that gives so many times the throughput."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model on an instance, and a request: tokens in, tokens out (0: run once over its input).
+
+    longest: what sequences are padded to as long as there are no buckets.
+    """
+
+    architecture: Architecture
+    format: Format
+    instance: Instance
+    profile: RuntimeProfile
+    input_len: int
+    output_len: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How far up the ladder a deployment is.  together: one transfer to the host a batch; padded: every
+    sequence to the longest."""
+
+    format: Format
+    batch: int = 1
+    tensor: int = 1
+    data: int = 1
+    together: bool = False
+    padded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A step: inferences or tokens a second of the instance, seconds of a request, dollars for a million of
+    them (None: no price), and how many times as many a second as the rung below."""
+
+    name: str
+    setting: Setting
+    per_second: float
+    seconds: float
+    dollars: float | None
+    gain: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The rungs, what is counted, and the rungs that this model has not, with the reason."""
+
+    work: Work
+    unit: str
+    rungs: tuple[Rung, ...]
+    without: tuple[tuple[str, str], ...]
+
+
+def ladder(work: Work) -> Ladder:
+    """Climbs it.  Raises UserError for a model of which one request does not fit one core."""
+    bench = _Bench(work)
+    base = Setting(
+        FORMATS["fp32"] if work.instance.support(FORMATS["fp32"]) is Support.NATIVE else work.format
+    )
+    if not bench.fits(base):
+        base = replace(base, format=work.format)
+    if not bench.fits(base):
+        raise UserError(
+            f"{work.architecture.name} does not fit one core of {work.instance.name}: its ladder begins with "
+            "tensor parallelism; give a smaller model or --dtype",
+            "instance",
+        )
+    rungs = [
+        bench.rung(
+            "one request at a time", base, None, "one core computes one request, and waits for the next"
+        )
+    ]
+    without: list[tuple[str, str]] = []
+    for name, setting, why in _steps(work, bench, rungs):
+        if setting is None or setting == rungs[-1].setting:
+            without.append((name, why))
+        else:
+            rungs.append(bench.rung(name, setting, rungs[-1], why))
+    return Ladder(work, bench.unit, tuple(rungs), tuple(without))
+
+
+def takes_images(graph: Graph) -> bool:
+    """Whether its inputs are all of one size."""
+    return any(given.kind in {InputKind.PATCHES, InputKind.PIXELS} for given in graph.inputs)
+
+
+Step = tuple[str, Setting | None, str]
+"""A rung's name, its setting (None: it is not for this model), and why."""
+
+
+def _steps(work: Work, bench: _Bench, rungs: list[Rung]) -> Iterator[Step]:
+    """Each further step from the last rung."""
+    for step in (_batching, _format, _cores, _transfers, _buckets, _placement):
+        yield step(work, bench, rungs[-1].setting)
+
+
+def _batching(_work: Work, bench: _Bench, at: Setting) -> Step:
+    bound, share = bench.bound(at)
+    batch = bench.best_batch(at)
+    more = (
+        f"a batch of {batch} reads the weights once" if batch > 1 else "a larger batch takes as much longer"
+    )
+    return "batching", replace(at, batch=batch), f"{share:.0%} of a step goes to {bound}; {more}"
+
+
+def _format(work: Work, _bench: _Bench, at: Setting) -> Step:
+    new, old = work.format, at.format
+    if new == old:
+        return "format", None, f"it is in {new.name} from the start"
+    times = work.instance.peak(new.multiplied) / work.instance.peak(old.multiplied)
+    why = f"{new.name} is multiplied {times:.3g} times as fast as {old.name}, and has fewer bytes"
+    return "format", replace(at, format=new), why
+
+
+def _cores(work: Work, _bench: _Bench, at: Setting) -> Step:
+    cores = work.instance.cores_per_chip
+    name = "both cores" if cores == 2 else "all cores of a chip"
+    return name, replace(at, data=cores), f"{cores} copies of the model, one on each core of a chip"
+
+
+def _transfers(work: Work, bench: _Bench, at: Setting) -> Step:
+    name = "host transfers batched"
+    if not bench.encodes:
+        why = "tokens are drawn on the device, and come in one transfer; before, the logits of each sequence"
+        return name, replace(at, together=True), why
+    if at.batch == 1:
+        return name, None, "a batch of one has one transfer"
+    each = work.profile.host_seconds * 1e6
+    why = f"one transfer a batch instead of {at.batch}, each {each:.0f} us of the host"
+    return name, replace(at, together=True), why
+
+
+def _buckets(work: Work, bench: _Bench, at: Setting) -> Step:
+    if not bench.pads:
+        return "buckets", None, "its inputs are all of one length"
+    why = f"{work.input_len} tokens are padded to their bucket, not to {work.longest}"
+    return "buckets", replace(at, padded=False), why
+
+
+def _placement(work: Work, bench: _Bench, at: Setting) -> Step:
+    best = bench.best_placement(at)
+    if best == at:
+        return "placement", None, "no other cut or number of copies gives more"
+    why = f"tensor {best.tensor} x data {best.data}, batches of {best.batch}: {work.instance.cores} cores"
+    return "placement", best, why
+
+
+class _Bench:
+    """Times settings."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._graph = cache(self._make_graph)
+        self._cost = cache(self._make_cost)
+        graph = self._graph(work.format)
+        self.encodes = not graph.causal
+        self.pads = not takes_images(graph) and work.longest > work.input_len
+        self.unit = "inferences" if self.encodes else "tokens"
+
+    def rung(self, name: str, setting: Setting, below: Rung | None, why: str) -> Rung:
+        """The setting as a rung above another one."""
+        per_second, price = self.per_second(setting), self._work.instance.price_per_hour
+        dollars = None if price is None else dollars_per_million_tokens(price, per_second)
+        gain = per_second / below.per_second if below else 1.0
+        return Rung(name, setting, per_second, self.seconds(setting), dollars, gain, why)
+
+    def per_second(self, setting: Setting) -> float:
+        """Inferences, or tokens that are answered, of all copies."""
+        done = setting.batch * (1 if self.encodes else self._work.output_len)
+        return setting.data * done / self.seconds(setting)
+
+    def seconds(self, setting: Setting) -> float:
+        """Of a whole batch, from its first transfer to its last."""
+        work, cost = self._work, self._cost(setting)
+        transfers = 1 if setting.together else setting.batch
+        host = transfers * work.profile.host_seconds
+        if self.encodes:
+            step = StepShape.of([(0, self._length(setting, work.input_len))] * setting.batch, setting.batch)
+            return host + cost.input_seconds(step) + cost.output_seconds(step) + cost.latency(step)
+        prompt = StepShape.of([(0, self._length(setting, work.input_len))], 1)
+        context = self._length(setting, work.input_len + (work.output_len + 1) // 2)
+        step = StepShape.decode(setting.batch, context)
+        drawn = 0.0 if setting.together else setting.batch * self._drawn
+        prompts = setting.batch * (host / transfers + cost.latency(prompt))
+        return prompts + max(1, work.output_len - 1) * (host + drawn + cost.latency(step))
+
+    @property
+    def _drawn(self) -> float:
+        """Seconds of one sequence's logits on their way to the host, and of what draws from them there."""
+        width = self._graph(self._work.format).vocab_size
+        return width * (4 / HOST_LINK_BYTES_PER_SECOND + self._work.profile.host_seconds_per_logit)
+
+    def _length(self, setting: Setting, tokens: int) -> int:
+        if setting.padded:
+            return self._work.longest if self.pads else tokens
+        return Buckets.POWERS.pad(tokens, self._work.longest)
+
+    def bound(self, setting: Setting) -> tuple[str, float]:
+        """What a step is bound by, and its share."""
+        length = self._length(setting, self._work.input_len)
+        step = StepShape.of([(0, length)], 1) if self.encodes else StepShape.decode(1, length)
+        parts: Breakdown = self._cost(setting).explain(0, step)
+        return parts.bottleneck.value, parts.seconds[parts.bottleneck] / parts.total
+
+    def best_batch(self, setting: Setting) -> int:
+        """Doubled as long as it is worth it and fits."""
+        best = setting
+        while best.batch < MOST_BATCH:
+            more = replace(best, batch=2 * best.batch)
+            if not self.fits(more) or self.per_second(more) < WORTH * self.per_second(best):
+                break
+            best = more
+        return best.batch
+
+    def best_placement(self, setting: Setting) -> Setting:
+        """Of the tensor degrees that the instance takes, with as many copies as there are cores for."""
+        work, heads = self._work, self._graph(self._work.format).attention_heads
+        best = setting
+        for tensor in work.instance.tensor_degrees:
+            if tensor <= min(heads, work.instance.cores):
+                other = replace(setting, tensor=tensor, data=work.instance.cores // tensor)
+                if self.fits(other):
+                    other = replace(other, batch=max(other.batch, self.best_batch(other)))
+                    best = max(best, other, key=self.per_second)
+        return best
+
+    def fits(self, setting: Setting) -> bool:
+        """Whether weights, buffers and a batch's keys and values do."""
+        work = self._work
+        blocks = setting.batch * -(-work.longest // BLOCK)
+        rows = setting.batch * work.longest if self.encodes else work.longest
+        limits = Limits(work.longest, setting.batch, rows, BLOCK, blocks)
+        try:
+            cores = measure(self._compiled(setting), limits)
+        except UserError:  # the model cannot be cut so
+            return False
+        return blocks_that_fit(cores, setting.data, work.instance) >= (0 if self.encodes else blocks)
+
+    def _make_graph(self, fmt: Format) -> Graph:
+        return self._work.architecture.graph(fmt, self._work.longest)
+
+    def _compiled(self, setting: Setting) -> tuple[Program, ...]:
+        return compile_for_timing(self._graph(setting.format), Placement(1, setting.tensor))
+
+    def _make_cost(self, setting: Setting) -> CostModel:
+        exact = replace(
+            self._work.profile,
+            prefill_buckets=Buckets.EXACT,
+            decode_buckets=Buckets.EXACT,
+            pads_batch=False,
+            batch_powers=False,
+            sampling=Sampling.DEVICE,
+        )
+        return CostModel(self._compiled(setting), self._work.instance, exact, setting.data)

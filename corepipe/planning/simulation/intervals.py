@@ -1,0 +1,57 @@
+"""How far what is measured may be from what was simulated."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from corepipe.neuron.uncertainty import Figure, Interval
+from corepipe.planning.quantiles import Quantiles
+from corepipe.planning.simulation.record import Floats
+from corepipe.serving.engine.device_plan import DevicePlan
+
+FIGURES = {
+    "ttft": Figure.FIRST_TOKEN,
+    "queue": Figure.FIRST_TOKEN,
+    "tpot": Figure.DECODE,
+    "itl": Figure.DECODE,
+    "e2e": Figure.THROUGHPUT,
+}
+"""What a latency is of: the wait in the queue is part of that for a first token."""
+
+SERVED = (Figure.FIRST_TOKEN, Figure.DECODE, Figure.THROUGHPUT)
+
+MIDDLE = frozenset({"mean", "p50"})
+"""The others are tails."""
+
+Bounds = tuple[float, float]
+
+
+class Intervals:
+    """Of a deployment's figures under the load of these requests."""
+
+    def __init__(self, device: DevicePlan, requests: dict[str, Floats]) -> None:
+        lengths = requests["prompt_tokens"] + requests["output_tokens"]
+        self._tokens = round(float(lengths.mean())) if len(lengths) else 1
+        self._device = device
+        self.of = cache(self._of)
+
+    def _of(self, figure: Figure, *, tail: bool = False) -> Interval:
+        return self._device.interval(figure, self._tokens, tail=tail)
+
+    def latencies(self, name: str, found: Quantiles | None, factor: float) -> dict[str, Bounds] | None:
+        """The least and the most that each of the quantiles of a latency may turn out to be."""
+        if found is None:
+            return None
+        figure = FIGURES[name]
+        return {
+            quantile: self.of(figure, tail=quantile not in MIDDLE).around(value)
+            for quantile, value in found.scaled(factor).items()
+        }
+
+    def rate(self, value: float) -> Bounds:
+        """Of requests or tokens a second."""
+        return self.of(Figure.THROUGHPUT).around(value, rate=True)
+
+    def cost(self, value: float | None) -> Bounds | None:
+        """Of dollars for tokens: the more a second, the fewer."""
+        return None if value is None else self.of(Figure.THROUGHPUT).around(value)

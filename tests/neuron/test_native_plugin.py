@@ -1,0 +1,192 @@
+"""The native vLLM plugin's rules, against what its documentation says of them (see native_plugin)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from device_graphs import LLAMA_70B, SMOLLM2, llama, whole
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.neuron.catalog import instance
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.cost import CostModel
+from corepipe.neuron.hardware import GIB
+from corepipe.neuron.memory import CoreMemory, blocks_that_fit
+from corepipe.neuron.native_plugin import (
+    KvBudget,
+    batch_buckets,
+    decode_batch,
+    prefill,
+    prefill_buckets,
+    takes_flash,
+)
+from corepipe.neuron.padding import pad
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import PROFILES, Sampling
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timeline import Timeline
+
+NATIVE = PROFILES["vllm-neuron-native"]
+TRN2 = instance("trn2.48xlarge")
+
+
+def test_the_profile_is_the_documented_one():
+    assert (NATIVE.policy, NATIVE.sampling, NATIVE.attention.causal_from) == (
+        "segregated", Sampling.DEVICE, (0, 0),
+    )  # fmt: skip
+    assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("longest", "chunk", "tensor", "buckets"),
+    [
+        (4096, 2048, 1, (2048,)),
+        (131_072, 8192, 64, (8192,)),
+        (2048, 2048, 1, (128, 256, 512, 1024, 2048)),
+        (2500, 8192, 1, (128, 256, 512, 1024, 2048, 2500)),
+        (2048, 2048, 64, (128, 256, 512, 1024, 2048)),
+        (1000, 2048, 128, (256, 512)),
+    ],
+)
+def test_prefill_graphs(longest, chunk, tensor, buckets):
+    """One bucket where prompts come in chunks; else powers of two and the longest, above the tensor degree
+    and divisible by it."""
+    assert prefill_buckets(longest, chunk, tensor) == buckets
+
+
+def test_decode_graphs():
+    assert batch_buckets(32) == (1, 2, 4, 8, 16, 32)
+    assert batch_buckets(12) == (1, 2, 4, 8, 12)
+    assert batch_buckets(1) == (1,)
+    assert [decode_batch(n, 12) for n in (1, 3, 5, 9, 12)] == [1, 4, 8, 12, 12]
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_step_runs_the_smallest_graph_that_holds_it(sequences, most):
+    if sequences <= most:
+        assert decode_batch(sequences, most) == min(b for b in batch_buckets(most) if b >= sequences)
+
+
+def test_a_chunk_fills_its_graph_and_walks_whole_segments():
+    """The second chunk of 2100 tokens in chunks of 2048 has 52 of them, and pays for 2048 beside 2048."""
+    tail = StepShape.of([(2048, 52)], 1)
+    assert pad(tail, NATIVE, 8192, 8, 2048) == StepShape.of([(2048, 2048)], 1)
+    middle = StepShape.of([(1000, 100)], 0)
+    assert pad(middle, NATIVE, 8192, 8, 512) == StepShape.of([(1024, 512)], 0)
+
+
+def test_a_prompt_that_is_computed_whole_fills_the_next_bucket():
+    assert pad(StepShape.of([(0, 1100)], 1), NATIVE, 4096, 8, 4096) == StepShape.of([(0, 2048)], 1)
+    assert pad(StepShape.of([(0, 3000)], 1), NATIVE, 3500, 8, 4096) == StepShape.of([(0, 3500)], 1)
+
+
+def test_where_nobody_says_a_step_has_vllms_2048_tokens():
+    assert pad(StepShape.of([(0, 10)], 1), NATIVE, 8192, 8).rows == 2048
+
+
+def test_a_decode_step_covers_the_longest_sequence_whatever_its_length():
+    assert pad(StepShape.decode(3, 100), NATIVE, 8192, 8) == StepShape.decode(4, 8192)
+
+
+@given(st.integers(0, 9000), st.integers(2, 4096), st.sampled_from([512, 1024, 2048, 4096]), st.booleans())
+def test_padding_takes_nothing_away(before, count, chunk, square):
+    shape = StepShape.of([(before, min(count, chunk))], 1)
+    padded = prefill(shape, 16_384, chunk, square=square)
+    assert (padded.rows, padded.kv_tokens % chunk) == (chunk, 0)
+    assert padded.kv_tokens >= shape.kv_tokens
+    assert padded.attended >= shape.attended
+
+
+def test_the_flash_kernel_takes_what_it_takes():
+    assert takes_flash(64, 128, 131_072)
+    assert not takes_flash(64, 256, 4096)
+    assert not takes_flash(8, 128, 131_073)
+    assert not takes_flash(8, 128, 4096, batch=65)
+
+
+def test_plain_attention_computes_the_whole_square():
+    """Heads of 256 elements are none of the flash kernel's."""
+    wide = replace(SMOLLM2, heads=replace(SMOLLM2.heads, head_dim=256))
+    shape = StepShape.of([(0, 512)], 1)
+    models = [CostModel(whole(llama(sizes)), TRN2, NATIVE, longest=512) for sizes in (SMOLLM2, wide)]
+    assert [model.padded(shape).attended for model in models] == [512 * 513 // 2, 512 * 512]
+
+
+@pytest.mark.parametrize(
+    ("weights", "budget"),
+    [(0.0, 0.27 * 24), (0.7 * 24, 0.2 * 24), (0.85 * 24, 0.05 * 24), (0.89 * 24, 1.0)],
+)
+def test_memory_for_keys_and_values(weights, budget):
+    """The less of what 90 % leave beside the weights and 27 % of all, and never less than 1 GiB."""
+    found = KvBudget().bytes(24 * GIB, int(weights * GIB))
+    assert found == pytest.approx(budget * GIB, rel=1e-6)
+
+
+def test_the_budget_bounds_the_blocks():
+    core = (CoreMemory(weights=GIB, block=GIB // 8, buffers=0),)
+    assert blocks_that_fit(core, 1, TRN2) == 23 * 8
+    assert blocks_that_fit(core, 1, TRN2, KvBudget()) == int(0.27 * 24 * 8)
+    full = (CoreMemory(weights=23 * GIB + GIB // 2, block=GIB // 8, buffers=0),)
+    assert blocks_that_fit(full, 1, TRN2, KvBudget()) == 4  # its floor of 1 GiB is not there
+
+
+def test_keys_and_values_of_few_heads_are_copied_to_more_ranks():
+    """A model with 8 key/value heads on 32 ranks: each keeps a whole head."""
+    programs = compile_graph(llama(replace(LLAMA_70B, layers=1)), Placement(1, 32))
+    assert {layout.kv_heads for p in programs for layout in p.head_layouts} == {1}
+
+
+def test_a_rotation_is_part_of_the_attention_kernel():
+    plain = replace(NATIVE, attention=replace(NATIVE.attention, fuses_rope=False))
+    shape = StepShape.decode(1, 512)
+    fused, apart = (CostModel(whole(llama()), TRN2, p).seconds(0, shape) for p in (NATIVE, plain))
+    assert apart - fused == pytest.approx(2 * SMOLLM2.layers * 1.3e-6, rel=1e-3)
+
+
+def test_ranks_share_the_rows_of_a_prefill_and_not_of_a_decode_step():
+    plain = replace(NATIVE, sequence_parallel=False)
+    programs = compile_graph(llama(replace(LLAMA_70B, layers=2)), Placement(1, 8))
+    shared, whole_rows = (CostModel(programs, TRN2, p, longest=8192) for p in (NATIVE, plain))
+    prompt, step = StepShape.of([(0, 2048)], 1), StepShape.decode(8, 4096)
+    assert shared.seconds(0, prompt) < whole_rows.seconds(0, prompt)
+    assert shared.seconds(0, step) == whole_rows.seconds(0, step)
+    assert shared.seconds(0, prompt) == pytest.approx(shared.explain(0, prompt).total, rel=1e-9)
+
+
+def test_a_step_is_synchronous_where_its_sequences_change():
+    """After a prompt, and where one has left: 437 us of the host instead of 28."""
+    timeline = Timeline(CostModel(whole(llama()), TRN2, NATIVE, batch=8, longest=2048))
+    now, host = 0.0, []
+    for shape in (
+        StepShape.of([(0, 100)], 1),
+        StepShape.decode(3, 200),
+        StepShape.decode(3, 201),
+        StepShape.decode(2, 202),
+        StepShape.decode(2, 203),
+    ):
+        timing = timeline.submit(shape, now)
+        host.append(round((timing.starts_at - now) * 1e6))
+        now = timing.ready_at
+    assert host == [437, 437, 28, 437, 28]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 8), st.integers(2, 40), st.booleans())
+def test_repeated_steps_are_the_same_steps(sequences, count, fresh):
+    """To the last bit, as `Timeline.repeat` says."""
+    import numpy as np  # noqa: PLC0415
+
+    model = CostModel(whole(llama(replace(SMOLLM2, layers=2))), TRN2, NATIVE, batch=8, longest=2048)
+    contexts = np.arange(sequences * 10, sequences * 10 + count * sequences, sequences)
+    one, many = Timeline(model), Timeline(model)
+    now = 0.0
+    if not fresh:
+        first = StepShape.decoding(sequences, 9 * sequences)
+        now = one.submit(first, now).ready_at
+        many.submit(first, 0.0)
+    repeated = many.repeat(sequences, contexts, now, until=1e9)
+    for context, ready in zip(contexts.tolist(), repeated.ready_at.tolist(), strict=True):
+        now = one.submit(StepShape.decoding(sequences, context), now).ready_at
+        assert now == ready

@@ -1,0 +1,93 @@
+"""The ladder: what its rungs are, that they only go up, and that its page says what the command says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron.catalog import instance
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.profiling.ladder import Work, ladder
+from tests.planning.profiling.ladder_page import END, PAGE, START, example, table
+from tests.servers import run
+
+ORDER = ("one request at a time", "batching", "format", "both cores", "host transfers batched", "buckets",
+         "placement")  # fmt: skip
+
+NEAR = 0.2
+"""The page is written anew where constants move its figures by more."""
+
+
+def climbed(model: str, *flags: str) -> dict[str, Any]:
+    shown = run("profile", model, "--ladder", "--json", *flags)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    document = json.loads(shown.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("vit-base-patch16-224", ()),
+        ("bert-base", ("--input-len", "100", "--max-model-len", "512")),
+        ("llama-3.2-1b", ("--input-len", "300", "--max-model-len", "2048", "--instance", "inf2.48xlarge")),
+    ],
+)
+def test_every_step_is_a_rung_or_has_a_reason_and_none_goes_down(model: str, flags: tuple[str, ...]) -> None:
+    found = climbed(model, *flags)
+    rungs = found["rungs"]
+    names = [rung["name"] for rung in rungs] + [step["name"] for step in found["without"]]
+    assert sorted(names) == sorted(ORDER)
+    assert [rung["name"] for rung in rungs] == [name for name in ORDER if name in names[: len(rungs)]]
+    assert all(rung["gain"] >= 0.999 for rung in rungs)
+    assert all(rung["why"] for rung in (*rungs, *found["without"]))
+    total = rungs[-1]["per_second"] / rungs[0]["per_second"]
+    gains = 1.0
+    for rung in rungs:
+        gains *= rung["gain"]
+    assert total == pytest.approx(gains)
+    assert rungs[-1]["setting"]["tensor"] * rungs[-1]["setting"]["data"] <= instance(found["instance"]).cores
+
+
+def test_two_cores_are_twice_one() -> None:
+    found = {rung.name: rung for rung in example().rungs}
+    assert found["both cores"].gain == pytest.approx(2)
+    assert found["both cores"].seconds == found["format"].seconds
+
+
+def test_dollars_follow_from_the_price() -> None:
+    for rung in example().rungs:
+        assert rung.dollars == pytest.approx(0.758 / 3600 / rung.per_second * 1e6)
+
+
+def test_what_does_not_fit_a_core_is_refused() -> None:
+    model, machine = architecture("llama-3.1-70b"), instance("inf2.48xlarge")
+    with pytest.raises(UserError, match="does not fit one core"):
+        ladder(Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 10, 128))
+
+
+@pytest.mark.parametrize("flag", [("--tensor", "2"), ("--batch", "8"), ("--output", "x.json")])
+def test_what_the_ladder_tries_itself_is_refused(flag: tuple[str, str]) -> None:
+    shown = run("profile", "bert-base", "--ladder", *flag)
+    assert shown.returncode == 2
+    assert f"{flag[0]} is what --ladder tries" in shown.stderr
+
+
+def test_its_page_says_what_the_command_says() -> None:
+    """Steps and reasons word for word, figures to within NEAR; else python -m ...profiling.ladder_page."""
+    written = PAGE.read_text().split(START)[1].split(END)[0]
+    for line, made in zip(written.splitlines(), table(example()).splitlines(), strict=True):
+        cells, now = ([cell.strip() for cell in text.strip("|").split("|")] for text in (line, made))
+        assert cells[0] == now[0]
+        for cell, figure in zip(cells[1:5], now[1:5], strict=True):
+            if figure.replace(",", "").replace(".", "").isdigit():
+                said, found = (float(text.replace(",", "")) for text in (cell, figure))
+                assert said == pytest.approx(found, rel=NEAR)
+            else:
+                assert cell == figure
