@@ -10,7 +10,7 @@ CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/pa
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all clients clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -19,8 +19,10 @@ test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 constrained: ANSWERS ?= 10000
-constrained: $(VENV)/.test-$(SETUP_ID)  ## constrained answers, judged by jsonschema and pydantic: ANSWERS=10000
+constrained: CALLS ?= 1000
+constrained: $(VENV)/.test-$(SETUP_ID)  ## constrained answers and forced calls, judged by jsonschema and pydantic: ANSWERS=10000 CALLS=1000
 	$(BIN)/python -m tests.constrained.run --answers $(ANSWERS) $(ARGS)
+	$(BIN)/python -m tests.constrained.calls --calls $(CALLS)
 
 digest: $(VENV)/.test-$(SETUP_ID)  ## all Programs, predicted times and tokens against those that were frozen
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) -m digest tests/digest $(ARGS)
@@ -87,6 +89,9 @@ parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against t
 
 clients: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## real clients against a server, row by row: ARGS='openai --rows tool'
 	$(BIN)/python -m tests.clients.run $(ARGS)
+
+clients-replayed: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## frameworks' runs, recorded and replayed: the same bytes
+	$(BIN)/python -m tests.clients.replayed $(ARGS)
 
 clients-lock: .venv-clients/uv  ## the versions that make clients tries: the newest that go together, each client by itself
 	@for file in tests/clients/requirements/*.in; do $(CLIENTS_UV) pip compile --quiet --upgrade --python-version 3.11 \

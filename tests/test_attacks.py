@@ -342,10 +342,7 @@ def test_constraints_that_are_bombs_hold_up_nobody(watch: Watch) -> None:
             assert watch.http.get("/health").status_code == 200
             assert watch.http.post("/v1/completions", json=TEXT).status_code == 200
     answers = [one.result() for one in asked]
-    assert {one.status_code for one in answers} <= {200, 400, 429, 500}
-    ended = [one.json()["error"]["code"] for one in answers if one.status_code == 500]
-    assert set(ended) <= {"constraint_failed"}, "what the engine's own limits end says so"
-    watch.refused += len(ended)
+    assert {one.status_code for one in answers} <= {200, 400, 429}
     assert all(len(one.content) < 2000 for one in answers)
 
 

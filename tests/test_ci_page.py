@@ -16,6 +16,8 @@ from corepipe.serving.api.cassettes.file_format import from_text
 from corepipe.serving.api.cassettes.redaction import read_redaction
 from corepipe.serving.api.routes.table import ROUTES
 from tests.cli.test_main import named
+from tests.servers import TINY
+from tests.test_pytest_plugin import pytest_in
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "testing-llm-apps.md").read_text()
@@ -29,6 +31,9 @@ SETTINGS = set(re.findall(r'addini\("([a-z_]+)"', PLUGIN))
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+PYTEST = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("pytest")]
 
 
 def of_yaml(key: str) -> dict[str, Any]:
@@ -79,6 +84,22 @@ def test_the_compose_file() -> None:
     assert services["llm"]["healthcheck"]["test"] == ["CMD", "python3", "-m", "corepipe.probe"]
     assert services["tests"]["depends_on"] == {"llm": {"condition": "service_healthy"}}
     assert services["tests"]["environment"]["OPENAI_BASE_URL"] == "http://llm:8000/v1"
+
+
+def test_the_example_records_and_replays(tmp_path: Path) -> None:
+    """The page's test under the page's settings, rules and commands; the model is a tiny one."""
+    (example,), (settings, rules), (record, replay) = blocks("python"), blocks("toml"), PYTEST
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_assistant.py").write_text(example)
+    (tmp_path / "tests" / "redact.toml").write_text(rules)
+    (tmp_path / "pyproject.toml").write_text(f'{settings}corepipe_model = "{TINY}"\n')
+    for command in (record, replay):
+        done = pytest_in(tmp_path, *shlex.split(command, comments=True)[1:])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "1 passed" in done.stdout
+    (cassette,) = [file for file in (tmp_path / "tests" / "cassettes").iterdir() if "chat" in file.name]
+    asked = yaml.safe_load(cassette.read_text())["request"]["body"]
+    assert asked["messages"] == [{"role": "user", "content": "Say hello."}]
 
 
 def test_the_settings_and_the_rules(tmp_path: Path) -> None:

@@ -190,6 +190,19 @@ def test_the_end_of_a_grammar_is_the_answers_end() -> None:
     check("words", text_of(news))
 
 
+def test_the_times_of_grammars_and_masks_are_told_once() -> None:
+    """A time for each grammar that was not known, and one for each token that was drawn under one."""
+    driver = engine(seed=1)  # its own
+    words = everyone()[len(KINDS)]
+    drawn = sum(map(len, tokens_of(answers(driver, words)[words.id]).values()))
+    (stats,) = driver.stats()
+    assert (len(stats.compile_seconds), len(stats.mask_seconds)) == (1, drawn)
+    answers(driver, words, changed(words, id="free", grammar="", max_tokens=3))
+    (stats,) = driver.stats()
+    assert (len(stats.compile_seconds), len(stats.mask_seconds)) == (0, drawn)
+    assert all(seconds > 0 for seconds in stats.mask_seconds)
+
+
 def test_an_answer_that_is_cut_is_told_as_cut() -> None:
     submit = changed(everyone()[0], max_tokens=5)
     assert answers(engine(), submit)[submit.id][-1].finish_reason == "length"

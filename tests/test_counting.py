@@ -391,7 +391,10 @@ def test_each_counter_and_histogram_is_exact(server: Served, done: tuple[list[Kn
     check_http(told, requests, sizes)
 
 
-CONSTRAINED = ("constrained_requests", "constraint_refusals", "constraint_failures", "grammar_check_seconds")
+CONSTRAINED = (
+    "constrained_requests", "constraint_refusals", "constraint_failures",
+    "grammar_check_seconds", "grammar_compile_seconds", "grammar_mask_seconds",
+)  # fmt: skip
 """tests/serving/api/test_structured.py and tests/test_constrained.py have them."""
 
 
@@ -406,11 +409,7 @@ def test_none_is_left_out(server: Served, done: tuple[list[Known], list[int]]) -
     known |= {f"corepipe_device_{name}" for name in expected_device_histograms(requests)}
     known |= {"vllm:iteration_tokens_total", "corepipe_engine_restarts", "corepipe_connections_refused"}
     known |= {"corepipe_overflows"}  # tests/test_overflow.py
-    known |= {
-        "corepipe_constrained_requests",
-        "corepipe_constraint_refusals",
-    }  # serving/api/test_structured.py
-    known |= {"corepipe_constraint_failures", "corepipe_grammar_check_seconds"}
+    known |= {f"corepipe_{name}" for name in CONSTRAINED}
     known |= {"http_requests", "http_request_duration_seconds", "http_request_duration_highr_seconds"}
     counting = {name for name, kind in told.kinds.items() if kind in ("counter", "histogram")}
     assert counting == (known | MEASURED) - {"vllm:iteration_tokens_total_sum"}

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,7 +30,7 @@ from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.cli.test_main import COMMANDS, named
-from tests.servers import default_model, served
+from tests.servers import Served, default_model, served
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -80,9 +80,16 @@ def quoted(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
-def code(page: Path) -> str:
-    """The page's first Python example."""
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+def examples(page: Path) -> list[str]:
+    """The page's Python examples."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def run(example: str, page: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What an example has defined, beside what was `given`."""
+    defined = {} if given is None else given
+    exec(compile(example, page, "exec"), defined)
+    return defined
 
 
 def test_the_newest_version_of_the_changelog_is_this_one() -> None:
@@ -326,13 +333,39 @@ def test_every_method_of_llm_is_documented() -> None:
 
 def test_the_example_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     default_model()
-    exec(compile(code(DOCS / "python.md"), "docs/python.md", "exec"), {})
+    run(examples(DOCS / "python.md")[0], "docs/python.md")
     assert "Paris" in capsys.readouterr().out
 
 
-def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_tools_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     default_model()
-    example = code(ROOT / "README.md")
-    with served() as server:
-        exec(compile(example.replace("http://127.0.0.1:8000", server.url), "README.md", "exec"), {})
+    (example,) = examples(DOCS / "tools.md")
+    answer = run(example, "docs/tools.md")["answer"]
+    assert answer.text or answer.tool_calls
+    assert capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    default_model()
+    with served() as running:
+        yield running
+
+
+def test_the_example_of_the_readme_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    (example, *_) = examples(ROOT / "README.md")
+    run(example.replace("http://127.0.0.1:8000", server.url), "README.md")
     assert "Paris" in capsys.readouterr().out
+
+
+def test_the_examples_of_structured_output_run(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    page = "docs/structured-output.md"
+    schema, regex, library = examples(ROOT / page)
+    told = run(schema.replace("http://127.0.0.1:8000", server.url), page)
+    parsed = told["answer"].choices[0].message.parsed
+    assert isinstance(parsed, told["Person"])
+    assert capsys.readouterr().out == f"{parsed}\n"
+    told = run(regex, page, told)
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", told["answer"].choices[0].message.content)
+    run(library, page)
+    assert capsys.readouterr().out.strip() in ("positive", "negative")

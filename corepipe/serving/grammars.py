@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from corepipe.errors import UserError, shown
 from corepipe.serving import schemas
 from corepipe.serving.constraints import Constraint, ConstraintError, Kind, unsupported, what
 from corepipe.serving.narrowed import narrow
+
+if TYPE_CHECKING:  # see `_library`
+    from llguidance import LLMatcher
 
 WHITESPACE = r"[\x20\n\r\t]{1,8}"
 """Between JSON's tokens, where a request does not say it: some models write white space without end."""
@@ -33,10 +37,19 @@ LIMITS: Mapping[str, int] = {
 masks; the engine compiles by the same (`engine.masks`).  The first fuel bounds the memory of a grammar: at
 500,000 a pattern such as `a{1000}{1000}{1000}` takes 80 MB, at 50,000 it takes 7."""
 
+TRIED_BYTES = 24
+WAYS = ("l", "h", "lh")
+"""By which a grammar is tried: the lowest byte that it allows, the highest, or by turns."""
+ALL_BYTES = (1 << 256) - 1
+
+TOO_COMPLEX = "it is too complex"
 REASONS: Mapping[str, str] = {
     "oneOf constraints are not supported": "'oneOf' of schemas that may hold at once is not permitted",
     "no tokenizer": "special tokens are not supported",
     "NoExtension": "nothing fits it",
+    "too many expressions": TOO_COMPLEX,
+    "too many states": TOO_COMPLEX,
+    "fuel": TOO_COMPLEX,
 }
 """For messages of llguidance's that have these words."""
 UNFIT = ("Unsatisfiable schema", "Invalid type", "NoExtension", "Expected ")
@@ -81,7 +94,20 @@ def _fault(grammar: str) -> str:
     if messages:
         return str(messages[0])
     matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0, limits=limits)
-    matcher.compute_bitmask()
+    tried = (_first_error(matcher.deep_copy(), way) for way in WAYS)
+    return next(filter(None, tried), "")
+
+
+def _first_error(matcher: LLMatcher, way: str) -> str:
+    """What llguidance says against an answer as it begins: some of its limits are met by the first bytes."""
+    for at in range(TRIED_BYTES):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ALL_BYTES
+        if not allowed or matcher.is_error():
+            break
+        lowest, highest = (allowed & -allowed).bit_length() - 1, allowed.bit_length() - 1
+        matcher.consume_token(highest if way[at % len(way)] == "h" else lowest)
+        if matcher.is_error() or matcher.is_stopped():
+            break
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
@@ -105,11 +131,12 @@ def _json(constraint: Constraint) -> str:
     try:
         narrow(document, schemas.check(document))
     except schemas.SchemaError as error:
-        raise _at(constraint, error.path, error.message, error.unsupported) from None
+        code = "unsupported_value" if error.unsupported else "invalid_value"
+        raise _at(constraint, error.path, error.message, code) from None
     options = _spacing(constraint)
     if fault := _schema_fault(document, options):
         path, fault = _narrowed(document, options, fault)
-        raise _at(constraint, path, _reason(fault), not any(words in fault for words in UNFIT))
+        raise _at(constraint, path, _reason(fault), _code(fault, "unsupported_value"))
     return _schema_grammar(document, options)
 
 
@@ -156,10 +183,16 @@ def _narrowed(
     return path, fault
 
 
-def _at(constraint: Constraint, path: schemas.Path, reason: str, unsupported: bool) -> ConstraintError:
+def _code(fault: str, otherwise: str) -> str:
+    """For programs: what is too much, what is wrong in itself, and what else it is."""
+    if _reason(fault) == TOO_COMPLEX:
+        return "request_too_complex"
+    return "invalid_value" if any(words in fault for words in UNFIT) else otherwise
+
+
+def _at(constraint: Constraint, path: schemas.Path, reason: str, code: str) -> ConstraintError:
     way = tuple(shown(step, 40) for step in path[:MAX_PATH])
     message = f"{what(constraint)}: In context={way!r}, {reason}."
-    code = "unsupported_value" if unsupported else "invalid_value"
     return ConstraintError(message, constraint.field, code)
 
 
@@ -227,7 +260,8 @@ def _lark(text: str) -> str:
 
 def _checked(constraint: Constraint, grammar: str) -> str:
     if fault := _fault(grammar):
-        raise ConstraintError(f"{what(constraint)}: {_reason(fault)}.", constraint.field)
+        message = f"{what(constraint)}: {_reason(fault)}."
+        raise ConstraintError(message, constraint.field, _code(fault, "invalid_value"))
     return grammar
 
 

@@ -177,7 +177,8 @@ class Stats(msgspec.Struct, frozen=True):
     `core_busy_seconds` is emulated device time, one entry a core of the replica; `work` has one a stage.
     `iteration_tokens` are the batch sizes (in tokens) since the last Stats; `step_seconds` are the emulated
     times of the same batches: on the device, and from the scheduler's hand to the tokens; `paces` are theirs,
-    where the device sets one.
+    where the device sets one.  `compile_seconds` and `mask_seconds` are host times since the last Stats: of
+    each grammar that was compiled, and of each token's mask.
     """
 
     replica: int
@@ -209,6 +210,8 @@ class Stats(msgspec.Struct, frozen=True):
     """Requests that ended because their grammar allowed no token, or came to a limit."""
     held: int = 0
     """Those of the waiting ones that may not start before their grammar is compiled."""
+    compile_seconds: list[float] = []
+    mask_seconds: list[float] = []
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""

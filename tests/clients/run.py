@@ -60,8 +60,11 @@ class Client:
         pins = (HERE / "requirements" / f"{self.name}.txt").read_text().splitlines()
         return next(line.split("==")[1] for line in pins if line.startswith(f"{self.package}=="))
 
-    def command(self) -> list[str]:
-        """How it is run; raises LookupError with what is missing."""
+    def command(self, heard: Path | None = None) -> list[str]:
+        """How it is run; raises LookupError with what is missing.
+
+        heard: where to write down what it hears (`tests.clients.heard`), of a client in Python.
+        """
         if self.of_node:
             if shutil.which("node") is None:
                 raise LookupError("no node")
@@ -73,7 +76,8 @@ class Client:
         python = ENVIRONMENTS / self.name / "bin" / "python"
         if not python.exists():
             raise LookupError(f"{python.parent.parent.relative_to(ROOT)} is not there: make clients")
-        return [str(python), "-m", f"tests.clients.{Path(self.file).stem}"]
+        listening = [] if heard is None else ["tests.clients.heard", str(heard)]
+        return [str(python), "-m", *listening, f"tests.clients.{Path(self.file).stem}"]
 
 
 CLIENTS = (
@@ -99,10 +103,10 @@ class Tried:
         return Counter(result.outcome for result in self.results)
 
 
-def tried(client: Client, url: str, chosen: str) -> Tried:
-    """Runs a client's rows, and tells of each on stderr as it ends."""
+def tried(client: Client, url: str, chosen: str, heard: Path | None = None) -> Tried:
+    """Runs a client's rows, and tells of each on stderr as it ends; heard: see `Client.command`."""
     try:
-        command = client.command()
+        command = client.command(heard)
     except LookupError as missing:
         return Tried(client, [Result("all rows", NOT_RUN, str(missing))])
     results = []

@@ -2,8 +2,8 @@
 
     python -m tests.constrained.run [--answers 10000] [--made-up 300] [--seed 1] [--shares 0.9 0.05 0.05]
 
-Shares of the answers are made by a tiny model through `LLM`, by one through HTTP (streamed and not), and by
-the default model through `LLM`.  Ends with 1 where a finished answer is not what was asked, where one fails,
+Shares of the answers are made by a tiny model through `LLM`, by one through HTTP, and by the default model
+through HTTP, streamed and not.  Ends with 1 where a finished answer is not what was asked, where one fails,
 where something of pydantic's or the SDK's is refused, or where fewer than 95 % of those with bounds finish
 within 512 tokens.
 """
@@ -13,32 +13,34 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
 import numpy as np
 
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
-from corepipe.models import hub
+from corepipe.models import registry
 from corepipe.serving.constraints import StructuredOutputsParams, constraint_of
 from corepipe.serving.grammars import grammar_of
 from tests.constrained.cases import Case, cases
-from tests.servers import TINY, Served, served
+from tests.constrained.engine_times import EngineTimes
+from tests.constrained.longer import longer
+from tests.servers import PATIENCE_SECONDS, TINY, Served, default_model, served
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 MOST = 512
 """Tokens of an answer."""
 CONTEXT = 1024
 AT_ONCE = 200
+SIDE_BY_SIDE = 16
 ENOUGH = 0.95
 
 
@@ -67,6 +69,9 @@ class Found:
         if reason == "length":
             self.cut[kind] += 1
             return
+        if reason != "stop":
+            self.failed.append(f"{ask.case.name} at {ask.temperature}, seed {ask.seed}: {reason}")
+            return
         self.finished[kind] += 1
         try:
             ask.case.check(text)
@@ -90,16 +95,6 @@ def asks(listed: Sequence[Case], count: int, seed: int) -> Iterator[Ask]:
         yield Ask(case, temperature, seed + number, stream=turn % 2 == 1)
 
 
-@contextmanager
-def longer(model: Path) -> Iterator[Path]:
-    """The tiny model with room for whole answers: its positions turn, and have no end."""
-    with TemporaryDirectory() as folder:
-        copy = Path(shutil.copytree(model, Path(folder) / model.name))
-        config = json.loads((copy / "config.json").read_text())
-        (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
-        yield copy
-
-
 def by_library(llm: LLM, wanted: Sequence[Ask], found: Found) -> None:
     for at in range(0, len(wanted), AT_ONCE):
         batch = wanted[at : at + AT_ONCE]
@@ -118,26 +113,49 @@ def by_library(llm: LLM, wanted: Sequence[Ask], found: Found) -> None:
 
 
 def by_http(server: Served, wanted: Sequence[Ask], found: Found) -> None:
-    with httpx.Client(base_url=server.url, timeout=600) as http:
-        for ask in wanted:
-            asked = dict(ask.case.asked)
-            if isinstance(asked.get("json"), type):
-                asked["json"] = asked["json"].model_json_schema()
-            body = {
-                "model": "tiny",
-                "prompt": f"{ask.seed}: ",
-                "max_tokens": MOST,
-                "temperature": ask.temperature,
-                "seed": ask.seed,
-                "structured_outputs": asked,
-                "stream": ask.stream,
-            }
-            answer = http.post("/v1/completions", json=body)
-            if answer.status_code != 200:
-                found.failed.append(f"{ask.case.name}: {answer.text}")
-                continue
-            text, reason = _streamed(answer.text) if ask.stream else _whole(answer.text)
+    model = server.get("/v1/models").json()["data"][0]["id"]
+    limits = httpx.Limits(max_connections=SIDE_BY_SIDE)
+    with (
+        httpx.Client(base_url=server.url, timeout=10 * PATIENCE_SECONDS, limits=limits) as http,
+        ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
+    ):
+        answers = pool.map(lambda ask: _answer(http, model, ask), wanted)
+        for at, (ask, (text, reason)) in enumerate(zip(wanted, answers, strict=True), 1):
             found.judge(ask, text, reason)
+            if at % AT_ONCE == 0:
+                print(f"  {at} of {len(wanted)} over HTTP", file=sys.stderr, flush=True)
+
+
+def _answer(http: httpx.Client, model: str, ask: Ask) -> tuple[str, str]:
+    """The text, and how it ended."""
+    asked = dict(ask.case.asked)
+    if isinstance(asked.get("json"), type):
+        asked["json"] = asked["json"].model_json_schema()
+    body = {
+        "model": model,
+        "prompt": f"{ask.seed}: ",
+        "max_tokens": MOST,
+        "temperature": ask.temperature,
+        "seed": ask.seed,
+        "structured_outputs": asked,
+        "stream": ask.stream,
+    }
+    answer = http.post("/v1/completions", json=body)
+    if answer.status_code != 200:
+        return "", f"{answer.status_code}: {answer.text}"
+    return _streamed(answer.text) if ask.stream else _whole(answer.text)
+
+
+def unspelled(model: Path) -> set[int]:
+    """Bytes that no token of the model has: SmolLM2 lacks those that planes 4 to 11 of Unicode begin with."""
+    tokenizer = registry.load(model).tokenizer()
+    return set(range(256)).difference(*(tokenizer.token_bytes(one) for one in range(tokenizer.vocab_size)))
+
+
+def spelled(case: Case, missing: set[int]) -> bool:
+    """Whether a model without these bytes can write all that the constraint may want."""
+    asked = {name: "" if isinstance(one, type) else one for name, one in case.asked.items()}
+    return missing.isdisjoint(json.dumps(asked, ensure_ascii=False).encode())
 
 
 def _whole(body: str) -> tuple[str, str]:
@@ -147,7 +165,7 @@ def _whole(body: str) -> tuple[str, str]:
 
 def _streamed(body: str) -> tuple[str, str]:
     text, reason = "", ""
-    for line in body.splitlines():
+    for line in body.split("\n"):  # JSON has other ends of lines within
         if line.startswith("data: {"):
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
@@ -173,12 +191,22 @@ def taken(listed: Sequence[Case]) -> tuple[list[Case], list[str], list[str], lis
     return good, refused, own, times
 
 
-def report(found: Found, refused: Sequence[str], own: Sequence[str], times: Sequence[float]) -> bool:
+def report(
+    found: Found,
+    refused: Sequence[str],
+    own: Sequence[str],
+    times: Sequence[float],
+    engines: Mapping[str, EngineTimes],
+) -> bool:
     middle, late = np.percentile(times, (50, 99))
     print(f"time to check a constraint: p50 {middle:.1f} ms, p99 {late:.1f} ms")
+    for name, each in engines.items():
+        print(f"the engine of {name}: {each}")
     print(f"refused before a token: {len(refused)} made up, {len(own)} of pydantic's and the SDK's")
-    for line in (*refused[:5], *own):
-        print(f"  {line}")
+    for cause, count in Counter(
+        re.sub(r"^.*context=\(.*?\), ", "", line) for line in (*refused, *own)
+    ).items():
+        print(f"  {count} for: {cause}")
     for kind in sorted(found.finished | found.cut):
         finished, cut = found.finished[kind], found.cut[kind]
         print(f"{kind}: {finished + cut} answers, {finished} finished, {cut} cut by max_tokens")
@@ -193,18 +221,21 @@ def main(answers: int, made_up: int, seed: int, shares: Sequence[float]) -> bool
     listed, refused, own, times = taken(cases(made_up, seed))
     wanted = list(asks(listed, answers, seed))
     first, second = (math.floor(answers * part) for part in (shares[0], shares[0] + shares[1]))
-    found = Found()
+    found, engines, began = Found(), {}, time.monotonic()
     print(f"{answers} answers over {len(listed)} constraints", flush=True)
-    if first:
-        with longer(TINY) as model, LLM(model) as llm:
-            by_library(llm, wanted[:first], found)
-    if second > first:
-        with longer(TINY) as model, served(model, "--served-model-name", "tiny") as server:
-            by_http(server, wanted[first:second], found)
-    if second < answers:
-        with LLM(hub.resolve(hub.DEFAULT_MODEL)) as llm:
-            by_library(llm, wanted[second:], found)
-    return report(found, refused, own, times)
+    with longer(TINY, CONTEXT) as tiny:
+        if first:
+            with LLM(tiny) as llm:
+                by_library(llm, wanted[:first], found)
+        for model, share in ((tiny, wanted[first:second]), (default_model(), wanted[second:])):
+            missing = unspelled(model)
+            asked = [one for one in share if spelled(one.case, missing)]
+            if asked:
+                with served(model, "--max-model-len", CONTEXT) as server:
+                    by_http(server, asked, found)
+                    engines[model.name] = EngineTimes.of(server)
+    print(f"{time.monotonic() - began:.0f} s")
+    return report(found, refused, own, times, engines)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import unicodedata
 from collections.abc import Sequence
 
@@ -323,6 +324,26 @@ def test_texts_outside_of_the_messages_are_text_too() -> None:
     assert len(control(tokenizer, ids)) == 2
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text == tokenizer.apply_chat_template([], tools=tools, documents=({"a-b": "<|end|>"},), day="<s>")
+
+
+QUOTED = '<|"|>'
+"""Between the quotes of a JSON string it is written otherwise than it is."""
+
+
+@pytest.mark.parametrize("options", ["", "(ensure_ascii=true)", "(indent=2)"])
+def test_json_of_what_clients_say_is_json_whatever_control_tokens_are_made_of(options: str) -> None:
+    template = f"<|im_start|>{{{{ tools | tojson{options} }}}}<|im_end|>{QUOTED}"
+    backend = byte_level()
+    backend.add_special_tokens([QUOTED, "<\uff5cend\uff5c>"])
+    tokenizer = Tokenizer(backend, {"bos_token": "<s>"}, template)
+    said = [f'a {QUOTED} "b" \\ \u00e9 <\uff5cend\uff5c>\n', "}<|im_end|>", "\U0001f600"]
+    tools = [{"description": one, one: [one]} for one in said]
+    ids = tokenizer.encode_chat(tokenizer.render_chat([], tools=tools))
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == tokenizer.apply_chat_template([], tools=tools)
+    inside = text.removeprefix("<|im_start|>").removesuffix(f"<|im_end|>{QUOTED}")
+    assert json.loads(inside) == tools
+    assert len(control(tokenizer, ids)) == 3
 
 
 def test_a_text_may_hold_all_the_private_characters_but_then_no_control_token() -> None:

@@ -42,10 +42,11 @@ KINDS = {200: "done", 429: "refused", 503: "unavailable", 504: "expired"}
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Body) -> Outcome:
-    """POST /v1/completions."""
+    """A completion, or a chat where the body has messages."""
     outcome, began = Outcome(), time.perf_counter()
+    path = "chat/completions" if "messages" in body else "completions"
     try:
-        async with session.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT) as answer:
+        async with session.post(f"{url}/v1/{path}", json=body, timeout=TIMEOUT) as answer:
             if answer.status == 200 and body.get("stream"):
                 await _follow(answer, outcome, began)
             else:
@@ -59,11 +60,23 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Body) -> Outcome:
 def _read(answer: aiohttp.ClientResponse, document: Any, outcome: Outcome) -> None:
     outcome.kind = KINDS.get(answer.status, "broken")
     if answer.status == 200:
-        outcome.text = document["choices"][0]["text"]
+        outcome.text = said(document["choices"][0])
         outcome.device = document.get("corepipe", {})
     else:
         outcome.detail = f"{answer.status} {document}"
         outcome.retry_after = int(answer.headers["retry-after"]) if "retry-after" in answer.headers else None
+
+
+def said(choice: dict[str, Any]) -> str:
+    """All that a choice says, or the next of it that a chunk does; not the ids of calls, which are drawn."""
+    message = choice.get("message", choice.get("delta"))
+    if message is None:
+        return choice["text"]
+    text = (message.get("reasoning") or "") + (message.get("content") or "")
+    for call in message.get("tool_calls", ()):
+        name = call["function"].get("name")
+        text += (f"\n{name}: " if name else "") + call["function"]["arguments"]
+    return text
 
 
 async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float) -> None:
@@ -85,7 +98,7 @@ async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float
         if "error" in event:
             outcome.kind, outcome.detail = "error", str(event)
             continue
-        outcome.text += event["choices"][0]["text"]
+        outcome.text += said(event["choices"][0])
         finish = event["choices"][0]["finish_reason"] or finish
         outcome.device = event.get("corepipe", outcome.device)
 
@@ -153,6 +166,40 @@ def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> li
         elif number % 3 == 2:
             body |= {"bad_words": ["a", " the", "in", "on"]}
         made.append(body)
+    return made
+
+
+ROWS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 9999},
+    "minItems": 20,
+    "maxItems": 30,
+}
+"""Long answers, whose end the model chooses."""
+RECORD = {
+    "name": "record",
+    "parameters": {"type": "object", "properties": {"rows": ROWS}, "required": ["rows"]},
+}
+
+
+def held_bodies(model: str, count: int) -> list[Body]:
+    """Answers that are held to grammars, and calls that are forced: greedy and seeded, plain and streamed."""
+    named = {"type": "function", "function": {"name": "record"}}
+    kinds: list[Body] = [
+        {"structured_outputs": {"json": ROWS}},
+        {"tools": [{"type": "function", "function": RECORD}], "tool_choice": "required"},
+        {"structured_outputs": {"regex": r"([a-z]{2,9} ){20,40}"}, "bad_words": ["e"]},
+        {"tools": [{"type": "function", "function": RECORD}], "tool_choice": named},
+    ]
+    made = []
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        words = f"{number}: row upon row."
+        asked = {"messages": [{"role": "user", "content": words}]} if "tools" in kind else {"prompt": words}
+        drawn = {"temperature": 0.9, "seed": number} if number // 2 % 2 else {"temperature": 0}
+        stream = (number + number // len(kinds)) % 2 == 0
+        more = {"max_tokens": 400, "parallel_tool_calls": False} if "tools" in kind else {"max_tokens": 300}
+        made.append({"model": model, **kind, **asked, **drawn, **more, "stream": stream})
     return made
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from tests.reliability.crowd import Crowd, answers, bodies
+from tests.reliability.crowd import Crowd, answers, bodies, held_bodies
 from tests.servers import Served, default_model, metric_of, served
 
 
@@ -40,7 +40,7 @@ async def disturb(
 ) -> Recovery:
     """Sends each of `signals` to the engine of the moment, up to `calm` answers after the last recovery."""
     model = server.get("/v1/models").json()["data"][0]["id"]
-    asked = bodies(model, 12, tokens)
+    asked = [*bodies(model, 12, tokens), *held_bodies(model, 8)]
     crowd = Crowd(server.url, asked, await answers(server.url, asked))
     recovery, rng = Recovery(crowd=crowd), random.Random(7)
     work = asyncio.create_task(crowd.work(workers, seed=1))

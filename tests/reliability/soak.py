@@ -3,28 +3,31 @@
     python -m tests.reliability.soak --minutes 30
 
 Chats and completions, short and long, plain and streamed, with shared prefixes, several choices and logprobs;
-clients that leave, bodies that are wrong, prompts that do not fit.  Prints a line a minute and a table at the
-end; ends with 1 where blocks are missing, memory grows by more than `SLOPE_MIB` in ten minutes, descriptors
-have leaked, or an answer was not what it had to be.
+answers that are held to grammars, calls that are forced and calls that are offered, reasoning, recorded
+answers; clients that leave, bodies that are wrong, constraints that are refused, prompts that do not fit.
+Prints a line a minute and a table at the end; ends with 1 where blocks are missing, memory grows by more than
+`SLOPE_MIB` in ten minutes, descriptors have leaked, or an answer was not what it had to be.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import re
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from tests.reliability.crowd import Body, ask
+from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.reliability.disconnects import Held, idle
 from tests.servers import Served, default_model, served, until
 
@@ -38,7 +41,7 @@ SAMPLES = 120
 """Looks at the memory, in all."""
 
 CONTEXT = 1024
-FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16)
+FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16, "--reasoning-parser", "qwen3")
 """A small KV cache, all of which is soon touched, and often too small for all who run."""
 
 MIB = 1 << 20
@@ -51,6 +54,7 @@ class Soak:
 
     url: str
     model: str
+    recorded: Mapping[str, bytes]
     kinds: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -69,7 +73,9 @@ class Soak:
 
     async def _work(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         acts: list[tuple[int, Act]] = [
-            (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long)
+            (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long),
+            (3, self._held), (1, self._held_leaves), (1, self._fresh_grammar), (1, self._offer),
+            (2, self._think), (1, self._refused_constraint), (3, self._recorded),
         ]  # fmt: skip
         weights, choices = zip(*acts, strict=True)
         while not self.stopped:
@@ -113,6 +119,65 @@ class Soak:
         body = {"model": self.model, "prompt": [5] * rng.randrange(1024, 9000), "max_tokens": 1}
         async with session.post(f"{self.url}/v1/completions", json=body) as answer:
             return None if answer.status == 400 else f"{answer.status} to a prompt that does not fit"
+
+    async def _held(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        outcome = await ask(session, self.url, rng.choice(held_bodies(self.model, 16)))
+        return None if outcome.kind == "done" and outcome.text else str(outcome)
+
+    async def _held_leaves(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        body = rng.choice(held_bodies(self.model, 16))
+        path = "chat/completions" if "messages" in body else "completions"
+        async with session.post(f"{self.url}/v1/{path}", json=body | {"stream": True}) as answer:
+            for _ in range(rng.randrange(4)):
+                await answer.content.readany()
+            answer.close()
+        return None
+
+    async def _fresh_grammar(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """One that nobody has asked for: what is remembered of grammars must not grow for ever."""
+        words = [f"{rng.randrange(10**9):x}" for _ in range(rng.randrange(1, 200))]
+        body = {
+            "model": self.model,
+            "prompt": "A word:",
+            "max_tokens": 40,
+            "structured_outputs": {"choice": words},
+        }
+        outcome = await ask(session, self.url, body)
+        return None if outcome.text in words else str(outcome)
+
+    async def _offer(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """Tools that need not be called, by two choices."""
+        body = self._asked(rng) | {"tools": [{"type": "function", "function": RECORD}], "n": 2}
+        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+            return None if answer.status == 200 else await answer.text()
+
+    async def _think(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """The prompt has begun the reasoning; an answer that is held to a schema comes after it."""
+        begun = {"role": "assistant", "content": "<think>\n"}
+        body = self._asked(rng) | {"continue_final_message": True, "add_generation_prompt": False}
+        body["messages"] = [*body["messages"], begun]
+        if rng.random() < 0.5:
+            body |= {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ROWS}}}
+        outcome = await ask(session, self.url, body)
+        return None if outcome.kind == "done" else str(outcome)
+
+    async def _refused_constraint(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        wrong = rng.choice([{"regex": "("}, {"regex": "a{1000}{1000}{1000}"}, {"json": {"not": {}}}])
+        body = {"model": self.model, "prompt": "a", "structured_outputs": wrong}
+        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
+            return None if answer.status in (400, 429) else f"{answer.status} to {wrong}"
+
+    async def _recorded(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        body = rng.choice(list(self.recorded))
+        found = await raw(session, self.url, json.loads(body))
+        return (
+            None if found == self.recorded[body] else f"{found!r} where {self.recorded[body]!r} was recorded"
+        )
+
+    def _asked(self, rng: random.Random) -> Body:
+        words = " ".join(f"word{rng.randrange(50)}" for _ in range(rng.randrange(1, 30)))
+        asked = {"model": self.model, "messages": [{"role": "user", "content": words}]}
+        return {**asked, "max_tokens": rng.randrange(1, 120), "stream": rng.random() < 0.5}
 
     def _body(self, rng: random.Random) -> Body:
         """Half of them begin as others do."""
@@ -160,9 +225,25 @@ def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
     return line.slope * TEN_MINUTES
 
 
-async def soak(server: Served, minutes: float, workers: int) -> tuple[Soak, list[Sample]]:
+async def raw(session: aiohttp.ClientSession, url: str, body: Body) -> bytes:
+    path = "chat/completions" if "messages" in body else "completions"
+    async with session.post(f"{url}/v1/{path}", json=body) as answer:
+        return await answer.read()
+
+
+async def record(server: Served) -> dict[str, bytes]:
+    """Bodies as JSON, and what they are answered."""
+    model = server.get("/v1/models").json()["data"][0]["id"]
+    asked = [*bodies(model, 8, (20, 60)), *held_bodies(model, 8)]
+    async with aiohttp.ClientSession() as session:
+        return {json.dumps(body): await raw(session, server.url, body) for body in asked}
+
+
+async def soak(
+    server: Served, recorded: Mapping[str, bytes], minutes: float, workers: int
+) -> tuple[Soak, list[Sample]]:
     """The traffic, and what was seen meanwhile."""
-    traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"])
+    traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"], recorded)
     await traffic.fill()
     began, samples = time.monotonic(), []
     work = asyncio.create_task(traffic.run(workers, seed=5))
@@ -209,10 +290,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=12)
     args = parser.parse_args()
-    with served(args.model or default_model(), *FLAGS) as server:
-        traffic, samples = asyncio.run(soak(server, args.minutes, args.workers))
-        shown, fine = verdict(server, traffic, samples)
-        errors = [line for line in server.stderr if "Traceback" in line]
+    model = args.model or default_model()
+    with TemporaryDirectory() as folder:
+        with served(model, *FLAGS, "--record", folder) as server:
+            recorded = asyncio.run(record(server))
+            server.end()
+        with served(model, *FLAGS, "--replay", folder, "--replay-else", "compute") as server:
+            traffic, samples = asyncio.run(soak(server, recorded, args.minutes, args.workers))
+            shown, fine = verdict(server, traffic, samples)
+            errors = [line for line in server.stderr if "Traceback" in line]
     print(shown)
     print("passed" if fine and not errors else "FAILED")
     return int(not fine or bool(errors))

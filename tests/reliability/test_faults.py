@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.constrained.longer import longer
 from tests.reliability.faults import disturb, table
 from tests.servers import TINY, default_model, served, until
 
@@ -14,7 +15,7 @@ SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL]
 
 
 def test_two_kills_and_a_hang_change_no_answer() -> None:
-    with served(TINY, "--max-num-seqs", 4) as server:
+    with longer(TINY, 1024) as model, served(model, "--max-num-seqs", 4) as server:
         recovery = asyncio.run(disturb(server, SIGNALS, workers=8, tokens=(50, 150), calm=12))
         assert recovery.crowd is not None
         assert recovery.crowd.wrong == []

@@ -105,6 +105,14 @@ def test_bombs_are_refused_in_bounded_time_and_memory(checker: GrammarChecker, n
     assert asyncio.run(checker.check(JSON)).grammar
 
 
+@pytest.mark.parametrize("pattern", ["a{1000}{1000}{1000}", "((a{1,100}){1,100}){1,100}b", "a{1000}{100}"])
+def test_what_would_fail_at_its_first_tokens_is_refused(checker: GrammarChecker, pattern: str) -> None:
+    """The library takes them, and meets its limits when an answer has begun."""
+    verdict = asyncio.run(checker.check(asked(regex=pattern)))
+    assert (verdict.grammar, verdict.code) == ("", "request_too_complex")
+    assert verdict.error == "Invalid structured_outputs.regex: it is too complex."
+
+
 def test_what_takes_too_long_ends_its_process_and_is_remembered() -> None:
     checker = GrammarChecker(cpu_seconds=0.05)
     bomb = asked(**BOMBS["many properties"])

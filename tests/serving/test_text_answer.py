@@ -109,8 +109,8 @@ def test_a_stream_says_what_the_whole_answer_says(shape, case):
     renderer = ChoicesRenderer(shape, tokenizer(), Envelope("id", 1, "m", "fp"), usage_chunk=True)
     usage = Usage(2, len(told), 0)
     whole = json.loads(renderer.whole([part for some in parts for part in some] + [usage]))
-    stream = [renderer.event(some) for some in parts] + [renderer.event([usage])]
-    chunks = [json.loads(one.removeprefix(b"data: ")) for one in stream if one]
+    stream = [renderer.event(some) for some in parts] + [renderer.closing([usage])]
+    chunks = [json.loads(one.removeprefix(b"data: ").partition(b"\n")[0]) for one in stream if one]
     (choice,) = whole["choices"]
     said = [c["choices"][0] for c in chunks[:-1]]
     assert "".join(text_of(one) for one in said) == text_of(choice)

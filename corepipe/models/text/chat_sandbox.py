@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from corepipe import sandbox
 from corepipe.models.text.chat import MAX_MEMORY, MAX_OUTPUT, Answer, Job
-from corepipe.models.text.client_text import guarded
+from corepipe.models.text.client_text import Guard, guarded
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 
 
@@ -46,13 +46,18 @@ class Sandbox:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = self._tojson
         del environment.globals["lipsum"]  # text as long as one likes
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._guard: Guard | None = None
         self._template = environment.from_string(text)
 
-    def render(self, messages: list[Any], variables: Mapping[str, Any]) -> str:
-        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do."""
+    def render(self, messages: list[Any], variables: Mapping[str, Any], guard: Guard | None = None) -> str:
+        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do.
+
+        guard: what texts of messages and variables have been exchanged by.
+        """
+        self._guard = guard
         parts: list[str] = []
         size = 0
         for part in self._template.generate(messages=messages, **variables):
@@ -62,23 +67,29 @@ class Sandbox:
             parts.append(part)
         return "".join(parts)
 
+    def _tojson(
+        self,
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own filter escapes HTML, which would change what the model reads.
+        guard = self._guard
+        text = json.dumps(
+            value,
+            ensure_ascii=ensure_ascii and guard is None,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+        return text if guard is None else guard.escaped(text, ensure_ascii=ensure_ascii)
+
 
 def _line(error: BaseException) -> str:
     text = " ".join(str(error)[:1000].split())[:300]
     return text or ("it takes too much memory" if isinstance(error, MemoryError) else type(error).__name__)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which would change what the model reads.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 def _raise_exception(message: str) -> str:
@@ -114,7 +125,7 @@ def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
 def _answer(template: Sandbox, job: Job, cpu_seconds: float) -> Answer:
     try:
         with time_limit(cpu_seconds):
-            return Answer(template.render(*_seen(job)))
+            return Answer(template.render(*_seen(job), job.guard))
     except Exception as error:  # whatever its expressions raise: the messages are not what it expects
         return Answer(error=_line(error), hostile=isinstance(error, SecurityError | MemoryError))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import msgspec
 
 _PLAIN_NAME = re.compile(r"[\w .-]*")
+
+
+def _escaped(text: str, *, ensure_ascii: bool) -> str:
+    """As it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]
+
 
 Table = Mapping[int, int]
 """Code points to code points, as `str.translate` takes them."""
@@ -31,6 +38,18 @@ class Guard(msgspec.Struct, frozen=True):
     @property
     def back(self) -> Table:
         return {private: plain for plain, private in self.there.items()}
+
+    def escaped(self, text: str, *, ensure_ascii: bool) -> str:
+        """JSON of exchanged texts as it is of what they say: a quote among them does not end its string."""
+        there, back = self.there, self.back
+        escapes = {
+            private: _escaped(chr(plain), ensure_ascii=ensure_ascii).translate(there)
+            for private, plain in back.items()
+        }
+        if ensure_ascii:
+            others = {one for one in text if one > "~" and ord(one) not in escapes}
+            escapes |= {ord(one): _escaped(one, ensure_ascii=True) for one in others}
+        return text.translate(escapes)
 
 
 def guarded(value: object, table: Table) -> object:

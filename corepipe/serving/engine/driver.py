@@ -132,7 +132,9 @@ class Driver:
                 self._outputs.append(self._reporter.fail(Failure(request, "invalid", done.error or "")))
             else:
                 request.constraint = done.constraint
-                self._loop.release(request)
+                replica, seconds = self._loop.release(request), done.constraint.compile_seconds
+                if seconds is not None:
+                    self._stats[replica.number].compiled(seconds)
 
     def abort_all(self) -> None:
         """Gives every request up."""

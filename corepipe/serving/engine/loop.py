@@ -122,12 +122,12 @@ class Loop:
         replica.add(request)
         return replica
 
-    def release(self, request: Request) -> None:
-        """A request that was added and is held may start."""
+    def release(self, request: Request) -> Replica:
+        """A request that was added and is held may start; the replica that has it."""
         moment = self.moment()
-        for replica in self.replicas:
-            if request.id in replica.scheduler:
-                replica.release(request, moment)
+        replica = next(one for one in self.replicas if request.id in one.scheduler)
+        replica.release(request, moment)
+        return replica
 
     def abort(self, request_id: str) -> Request | None:
         """Gives a request up; None where it is unknown or has ended."""

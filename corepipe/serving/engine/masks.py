@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,11 +41,13 @@ class GrammarError(Exception):
 class Constraint:
     """What a grammar allows after the tokens that it has taken.
 
-    error: why the answer cannot go on; for good.  finished: nothing can follow.  One thread at a time.
+    error: why the answer cannot go on; for good.  finished: nothing can follow.  compile_seconds: what its
+    grammar took to compile; None where it was known.  One thread at a time.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, compile_seconds: float | None = None) -> None:
         self._matcher = matcher
+        self.compile_seconds = compile_seconds
         self.error: str | None = None
         self.finished = False
 
@@ -91,26 +94,28 @@ class Vocabulary:
 
     def constraint(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
         """A grammar that has taken the tokens `generated`.  Raises GrammarError."""
-        constraint = Constraint(self._fresh(grammar))
+        constraint = self._fresh(grammar)
         constraint.take_all(generated)
         if constraint.error is not None:
             raise GrammarError(constraint.error)
         return constraint
 
-    def _fresh(self, grammar: str) -> LLMatcher:
-        """A matcher before its first token, compiled where it is not known."""
+    def _fresh(self, grammar: str) -> Constraint:
+        """A grammar before its first token, compiled where it is not known."""
         with self._lock:
             tokenizer = self._known_tokenizer()
             known = self._kept.get(grammar)
             if known is not None:
                 self._kept.move_to_end(grammar)
-                return known.deep_copy()
+                return Constraint(known.deep_copy())
+        began = perf_counter()
         matcher = _compile(tokenizer, grammar)
+        seconds = perf_counter() - began
         with self._lock:
             self._kept[grammar] = matcher.deep_copy()
             while len(self._kept) > MOST_KEPT or sum(map(len, self._kept)) > MOST_KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
-        return matcher
+        return Constraint(matcher, seconds)
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Called with the lock held: it is made once."""

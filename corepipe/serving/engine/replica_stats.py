@@ -23,6 +23,8 @@ class ReplicaStats:
         self._generation_tokens = 0
         self._iteration_tokens: list[int] = []
         self._step_seconds: list[tuple[float, float]] = []
+        self._compile_seconds: list[float] = []
+        self._mask_seconds: list[float] = []
         self._activity = Activity(replica.timeline.cost)
         self._last_due = 0.0
         self._late_steps = 0
@@ -39,6 +41,7 @@ class ReplicaStats:
         self._host_seconds += result.output.seconds
         self._iteration_tokens.append(result.step.shape.rows)
         self._step_seconds.append((timing.ready_at - timing.starts_at, timing.ready_at - timing.submitted_at))
+        self._mask_seconds += result.step.mask_seconds
         self._activity.add(result.step.shape, sum(end - start for start, end in timing.stages))
         if behind is not None:
             self._keep_pace(batch, behind)
@@ -49,6 +52,10 @@ class ReplicaStats:
                     self._prompt_tokens += len(event.request.prompt)
                     self._prompt_tokens_cached += event.request.num_cached
 
+    def compiled(self, seconds: float) -> None:
+        """A grammar is, of a request that is this replica's."""
+        self._compile_seconds.append(seconds)
+
     def _keep_pace(self, batch: Completed, behind: float) -> None:
         began = max(self._last_due, batch.timing.submitted_at)
         self._late_steps += behind > LATE_SECONDS
@@ -56,10 +63,12 @@ class ReplicaStats:
         self._last_due = batch.due
 
     def stats(self) -> Stats:
-        """All of it; `iteration_tokens`, `step_seconds` and `paces` start anew."""
+        """All of it; what is a list of one value a batch, grammar or mask starts anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
         step_seconds, self._step_seconds = self._step_seconds, []
         paces, self._paces = self._paces, []
+        compile_seconds, self._compile_seconds = self._compile_seconds, []
+        mask_seconds, self._mask_seconds = self._mask_seconds, []
         scheduler, timeline = self._replica.scheduler, self._replica.timeline
         busy = timeline.busy_seconds
         return Stats(
@@ -92,4 +101,6 @@ class ReplicaStats:
             constraint_failures=self._failures["constraint"],
             held=scheduler.held,
             paces=paces,
+            compile_seconds=compile_seconds,
+            mask_seconds=mask_seconds,
         )

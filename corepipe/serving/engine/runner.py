@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +74,7 @@ class Step:
     drawn_rows: for each chunk the logit row that draws its token, None where it draws none.
     prompt_rows: logit rows that report on a prompt, by index of the chunk.
     top_logprobs [R]: alternatives asked for (-1: no logprob at all).
-    constrained: the chunks that draw under a mask.
+    constrained: the chunks that draw under a mask; mask_seconds: what each of these took to fill.
     """
 
     ticket: int
@@ -82,6 +84,7 @@ class Step:
     top_logprobs: Ids
     shape: StepShape
     constrained: Sequence[int] = ()
+    mask_seconds: Sequence[float] = ()
 
 
 class Failure(NamedTuple):
@@ -138,22 +141,25 @@ class Runner:
         )
         sampling = wanted.sampling()
         ticket = self._executor.submit(inputs, sampling)
-        constrained = self._give_masks(ticket, states, chunks) if wanted.masked else ()
+        constrained, seconds = self._give_masks(ticket, states, chunks) if wanted.masked else ((), ())
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
-        return Step(ticket, batch, drawn_rows, prompt_rows, sampling.top_logprobs, shape, constrained)
+        top = sampling.top_logprobs
+        return Step(ticket, batch, drawn_rows, prompt_rows, top, shape, constrained, seconds)
 
     def _give_masks(
         self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk]
-    ) -> Sequence[int]:
-        """Fills the masks of a batch while it is computed; the chunks that have one."""
+    ) -> tuple[Sequence[int], Sequence[float]]:
+        """Fills the masks of a batch while it is computed; the chunks that have one, and what each took."""
         found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.masked]
         masks = self._masks.rows(len(found))
+        ended = [perf_counter()]
         try:
             for mask, at in zip(masks, found, strict=True):
                 _fill(mask, states[at].request)
+                ended.append(perf_counter())
         finally:  # whatever happens, the executor must not wait for them
             self._executor.give_masks(ticket, masks)
-        return found
+        return found, [end - began for began, end in pairwise(ended)]
 
     def _tell_started(self, states: Sequence[RequestInputs]) -> None:
         fresh = [state for state in states if not state.started]

@@ -6,6 +6,7 @@ What such a grammar allows is read as calls (`AnswerReader`) whose arguments are
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,10 +29,10 @@ def writes_calls(
     reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
 ) -> bool:
     """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
-    what is `wanted`, and where they are strict and begin with a token of their own."""
+    what is `wanted`, and where they are strict and can be told from text."""
     if reading is None or reading.calls is None or offer is None:
         return False
-    return offer.forced or bool(wanted) or (offer.strict and reading.calls.opening in tokens)
+    return offer.forced or bool(wanted) or (offer.strict and _tells_calls(reading, reading.calls, tokens))
 
 
 def answer_grammar(
@@ -64,8 +65,15 @@ def answer_grammar(
                 "tools",
             )
         return _with(wanted, _rules(f"start: {before}(@answer | calls)", thoughts, calls.rules(offer)))
-    again = "" if offer.single else f" ({calls.between} calls_once){{0,{MAX_CALLS - 1}}} {ANY_TEXT}"
-    return _rules(f"start: {ANY_TEXT} | {ANY_TEXT} calls_once{again}", calls.rules(offer))
+    start = f"start: {before}(said calls_opened){{0,{1 if offer.single else MAX_CALLS}}} UNOPENED"
+    return _rules(start, thoughts, calls.said(), calls.rules(offer))
+
+
+def _tells_calls(reading: Reading, form: CallFormat, tokens: Mapping[str, int]) -> bool:
+    """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
+    reasoning = reading.reasoning
+    begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
+    return bool(form.opening) and not form.bare and begun
 
 
 def _rules(start: str, *groups: Sequence[str]) -> str:
@@ -117,7 +125,7 @@ class _Writer:
         self.between = _quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
-        """`calls`: one or as many as are wanted; `calls_once`: those of one opening."""
+        """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
         form = self.form
         called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
         rules = [rule for at, tool in called for rule in self._call(at, tool)]
@@ -127,14 +135,21 @@ class _Writer:
         lead = _quoted(form.lead) if form.lead else ""
         first, last = ('"["', '"]"') if form.listed else ("", "")
         more = "" if offer.single else f"{{0,{MAX_CALLS - 1}}}"
-        if form.separator is None:
-            once = f"calls_once: {opening} {lead} {first} call {last} {lead} {closing}"
-            several = f"calls: calls_once ({self.between} calls_once){more}" if more else "calls: calls_once"
-        else:
-            tail = f"({_quoted(form.separator)} call){more}" if more else ""
-            once = f"calls_once: {opening} {lead} {first} call {tail} {last} {lead} {closing}"
-            several = "calls: calls_once"
-        return [several, once, f"call: {one}", *rules]
+        several, tail = "calls: calls_once", ""
+        if more and form.separator is None:
+            several += f" ({self.between} calls_once){more}"
+        elif more:
+            tail = f"({_quoted(form.separator or '')} call){more}"
+        opened = f"calls_opened: {lead} {first} call {tail} {last} {lead} {closing}"
+        return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
+
+    def said(self) -> list[str]:
+        """`UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
+        opening = self.form.opening
+        unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
+        if opening in self._tokens:
+            return [unopened, f"said: UNOPENED {_marker(opening, self._tokens)}"]
+        return [unopened, f"said[suffix={_quoted(opening)}]: {ANY_TEXT}"]
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
         form, schema = self.form, self._narrowed[tool.name]

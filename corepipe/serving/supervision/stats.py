@@ -48,6 +48,8 @@ def idle(stats: Stats) -> Stats:
         iteration_tokens=[],
         step_seconds=[],
         paces=[],
+        compile_seconds=[],
+        mask_seconds=[],
     )
 
 

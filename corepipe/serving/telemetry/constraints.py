@@ -1,4 +1,4 @@
-"""Constrained requests: how many of which kind, how many were refused and why, and the time to check them."""
+"""Constrained requests: how many of which kind, how many were refused and why, what their grammars took."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from corepipe.serving.constraints import KINDS, Kind
-from corepipe.serving.telemetry.histogram import FIRST_TOKEN, Histogram
+from corepipe.serving.messages import Stats
+from corepipe.serving.telemetry.histogram import FIRST_TOKEN, GRAMMAR, MASK, Histogram
 
 REASONS: Mapping[str, str] = {
     "invalid_value": "invalid",
@@ -25,6 +26,8 @@ class ConstraintMetrics:
         self._kinds = dict.fromkeys(KINDS, 0)
         self._refusals = dict.fromkeys(REASONS.values(), 0)
         self._seconds = Histogram(FIRST_TOKEN)
+        self._compile_seconds = Histogram(GRAMMAR)
+        self._mask_seconds = Histogram(MASK)
 
     def taken(self, kind: Kind) -> None:
         self._kinds[kind] += 1
@@ -36,6 +39,13 @@ class ConstraintMetrics:
         """Of one that was not remembered from before."""
         self._seconds.observe(seconds)
 
+    def observe(self, stats: Stats) -> None:
+        """What the engine's half of it took."""
+        for seconds in stats.compile_seconds:
+            self._compile_seconds.observe(seconds)
+        for seconds in stats.mask_seconds:
+            self._mask_seconds.observe(seconds)
+
     def families(self, model: str) -> Iterator[Metric]:
         for name, what, label, counts in (
             ("constrained_requests", "Requests whose answers are held to a constraint.", "kind", self._kinds),
@@ -45,5 +55,13 @@ class ConstraintMetrics:
             for value, count in counts.items():
                 family.add_metric((model, value), count)
             yield family
-        what = "From a constraint to its checked grammar, where it was not remembered."
-        yield self._seconds.family("corepipe_grammar_check_seconds", what, {"model_name": model})
+        for name, what, times in (
+            (
+                "check",
+                "From a constraint to its checked grammar, where it was not remembered.",
+                self._seconds,
+            ),
+            ("compile", "To compile a grammar, where the engine does not know it.", self._compile_seconds),
+            ("mask", "To fill a token's mask, while its batch is computed.", self._mask_seconds),
+        ):
+            yield times.family(f"corepipe_grammar_{name}_seconds", what, {"model_name": model})

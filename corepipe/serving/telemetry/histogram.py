@@ -16,6 +16,9 @@ REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 24
 ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+# Grammars are compiled in milliseconds, and masks of most tokens filled in microseconds.
+GRAMMAR = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+MASK = (5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1)
 # Emulated devices answer faster than 10 ms a token: finer bounds below vLLM's.
 DEVICE_PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *PER_TOKEN)
 

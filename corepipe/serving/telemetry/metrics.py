@@ -55,10 +55,11 @@ class Metrics(Collector):
         """The engine has loaded: show the size of its cache."""
         self._ready = ready
 
-    def observe_iterations(self, stats: Stats) -> None:
-        """Count the batch sizes that came with `stats`; to be told of every Stats, once."""
+    def observe(self, stats: Stats) -> None:
+        """Count batch sizes and times that came with `stats`; to be told of every Stats, once."""
         for tokens in stats.iteration_tokens:
             self.iteration_tokens.observe(tokens)
+        self.constraints.observe(stats)
 
     def collect(self) -> Iterator[Metric]:
         """All families; called by the registry."""

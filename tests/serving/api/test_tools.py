@@ -158,6 +158,20 @@ def test_ids_and_names_come_once_and_in_order(client):
     assert [c.choices[0].index for c in chunks[:2]] == [0, 1]
 
 
+def test_every_chunk_of_thoughts_and_calls_has_a_choice_and_the_usage_so_far():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with serving(THINKER, says(f"<think>hm</think>\n\n{BOTH}")) as (client, _):
+        stream = client.chat.completions.create(**ASKED, stream=True, stream_options=options)
+        *told, last = stream
+    assert all(len(one.choices) == 1 for one in told)
+    deltas = [one.choices[0].delta for one in told]
+    assert any(one.tool_calls for one in deltas)
+    assert any(hasattr(one, "reasoning") for one in deltas)
+    counts = [one.usage.completion_tokens for one in told]
+    assert counts == sorted(counts)
+    assert (last.choices, last.usage.completion_tokens) == ([], counts[-1])
+
+
 def test_marks_are_hidden_from_those_who_offer_no_tools(client):
     plain = client.chat.completions.create(model="tiny", messages=ASK).choices[0]
     assert plain.finish_reason == "stop"

@@ -163,18 +163,55 @@ def test_a_constrained_answer_or_a_call_that_begins_alike_is_refused():
         grammar_of(reading, offer, MARKED, "start: /x/")
 
 
-def test_strict_tools_are_held_to_their_schemas_where_the_model_chooses_to_call():
-    reading, grammar = asked("hermes", MARKED, offer_of(choice="auto"))
-    good = '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>'
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>',
+    "smollm2": '<tool_call>[{"name": "time.now", "arguments": {}}]</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": "time.now", "arguments": {}}]',
+    "mistral_v11": "[TOOL_CALLS]time.now[ARGS]{}",
+    "qwen3_coder": "<tool_call>\n<function=time.now>\n</function>\n</tool_call>",
+    "smollm3_python": "<code>time.now()</code>",
+}
+
+
+@pytest.mark.parametrize("which", [tokenizer(), MARKED], ids=["text", "tokens"])
+@pytest.mark.parametrize(("name", "good"), CALLS.items())
+def test_strict_tools_are_held_to_their_schemas_where_the_model_chooses_to_call(name, good, which):
+    """Whether the opening is a token or characters, which a model may write one by one."""
+    reading, grammar = asked(name, which, offer_of(choice="auto"))
     for text, right in (
-        ("Just text.", True),
+        ("Just text, a < b, [TOOL_ <tool_", True),
+        ("", True),
         (f"Text {good}", True),
         (f"{good}\n{good}", True),
-        (good.replace("{}}", '{"x": 1}}'), False),
+        (f"{good} and {good}, so.", True),
         (good.replace("time.now", "other"), False),
+        (good.replace("{}", '{"x": 1}'), "{}" not in good),
+        (f"{good} {good.replace('time.now', 'other')}", False),
     ):
-        assert takes(grammar, MARKED, text) == right, text
-    assert read(reading, good).calls == (("time.now", "{}"),)
+        assert takes(grammar, which, text) == right, text
+    assert read(reading, f"Text {good}").calls == (("time.now", "{}"),)
+    _, single = asked(name, which, offer_of(choice="auto", parallel=False))
+    assert takes(single, which, good)
+    assert not takes(single, which, f"{good}\n{good}")
+
+
+@pytest.mark.parametrize("which", [tokenizer(), MARKED], ids=["text", "tokens"])
+@pytest.mark.parametrize("tail", ["<think>\n", ""])
+def test_strict_tools_leave_the_reasoning_free(tail, which):
+    _, grammar = asked("hermes", which, offer_of(choice="auto"), tail=tail, reasoning="qwen3")
+    opening = "" if tail else "<think>"
+    if which is not MARKED and not tail:
+        assert grammar == "", "what is thought and what is said begin alike"
+        return
+    assert takes(grammar, which, "Text") == (not tail)
+    for text in ("Text", CALLS["hermes"]):
+        assert takes(grammar, which, f"{opening}hm a tool?</think>\n\n{text}"), text
+    assert not takes(grammar, which, f"{opening}hm</think>\n\n<tool_call>x")
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_where_calls_need_no_opening_strict_is_without_effect(name):
+    assert asked(name, MARKED, offer_of(choice="auto"))[1] == ""
 
 
 def test_nothing_is_forced_where_nothing_is_asked():

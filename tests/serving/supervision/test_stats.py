@@ -14,6 +14,7 @@ GAUGES = {"replica", "running", "waiting", "held", "waiting_tokens"} | {
 def test_every_field_is_a_counter_or_a_gauge() -> None:
     fields = {field.name for field in msgspec.structs.fields(Stats)}
     told = {"core_busy_seconds", "work", "iteration_tokens", "step_seconds", "paces"}
+    told |= {"compile_seconds", "mask_seconds"}
     assert fields == GAUGES | set(COUNTERS) | told
 
 
@@ -32,7 +33,8 @@ def test_counters_go_on_and_gauges_are_the_last_ones() -> None:
 
 
 def test_an_engine_that_is_gone_holds_nothing() -> None:
-    gone = idle(STATS)
+    gone = idle(msgspec.structs.replace(STATS, compile_seconds=[0.1], mask_seconds=[1e-5]))
     assert gone.iteration_tokens == gone.step_seconds == gone.paces == []
+    assert gone.compile_seconds == gone.mask_seconds == []
     assert (gone.running, gone.waiting, gone.waiting_tokens, gone.blocks_held, gone.blocks_cached) == (0,) * 5
     assert all(getattr(gone, name) == getattr(STATS, name) for name in COUNTERS)

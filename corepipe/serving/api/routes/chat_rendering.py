@@ -79,14 +79,10 @@ class ChatRenderer(ChoicesRenderer):
         return _said(index, {"role": "assistant", "content": None})
 
     def event(self, parts: Sequence[Part]) -> bytes:
-        """A chunk for each kind of parts that follows another; the end shares one with text alone.
-
-        Each has the usage, where that is told with them.
-        """
+        """A chunk for each kind of parts that follows another; the end shares one with text alone."""
         usage = [part for part in parts if isinstance(part, Usage)]
-        told = [part for part in parts if not isinstance(part, Usage)]
-        runs = [list(run) for _, run in groupby(told, _kind)]
-        return b"".join(self._run(run, usage) for run in runs or [[]])
+        rest = [part for part in parts if not isinstance(part, Usage)]
+        return b"".join(self._run(list(run), usage) for _, run in groupby(rest, _kind))
 
     def _run(self, parts: Sequence[Part], usage: Sequence[Usage]) -> bytes:
         thoughts = [part for part in parts if isinstance(part, Reasoning)]
@@ -95,10 +91,10 @@ class ChatRenderer(ChoicesRenderer):
         called = [part for part in parts if isinstance(part, CallStart | CallArguments)]
         if called:
             return self._delta(called[0].choice, {"tool_calls": _fragments(called)}, usage)
-        return super().event([*usage, *parts])
+        return super().event([*parts, *usage])
 
     def _delta(self, index: int, delta: dict[str, Any], usage: Sequence[Usage]) -> bytes:
-        return self._chunk(_said(index, delta), rest_of({"usage": usage[0].fields()} if usage else {}))
+        return self._chunk(_said(index, delta), b"".join(rest_of({"usage": one.fields()}) for one in usage))
 
     def _whole(self, index: int, told: Told) -> dict[str, Any]:
         choice = super()._whole(index, told)

@@ -186,7 +186,7 @@ class Generation:
         parts: list[Part] = []
         while self._left:
             parts += await self._next(news)
-        body = self._renderer.whole([*parts, self._usage(), *self._emulated()])
+        body = self._renderer.whole([*parts, *self._of_all()])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -202,7 +202,7 @@ class Generation:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = self._event(await self._next(news))
-            body += self._renderer.closing()
+            body += self._renderer.closing(self._of_all() if self._exchange.body.usage_chunk else ())
         except ApiError as error:
             body = _error_event(error)
         except Exception:
@@ -234,12 +234,13 @@ class Generation:
         return known
 
     def _event(self, parts: Sequence[Part]) -> bytes:
-        """The event of these parts, and after the last choice's end what is told of the whole answer."""
-        if self._left:
+        """The event of these parts; where nothing closes the stream the last one tells of the device."""
+        if self._left or self._exchange.body.usage_chunk:
             return self._renderer.event(parts)
-        if self._exchange.body.usage_chunk:
-            return self._renderer.event(parts) + self._renderer.event([self._usage(), *self._emulated()])
         return self._renderer.event([*parts, *self._emulated()])
+
+    def _of_all(self) -> list[Part]:
+        return [self._usage(), *self._emulated()]
 
     def _usage(self) -> Usage:
         firsts = [choice.answer for choice in self._choices[:: self._exchange.body.n]]

@@ -80,11 +80,11 @@ class Renderer(Protocol):
         ...
 
     def event(self, parts: Sequence[Part]) -> bytes:
-        """Parts of a stream that came together, of one choice at most; empty where they say nothing."""
+        """Parts of a stream that came together, of one choice; empty where they say nothing of it."""
         ...
 
-    def closing(self) -> bytes:
-        """What a stream ends with."""
+    def closing(self, parts: Sequence[Part]) -> bytes:
+        """What a stream ends with; `parts`: what is told of the whole answer in an event of its own."""
         ...
 
     def whole(self, parts: Sequence[Part]) -> bytes:
@@ -161,9 +161,9 @@ class ChoicesRenderer:
         if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
             return self._piece(only.choice, only.text) if only.text else b""
         choices, fields = _sorted(parts)
-        rest = rest_of(fields)
         if not choices:
-            return self._head + b',"choices":[]' + rest + b"}\n\n" if rest else b""
+            return b""
+        rest = rest_of(fields)
         ((index, told),) = choices.items()
         text, logprobs, finish = joined_text(told.texts), joined_logprobs(told.texts), told.finish
         details = self._of_choice(told)
@@ -171,8 +171,10 @@ class ChoicesRenderer:
             return b""
         return self._chunk(self._shape.chunk(index, text, logprobs, finish) | details, rest)
 
-    def closing(self) -> bytes:
-        return b"data: [DONE]\n\n"
+    def closing(self, parts: Sequence[Part]) -> bytes:
+        _, fields = _sorted(parts)
+        told = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
+        return told + b"data: [DONE]\n\n"
 
     def whole(self, parts: Sequence[Part]) -> bytes:
         told, fields = _sorted(parts)

@@ -1,0 +1,264 @@
+"""Calls that models are forced to make, as clients hear them, judged by other libraries.
+
+    python -m tests.constrained.calls [--calls 1000] [--each 40] [--seed 1]
+
+`--calls` answers are the default model's, in its own format, over HTTP by the openai package, plain and
+streamed; `--each` are a tiny model's in each of the other formats.  Ends with 1 where a finished answer is no
+call of those that may be made, with arguments that fit their schemas, or where fewer than 95 % finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import openai
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, Field
+
+from corepipe.serving.parsing.formats import FORMATS
+from tests.constrained.engine_times import EngineTimes
+from tests.constrained.longer import longer
+from tests.constrained.models import Address, Colour, Dates, Pair, Person, Short, Zoo
+from tests.servers import PATIENCE_SECONDS, TINY, Served, default_model, served
+
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+MOST = 768
+"""Tokens of an answer."""
+CONTEXT = 8192
+"""For the tools that the prompt tells of, in a vocabulary of little more than letters."""
+SIDE_BY_SIDE = 16
+BOTH_WAYS = 8
+"""Every so manieth answer is asked for plain and streamed."""
+ENOUGH = 0.95
+
+
+class Weather(BaseModel):
+    """Texts, numbers and enums, some of which may be left out."""
+
+    city: Short
+    unit: Literal["C", "F"]
+    days: Annotated[int, Field(ge=1, le=9)] = 1
+    exact: bool | None = None
+
+
+class Book(BaseModel):
+    """Nested, with patterns, enums, lists and references."""
+
+    person: Person
+    guests: Annotated[list[Address], Field(max_length=2)]
+
+
+class Plan(BaseModel):
+    """Unions, dates and tuples."""
+
+    zoo: Zoo
+    when: Dates
+    moves: Annotated[list[Pair], Field(max_length=3)]
+    colour: Colour
+
+
+class Clock(BaseModel):
+    """No parameters at all."""
+
+
+FUNCTIONS: Mapping[str, type[BaseModel]] = {"weather": Weather, "book": Book, "plan": Plan, "clock": Clock}
+
+
+def tool(name: str) -> dict[str, Any]:
+    model = FUNCTIONS[name]
+    described = {"name": name, "description": model.__doc__, "parameters": model.model_json_schema()}
+    return {"type": "function", "function": described}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Tools that are offered, and which of them must be called."""
+
+    tools: tuple[str, ...]
+    choice: Any
+    callable: tuple[str, ...]
+    parallel: bool
+    temperature: float
+    seed: int
+    stream: bool = False
+
+    @property
+    def named(self) -> bool:
+        return isinstance(self.choice, dict) and "function" in self.choice
+
+    def body(self) -> dict[str, Any]:
+        """As the openai package takes it."""
+        return {
+            "messages": [{"role": "user", "content": f"Call {' or '.join(self.callable)}. {self.seed}"}],
+            "tools": [tool(name) for name in self.tools],
+            "tool_choice": self.choice,
+            "parallel_tool_calls": self.parallel,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "max_tokens": MOST,
+        }
+
+
+def asks(count: int, seed: int) -> Iterator[Ask]:
+    """So many, over all ways to ask, functions and temperatures; streamed every other time."""
+    every = tuple(FUNCTIONS)
+    for number in range(count):
+        name, turn = every[number % len(every)], number // len(every)
+        one, two = (name,), (name, every[(number + 1 + turn) % len(every)])
+        few = {"mode": "required", "tools": [_named(each) for each in dict.fromkeys(two)]}
+        ways = [
+            (one, "required", one),
+            (every, "required", every),
+            (every, _named(name), one),
+            (every, {"type": "allowed_tools", "allowed_tools": few}, two),
+        ]
+        tools, choice, callable_ = ways[turn % len(ways)]
+        temperature = TEMPERATURES[(number + turn) % len(TEMPERATURES)]
+        parallel = turn // len(ways) % 2 == 1
+        yield Ask(tools, choice, callable_, parallel, temperature, seed + number, stream=turn % 2 == 0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client heard; calls are (id, name, arguments)."""
+
+    calls: tuple[tuple[str, str, str], ...]
+    text: str
+    finish: str
+
+    @property
+    def said(self) -> object:
+        """All but the ids, which are drawn anew."""
+        return [call[1:] for call in self.calls], self.text, self.finish
+
+
+@dataclass
+class Heard:
+    """What became of the answers."""
+
+    finished: Counter[str] = field(default_factory=Counter)
+    cut: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def judge(self, who: str, ask: Ask, answer: Answer) -> None:
+        if answer.finish == "length":
+            self.cut[who] += 1
+            return
+        self.finished[who] += 1
+        try:
+            check(ask, answer)
+        except Exception as error:  # whatever another library says against it
+            said = " ".join(repr(error).split())[:300]
+            self.wrong.append(f"{who}, {ask}: {answer}: {said}")
+
+    def share(self) -> float:
+        return self.finished.total() / max(self.finished.total() + self.cut.total(), 1)
+
+
+def check(ask: Ask, answer: Answer) -> None:
+    """Raises where a finished answer is not what was asked."""
+    assert answer.finish == ("stop" if ask.named else "tool_calls")
+    assert answer.text == ""
+    assert len(answer.calls) == 1 if ask.named or not ask.parallel else answer.calls
+    assert len({number for number, *_ in answer.calls} - {""}) == len(answer.calls)
+    for _, name, arguments in answer.calls:
+        assert name in ask.callable
+        schema = FUNCTIONS[name].model_json_schema()
+        jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
+        FUNCTIONS[name].model_validate_json(arguments)
+
+
+def _answer(completion: ChatCompletion) -> Answer:
+    (choice,) = completion.choices
+    calls = tuple(
+        (one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()
+    )
+    return Answer(calls, choice.message.content or "", choice.finish_reason)
+
+
+def hear(client: openai.OpenAI, model: str, ask: Ask) -> Answer:
+    """By the package's own parser, and where it is streamed by its helper."""
+    try:
+        if not ask.stream:
+            return _answer(client.chat.completions.create(model=model, **ask.body()))
+        with client.chat.completions.stream(model=model, **ask.body()) as stream:
+            return _answer(stream.get_final_completion())
+    except openai.LengthFinishReasonError as error:  # by which the package tells that an answer was cut
+        return _answer(error.completion)
+    except openai.APIError as error:
+        return Answer((), str(error), "error")
+
+
+def by_http(server: Served, who: str, wanted: Sequence[Ask], heard: Heard) -> None:
+    model = server.get("/v1/models").json()["data"][0]["id"]
+
+    def answered(at: int) -> tuple[Answer, Answer]:
+        ask = wanted[at]
+        first = hear(client, model, ask)
+        return first, first if at % BOTH_WAYS else hear(client, model, replace(ask, stream=not ask.stream))
+
+    with (
+        openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10 * PATIENCE_SECONDS
+        ) as client,
+        ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
+    ):
+        for at, (first, other) in enumerate(pool.map(answered, range(len(wanted)))):
+            heard.judge(who, wanted[at], first)
+            if first.said != other.said:
+                heard.wrong.append(f"{who}, {wanted[at]}: {first} and, the other way, {other}")
+            if (at + 1) % 100 == 0:
+                print(f"  {who}: {at + 1} of {len(wanted)}", file=sys.stderr, flush=True)
+
+
+def report(heard: Heard, seconds: float, times: Mapping[str, EngineTimes]) -> bool:
+    for who in sorted(heard.finished | heard.cut):
+        finished, cut = heard.finished[who], heard.cut[who]
+        print(f"{who}: {finished + cut} answers, {finished} finished, {cut} cut by max_tokens")
+    total = heard.finished.total() + heard.cut.total()
+    print(f"{total} answers in {seconds:.0f} s, {100 * heard.share():.2f} % of them finished")
+    for who, each in times.items():
+        print(f"{who}: {each}")
+    print(f"finished and not what was asked: {len(heard.wrong)}")
+    for line in heard.wrong[:20]:
+        print(f"  {line}")
+    return not heard.wrong and heard.share() >= ENOUGH
+
+
+def main(calls: int, each: int, seed: int) -> bool:
+    heard, began, times = Heard(), time.monotonic(), {}
+    runs: list[tuple[str, Callable[[], Any], int]] = []
+    with longer(TINY, CONTEXT) as tiny:
+        runs.append(("the default model", lambda: served(default_model(), "--max-model-len", CONTEXT), calls))
+        for name in FORMATS:
+            runs.append((name, lambda name=name: served(tiny, "--tool-call-parser", name), each))
+        for who, serving, count in runs:
+            if count:
+                with serving() as server:
+                    by_http(server, who, list(asks(count, seed)), heard)
+                    times[who] = EngineTimes.of(server)
+    return report(heard, time.monotonic() - began, times)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--each", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    sys.exit(0 if main(arguments.calls, arguments.each, arguments.seed) else 1)
