@@ -128,7 +128,7 @@ class Service:
         self.progress = progress
 
     def _take(self, stats: Stats) -> None:
-        self.metrics.observe_iterations(stats)
+        self.metrics.observe(stats)
         self.neuron.take(stats)
         self.lateness.take(stats)
 
