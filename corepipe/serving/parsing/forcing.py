@@ -16,8 +16,9 @@ from corepipe.serving.parsing.formats import Body, CallFormat, Tags
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tag_calls import value_types
 from corepipe.serving.parsing.tools import FunctionDefinition, Offer, parameters_of
-from corepipe.serving.schemas import Schema, texts
+from corepipe.serving.schemas import Schema, resolved, texts
 
+MAX_REFERENCES = 8
 MAX_CALLS = 16
 """Of an answer: a model that never stops calling is stopped."""
 ANY_TEXT = "/(?s:.*)/"
@@ -186,8 +187,8 @@ class _Property:
         self.required = name in texts(root.get("required"))
         self.where = f"{where}.properties.{name}"
         self.types = value_types(given, name)
-        self._schema = _said(given.get("properties", {}).get(name))
-        self._choices = [_said(one) for one in self._schema.get("anyOf", ())]
+        self._schema = _followed(given.get("properties", {}).get(name), given)
+        self._choices = [_followed(one, given) for one in self._schema.get("anyOf", ())]
         self._narrowed = dict(_said(root["properties"][name]))
         self._narrowed |= {key: root[key] for key in ("$defs", "definitions") if key in root}
 
@@ -204,6 +205,15 @@ class _Property:
 
     def json(self) -> str:
         return _schema(self._narrowed)
+
+
+def _followed(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema refers to, where it says nothing else: an enum of pydantic's."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or schema.keys() - {"title", "description", "default"} != {"$ref"}:
+            break
+        schema = resolved(root, str(schema["$ref"]))[0]
+    return _said(schema)
 
 
 def _said(schema: object) -> Mapping[str, Any]:

@@ -316,3 +316,27 @@ def test_what_cannot_be_forced_is_refused_by_its_path(name, schema, path):
     with pytest.raises(UserError) as caught:
         asked(name, MARKED, offer)
     assert caught.value.param == path
+
+
+WORDS = {"$defs": {"word": {"enum": ["red", "light blue"], "type": "string"}}, "type": "object"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/word"},
+        {"$ref": "#/$defs/word", "title": "Word"},
+        {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]},
+    ],
+)
+def test_texts_in_tags_are_what_their_schemas_refer_to(schema):
+    """As pydantic writes an enum, and one that may be left out."""
+    parameters = {**WORDS, "properties": {"a": schema}, "required": ["a"]}
+    offer = offered_by(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "required"
+    )
+    reading, grammar = asked("qwen3_coder", MARKED, offer)
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
+    for word, right in (("red", True), ("light blue", True), ("green", False), ("", False)):
+        assert takes(grammar, MARKED, call % word) == right, word
+    assert read(reading, call % "red").calls == (("f", '{"a": "red"}'),)
