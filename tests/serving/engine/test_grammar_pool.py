@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -165,13 +166,13 @@ def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
             raise BaseException("a panic")
         raise GrammarError(f"{asked.grammar} is wrong")
 
-    pool = GrammarPool(compile_, lambda: calls.append(None), lambda: now[0])
+    pool = GrammarPool(compile_, lambda: calls.append(None), lambda: lambda: now[0])
     bombs = [request(f"bomb {i}", "bomb") for i in range(grammar_pool.THREADS)]
     for bomb in bombs:
         pool.start(bomb)
     pool.start(request("late", "late"))
     assert until(lambda: pool.patience() is not None)
-    assert until(lambda: sum(each.began is not None for each in pool._open.values()) == grammar_pool.THREADS)
+    assert until(lambda: sum(each.spent is not None for each in pool._open.values()) == grammar_pool.THREADS)
     now[0] = grammar_pool.COMPILE_SECONDS - 0.1
     assert not pool.take()
     assert pool.patience() == pytest.approx(0.1)
@@ -187,6 +188,25 @@ def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
     assert until(lambda: len(calls) >= grammar_pool.THREADS + 2)
     assert not pool.take(), "nobody waits for what comes too late"
     assert len(pool) == 0
+
+
+def test_who_is_held_up_is_not_late() -> None:
+    """A thread is judged by its own processor time."""
+    mine = grammar_pool.thread_seconds()
+    clocks: Queue[Callable[[], float]] = Queue()
+    done = threading.Event()
+
+    def waits() -> None:
+        clocks.put(grammar_pool.thread_seconds())
+        done.wait()
+
+    threading.Thread(target=waits, daemon=True).start()
+    its = clocks.get()
+    before, began = its(), mine()
+    while mine() < began + 0.05:
+        """Works, while the other waits."""
+    assert its() - before < 0.05
+    done.set()
 
 
 def test_a_grammar_is_compiled_once_and_copies_are_their_own() -> None:
