@@ -116,7 +116,7 @@ def test_few_errors_borrow_the_shape_of_all() -> None:
     ]
     one = Residual(replace(NEAR, kind="first token"), "family 8", "x", 0.3, 1.0, "s")
     found = Uncertainty(scored([*many, one])).interval(one.point)
-    assert 1.2 < found.high < 6
+    assert 1.2 < found.high < 20
     assert found.measured == 1
 
 
