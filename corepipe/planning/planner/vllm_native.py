@@ -7,9 +7,11 @@ Names and meanings: vllm-neuron/docs/ of aws-neuron-sdk at 81ce03ae (SDK 2.32) a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from corepipe.models.config import ModelConfig
-from corepipe.neuron.hardware import Instance
 from corepipe.neuron.native_plugin import (
     CHUNKS,
     LONGEST_SINGLE_SHOT,
@@ -27,11 +29,29 @@ GENERATIONS = frozenset({"v3", "v4"})
 """Of NeuronCores that it runs on."""
 
 MODELS = "Llama 3 (dense), gpt-oss and Qwen3-32B"
-"""Those of its recipes that a plan can be made for (vllm-neuron/docs/model-recipes, SDK 2.33)."""
 
-LLAMA_3_VOCABULARY = 128_256
-QWEN3_32B = (64, 5120)
-"""Layers and hidden size."""
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the plugin runs of a kind of model.
+
+    fields: of its config, by which it is told.  formats: by generation of cores.  FP8 comes from a
+    checkpoint of ModelOpt; MXFP4 is gpt-oss's own, and on Trn3 alone.
+    """
+
+    fields: Mapping[str, int]
+    formats: Mapping[str, tuple[str, ...]]
+
+
+_DENSE = dict.fromkeys(("v3", "v4"), ("bf16", "fp8"))
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "llama": Recipe({"vocab_size": 128_256}, _DENSE),
+        "qwen3": Recipe({"num_layers": 64, "hidden_size": 5120}, _DENSE),
+        "gpt_oss": Recipe({}, {"v3": ("bf16",), "v4": ("bf16", "mxfp4")}),
+    }
+)
+"""By model_type; of those that a plan can be made for (vllm-neuron/docs/model-recipes, SDK 2.33)."""
 
 CACHE_PATH = "/var/cache/vllm"
 COMPILATION_SECONDS = 3600
@@ -44,11 +64,12 @@ STARTUP_SECONDS = 5400
 def problem(shape: Shape, model: ModelConfig) -> str | None:
     """Why it does not run; None: it does."""
     place, instance, fmt = shape.placement, shape.device, shape.format.name
-    if not _knows(model):
+    recipe = RECIPES.get(model.model_type)
+    if recipe is None or any(getattr(model, name) != value for name, value in recipe.fields.items()):
         return f"the native plugin has no {model.model_type} of this kind; it has {MODELS}"
     if place.pipeline > 1:
         return "the native plugin has no pipelines; plan without them"
-    formats = _formats(model, instance)
+    formats = recipe.formats[instance.chip.core.version]
     if fmt not in formats:
         return f"the native plugin has no {fmt} for {model.model_type} on {instance.family}; " + (
             f"use --dtype {' or '.join(formats)}"
@@ -57,23 +78,6 @@ def problem(shape: Shape, model: ModelConfig) -> str | None:
         accepted = ", ".join(map(str, instance.tensor_degrees))
         return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
     return None
-
-
-def _knows(model: ModelConfig) -> bool:
-    match model.model_type:
-        case "llama":
-            return model.vocab_size == LLAMA_3_VOCABULARY
-        case "qwen3":
-            return (model.num_layers, model.hidden_size) == QWEN3_32B
-        case kind:
-            return kind == "gpt_oss"
-
-
-def _formats(model: ModelConfig, instance: Instance) -> list[str]:
-    """FP8 comes from a checkpoint of ModelOpt; MXFP4 is gpt-oss's own, on Trn3 alone."""
-    if model.model_type != "gpt_oss":
-        return ["bf16", "fp8"]
-    return ["bf16", "mxfp4"] if instance.chip.core.version == "v4" else ["bf16"]
 
 
 def unfit(limits: BatchLimits, tensor: int) -> str | None:
