@@ -272,11 +272,15 @@ async def _killed(signals: int) -> dict[str, list[Output]]:
             async for output in client.submit(submit):
                 found[submit.id].append(output)
                 heard.set()
+            heard.set()
+
+        def told_tokens() -> int:
+            return sum(len(output.tokens) for outputs in found.values() for output in outputs)
 
         following = [asyncio.create_task(follow(submit)) for submit in everyone()]
         for number in range(signals):
-            before = sum(map(len, found.values()))
-            while sum(map(len, found.values())) < before + 20 + 30 * number:
+            wanted = told_tokens() + 20 + 30 * number
+            while told_tokens() < wanted and not all(one.done() for one in following):
                 heard.clear()
                 await heard.wait()
             assert client.engine_pid is not None

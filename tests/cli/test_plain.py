@@ -25,7 +25,7 @@ import json, os, sys
 from corepipe.__main__ import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv[1:] = arguments
-    print("ran", *arguments, flush=True)
+    print("\\nRAN", *arguments, flush=True)
     try:
         main()
     except SystemExit as end:
@@ -81,7 +81,7 @@ def test_every_command_writes_ascii(name: str, commands: list[list[str]]) -> Non
     assert done.returncode == 0, said
     assert "Traceback" not in said
     assert (done.stdout + done.stderr).isascii()
-    assert done.stdout.count(b"ran ") == len(commands)
+    assert done.stdout.count(b"\nRAN ") == len(commands)
 
 
 def test_what_is_the_users_stays_as_it_is(tmp_path: Path) -> None:
