@@ -52,8 +52,7 @@ class Asked:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Bytes of an answer's body, which were sent so many milliseconds after the request had come."""
 
     at_ms: float

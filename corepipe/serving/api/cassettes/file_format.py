@@ -76,6 +76,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _DECODER = msgspec.json.Decoder(_File)
 _MEMBERS = msgspec.json.Decoder(Members)
+_EVENTS = msgspec.json.Decoder(list[list[Raw]])
 
 
 def to_text(exchange: Exchange) -> bytes:
@@ -246,16 +247,17 @@ def _size(answer: _Answer) -> int:
 def _pieces(answer: _Answer) -> list[bytes]:
     if answer.events is not UNSET:
         head = compact(_encode(answer.common))[1:-1]
-        return [b"".join(_restored(bytes(one), head) for one in piece) for piece in answer.events]
+        events = _EVENTS.decode(compact(_encode(answer.events)))  # of all at once: most of what a start takes
+        return [b"".join([_restored(bytes(one), head) for one in piece]) for piece in events]
     whole = compact(bytes(answer.body)) if answer.text is UNSET else answer.text.encode()
     return [whole] if answer.times_ms else []
 
 
 def _restored(event: bytes, head: bytes) -> bytes:
-    """`head`: the members that all have, as they stand in an object."""
+    """event: without space between its tokens.  head: the members that all have, as in an object."""
     if event.startswith(b'"'):
         return msgspec.json.decode(event, type=str).encode()
-    rest = compact(event)
-    if not rest.startswith(b"{"):
+    if not event.startswith(b"{"):
         raise Malformed("`answer.events` wants texts and objects")
-    return event_of(b"{" + b",".join(part for part in (head, rest[1:-1]) if part) + b"}")
+    between = b"," if head and event != b"{}" else b""
+    return event_of(b"{" + head + between + event[1:])
