@@ -52,6 +52,7 @@ def test_images_are_requests_with_one_result() -> None:
         "end to end",
         "requests/s",
         "million requests",
+        "90% sure",
     ):
         assert words in shown.stdout
     for words in ("token", "KV cache"):
@@ -62,6 +63,8 @@ def test_images_are_requests_with_one_result() -> None:
     row = {"model": "resnet50", "instance": "inf2.xlarge", "task": "cnn", "metric": "latency", "unit": "ms"}
     assert image["e2e_ms"]["p50"] == pytest.approx(Predictor().predict(row).value, rel=1e-6)
     assert (image["tpot_ms"], image["requests"]["completed"]) == (None, 9)
+    low, high = text["intervals"]["e2e_ms"]["p50"]
+    assert low < text["e2e_ms"]["p50"] < high
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def _latencies(report: Report, names: Sequence[str]) -> Figures:
 def _results(report: Report) -> Iterator[tuple[str, str]]:
     """Of a model that gives one result a request."""
     yield "throughput", f"{report.throughput.requests:,.1f} requests/s"
+    known = report.intervals
+    bounds = known.latencies("e2e", report.e2e, 1e3)
+    took = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms; " if bounds else ""
+    rates = between(known.rate(report.throughput.requests))
+    yield f"{LEVEL:.0%} sure", f"{took}{rates} requests/s ({known.of(Figure.BATCH).basis})"
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"

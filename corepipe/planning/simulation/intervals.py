@@ -36,7 +36,15 @@ class Intervals:
         self.of = cache(self._of)
 
     def _of(self, figure: Figure, *, tail: bool = False) -> Interval:
+        """Of a model that is run once over its input there is one figure, measured without other load."""
+        if not self._device.graph.causal:
+            return self._device.interval(Figure.BATCH, self._tokens, load=False, tail=tail)
         return self._device.interval(figure, self._tokens, tail=tail)
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Those that the deployment has."""
+        return SERVED if self._device.graph.causal else (Figure.BATCH,)
 
     def latencies(self, name: str, found: Quantiles | None, factor: float) -> dict[str, Bounds] | None:
         """The least and the most that each of the quantiles of a latency may turn out to be."""

@@ -14,7 +14,7 @@ from corepipe import __version__
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.quantiles import Quantiles
-from corepipe.planning.simulation.intervals import SERVED, Intervals
+from corepipe.planning.simulation.intervals import Intervals
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.usage import DeviceUsage
 from corepipe.planning.slo import Slo
@@ -153,7 +153,7 @@ class Report:
                 f"{name}_per_second": known.rate(value) for name, value in asdict(self.throughput).items()
             },
             "dollars_per_million_output_tokens": known.cost(self.dollars_per_million_output_tokens),
-            "basis": {figure: known.of(figure).basis for figure in SERVED},
+            "basis": {figure: known.of(figure).basis for figure in known.figures},
         }
 
     def _goodput(self) -> dict[str, object]:
