@@ -83,17 +83,18 @@ UNDER_LOAD = ", under load"
 
 
 def architecture_of(graph: Graph) -> Architecture:
-    """What a graph is, by its Ops and inputs."""
-    ops = {type(op).__name__ for op in graph.ops}
-    if "Convolution" in ops:
+    """What a graph is, by what it declares: its inputs, rows and weights."""
+    read = {given.kind for given in graph.inputs}
+    if InputKind.PIXELS in read:
         return Architecture.CONVOLUTION
     if SOURCE in graph.rows:
         return Architecture.ENCODER_DECODER
-    if any(given.kind is InputKind.PATCHES for given in graph.inputs):
+    if InputKind.PATCHES in read:
         return Architecture.VISION
     if not graph.causal:
         return Architecture.ENCODER
-    return Architecture.MIXTURE if "Experts" in ops else Architecture.DECODER
+    of_experts = any(len(spec.shape) > 2 for spec in graph.weights())
+    return Architecture.MIXTURE if of_experts else Architecture.DECODER
 
 
 def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -> str:
