@@ -19,6 +19,9 @@ QUEUE = 16
 CONTESTED = 4
 """Requests of the other key that find several of the flood's waiting."""
 
+LONG = (24, 24)
+"""Tokens of the flood's answers: its places in the queue stay taken for longer than its clients need to ask."""
+
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
     """By the device's times, which say in what order the server decided, however late the host is."""
@@ -30,10 +33,10 @@ def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
 async def beside_a_flood(server: Served) -> list[int]:
     """For each contested request: how many of the flood had their first token between it and its own."""
     rng, mine = random.Random(1), list[Times]()
-    async with client(LIGHT) as session, Neighbour(server.url, QUEUE, (8, 8)) as flood:
-        assert await until(lambda: flood.outcomes["refused"] >= QUEUE // 2)
+    async with client(LIGHT) as session, Neighbour(server.url, QUEUE, LONG) as flood:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(contested(mine, flood)) < CONTESTED:
+                await refused_once_more(flood)
                 outcome = await ask(session, server.url, body(rng, 4))
                 assert outcome.kind == "done", outcome
                 mine.append(Times.of(outcome.device))
@@ -43,6 +46,12 @@ async def beside_a_flood(server: Served) -> list[int]:
         return [
             sum(one.arrival < other.first < one.first for other in others) for one in contested(mine, flood)
         ]
+
+
+async def refused_once_more(flood: Neighbour) -> None:
+    """Waits until the flood's share of the queue is known to be full."""
+    before = flood.outcomes["refused"]
+    assert await until(lambda: flood.outcomes["refused"] > before)
 
 
 class Times(NamedTuple):
