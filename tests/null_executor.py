@@ -65,7 +65,7 @@ def _step(
         logprobs=np.full(rows, np.nan, np.float32),
         top_ids=np.full((rows, alternatives), -1, np.int32),
         top_logprobs=np.full((rows, alternatives), np.nan, np.float32),
-        logits=logits,
+        values=logits,
         seconds=0.0,
         ranks=np.ones(rows, np.int32),
     )

@@ -71,7 +71,7 @@ def chunk_inputs(tokens: Sequence[int], start: int, blocks: Sequence[int] = rang
 
 def logits(executor: Any, inputs: StepInputs) -> F32:
     """Runs one batch without sampling: logits [R, vocab]."""
-    found = executor.wait(executor.submit(inputs, None)).logits
+    found = executor.wait(executor.submit(inputs, None)).values
     assert found is not None
     return np.array(found)
 

@@ -36,7 +36,7 @@ def test_tokens_depend_on_the_row_alone():
     assert first.tokens.tolist() == again.tokens.tolist()
     assert single.tokens[0] == first.tokens[1]
     assert ((first.tokens >= 0) & (first.tokens < VOCAB)).all()
-    assert first.logits is None
+    assert first.values is None
     assert first.seconds == 0.0
     executor.close()
 
@@ -49,8 +49,8 @@ def test_shapes_follow_what_was_asked():
     assert out.top_ids.shape == out.top_logprobs.shape == (2, 3)
     assert np.isnan(out.logprobs).all()
     bare = executor.wait(executor.submit(INPUTS, None))
-    assert bare.logits is not None
-    assert bare.logits.shape == (2, VOCAB)
+    assert bare.values is not None
+    assert bare.values.shape == (2, VOCAB)
     assert len(bare.tokens) == 0
 
 

@@ -219,7 +219,8 @@ class NativeExecutor:
 
     def wait(self, ticket: int) -> StepOutput:
         result = self._native.wait(ticket)
-        return StepOutput(**{name: result[name] for name in StepOutput.__slots__})
+        kept = {name: result[name] for name in StepOutput.__slots__ if name != "values"}
+        return StepOutput(values=result["logits"], **kept)
 
     def close(self) -> None:
         """Ends the pool, and with it all executors that share it; the memory goes with the objects."""

@@ -117,7 +117,8 @@ class StepInputs:
     sequence_starts [S + 1]: sequence s owns rows sequence_starts[s] .. sequence_starts[s + 1].
     block_tables [S, B]: KV blocks of each sequence (unused entries 0); block b holds positions
     b * block_size ...
-    logit_rows [R]: rows whose logits are wanted, ascending.
+    logit_rows [R]: rows whose logits are wanted, ascending; of what is made of a whole sequence, one each.
+    types [M]: of a pair of texts, which one a row is of; empty where the graph does not ask.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -125,6 +126,7 @@ class StepInputs:
     sequence_starts: npt.NDArray[np.int32]
     block_tables: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int32]
+    types: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 def mask_words(vocab: int) -> int:
@@ -187,8 +189,10 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Result of a batch.  With sampling None, `logits` is set and the others are empty; and vice versa.
+    """Result of a batch.  With sampling None, `values` is set and the others are empty; and vice versa.
 
+    values: of the graph's first output, [R, width] where it has a row for each that is wanted, [M, width]
+    where it has one for each token.
     tokens [R] i32; logprobs [R] f32 of the chosen token (NaN where not asked for);
     ranks [R] i32 of what is `chosen`: how many tokens are as likely at least (0 in rows that draw);
     top_ids / top_logprobs [R, T], T the largest asked for, best first, unused entries -1 / NaN.
@@ -200,7 +204,7 @@ class StepOutput:
     logprobs: npt.NDArray[np.float32]
     top_ids: npt.NDArray[np.int32]
     top_logprobs: npt.NDArray[np.float32]
-    logits: npt.NDArray[np.float32] | None
+    values: npt.NDArray[np.float32] | None
     seconds: float
     overflowed: Sequence[int] = ()
     ranks: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))

@@ -12,7 +12,11 @@ class SchedulerConfig:
     A batch has at most `max_num_batched_tokens` tokens; at most `max_num_seqs` requests run at a time.
     `stages`: of the pipeline that computes the batches; so many prompts may be on their way through it.
     `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
-    Raises ValueError for a limit below 1.
+    `whole_prompts`: a prompt is computed in one batch or not at all, as each of its tokens attends to all of
+    them.  `keeps_state`: something of a request stays on the device from batch to batch; otherwise nobody
+    holds a block, and there may be none.
+    Raises ValueError for a limit below 1, for prompts that no batch holds whole, and for whole prompts of
+    what keeps something: that has no need of them.
     """
 
     num_blocks: int
@@ -25,6 +29,8 @@ class SchedulerConfig:
     max_queued_tokens: int
     stages: int = 1
     max_cached_blocks: int | None = None
+    whole_prompts: bool = False
+    keeps_state: bool = True
 
     @property
     def most_in_flight(self) -> int:
@@ -34,5 +40,13 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if limit.name != "prefix_cache" and value is not None and value < 1:
-                raise ValueError(f"{limit.name} must be at least 1, not {value}")
+            least = 1 if self.keeps_state or limit.name != "num_blocks" else 0
+            if not isinstance(value, bool) and value is not None and value < least:
+                raise ValueError(f"{limit.name} must be at least {least}, not {value}")
+        if self.whole_prompts and self.keeps_state:
+            raise ValueError("whole_prompts: a model that keeps something computes a prompt in parts")
+        if self.whole_prompts and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} holds no whole prompt of "
+                f"max_model_len = {self.max_model_len} tokens"
+            )

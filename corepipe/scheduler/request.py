@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to generate.
+    """One sequence to generate, or (`max_tokens` 0) one that ends when its prompt is computed.
 
     `num_tokens` tokens are known: the prompt, and what has been generated; `tokens` holds them.
     `num_computed` of them have been given to the device (counted when scheduled), `num_done` of them have
@@ -114,7 +114,8 @@ class Request:
 class Chunk:
     """Tokens [start, start + count) of a request, to be computed in this batch.
 
-    `samples`: the last known token is among them, so the batch yields a new one.
+    `samples`: the last known token is among them, so the batch yields what the request wants: a new token,
+    or of one that generates nothing the result.
     """
 
     request: Request
@@ -136,7 +137,10 @@ class Batch:
 
 
 class TokenEvent(NamedTuple):
-    """What a batch meant for one request: its new token (None: a chunk of the prompt only), and its end."""
+    """What a batch meant for one request: its new token, and its end.
+
+    No token: a chunk of the prompt only, or with an end the result of a request that generates nothing.
+    """
 
     request: Request
     token: int | None

@@ -1,7 +1,8 @@
 """Token-level continuous batching.
 
 There is no prefill and no decode: each batch lets requests' computed tokens catch up with their known
-ones.  That gives chunked prompts, prefix-cache hits and recompute after preemption by one rule.
+ones.  That gives chunked prompts, prefix-cache hits and recompute after preemption by one rule, and requests
+that want no token but what the model makes of a prompt: they end when the two are equal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from operator import attrgetter
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.internals import Internals
-from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.kv_cache import KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
@@ -37,12 +38,7 @@ class Scheduler:
         self._config = config
         self._policy = policy
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
-        self._kv = KVCache(
-            config.num_blocks,
-            config.block_size,
-            prefix_cache=config.prefix_cache,
-            max_cached=config.max_cached_blocks,
-        )
+        self._kv = _kv_cache(config)
         self._requests: dict[str, Request] = {}
         self._ranks: dict[Request, Rank] = {}
         self._running: list[Request] = []  # by priority, then by who was scheduled longest ago
@@ -98,7 +94,8 @@ class Scheduler:
         return Batch(self._num_scheduled, tuple(step.chunks))
 
     def update(self, batch: Batch, tokens: Sequence[int | None]) -> list[TokenEvent]:
-        """Takes the oldest batch in flight back, with one token for each chunk that samples.
+        """Takes the oldest batch in flight back, with one token for each chunk that samples; a request that
+        generates nothing gets none.
 
         Returns what it meant for each chunk whose request still lives.  Raises ValueError where `batch` is
         not the oldest, or `tokens` do not fit its chunks.
@@ -162,6 +159,13 @@ class Scheduler:
         return len(self._queue)
 
     @property
+    def fills_batch(self) -> bool:
+        """Whether those who wait fill a batch, so that nobody else could join them in it."""
+        config = self._config
+        seats = config.max_num_seqs - len(self._running)
+        return len(self._queue) >= seats or self._queue.num_tokens >= config.max_num_batched_tokens
+
+    @property
     def held(self) -> int:
         """Waiting requests that may not start yet."""
         return self._queue.num_held
@@ -196,9 +200,9 @@ class Scheduler:
         config, prompt = self._config, len(request.prompt)
         if request.id in self._requests:
             raise ValueError(f"a request with the id {request.id!r} has not ended yet")
-        if prompt < 1 or request.max_tokens < 1:
-            raise ValueError("a request needs a prompt token and max_tokens of at least 1")
-        if prompt >= config.max_model_len:
+        if prompt < 1 or request.max_tokens < 0:
+            raise ValueError("a request needs a prompt token and max_tokens of at least 0")
+        if prompt >= config.max_model_len + (request.max_tokens == 0):
             raise ValueError(
                 f"a prompt of {prompt} tokens leaves no room in max_model_len = {config.max_model_len}"
             )
@@ -206,8 +210,9 @@ class Scheduler:
             raise ValueError(
                 f"a prompt of {prompt} tokens passes max_queued_tokens = {config.max_queued_tokens}"
             )
-        # The last token is never computed: nothing follows it.
-        blocks = self._kv.blocks_for(min(prompt + request.max_tokens, config.max_model_len) - 1)
+        # The last token that is generated is never computed: nothing follows it.
+        computed = min(prompt + request.max_tokens, config.max_model_len) - (request.max_tokens > 0)
+        blocks = self._kv.blocks_for(computed)
         if blocks > config.num_blocks:
             raise ValueError(
                 f"the request needs {blocks} KV blocks; there are num_blocks = {config.num_blocks}"
@@ -216,7 +221,10 @@ class Scheduler:
     def _check_result(self, batch: Batch, tokens: Sequence[int | None]) -> None:
         if batch.number != self._num_updated + 1:
             raise ValueError(f"batch {batch.number} came back, but {self._num_updated + 1} is the oldest")
-        if [c.samples for c in batch.chunks] != [t is not None for t in tokens]:
+        given = [t is not None for t in tokens]
+        if [c.samples for c in batch.chunks] == given:
+            return  # all that samples generates, as is mostly so
+        if [c.samples and c.request.max_tokens > 0 for c in batch.chunks] != given:
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
 
     def _moved(self, moves: int, requests: list[Request]) -> None:
@@ -303,12 +311,19 @@ class Scheduler:
         if request.num_done % self._config.block_size < chunk.count:  # a block is full
             self._kv.commit(request, chunk.count)
         if token is None:
-            return TokenEvent(request, None, None)
+            return self._computed(chunk)
         request.append(token)
         reason = self._finish_reason(request, token)
         if reason is not None:
             self._end(request, reason)
         return TokenEvent(request, token, reason)
+
+    def _computed(self, chunk: Chunk) -> TokenEvent:
+        """A chunk that gave no token: the request ends where no tokens are left, and none were wanted."""
+        if not chunk.samples:
+            return TokenEvent(chunk.request, None, None)
+        self._end(chunk.request, FinishReason.STOP)
+        return TokenEvent(chunk.request, None, FinishReason.STOP)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         generated = request.num_tokens - request.num_prompt
@@ -337,6 +352,17 @@ class Scheduler:
             self._kv.release(request)
 
 
+def _kv_cache(config: SchedulerConfig) -> KVCache:
+    if not config.keeps_state:
+        return NothingKept(config.block_size)
+    return KVCache(
+        config.num_blocks,
+        config.block_size,
+        prefix_cache=config.prefix_cache,
+        max_cached=config.max_cached_blocks,
+    )
+
+
 class _Step:
     """The batch that is being put together, as its policy sees it.
 
@@ -352,6 +378,7 @@ class _Step:
         head = scheduler._queue.peek()
         self._kept, self._kept_for = (0, 0) if head is None else (share.kept, head.priority)
         self._block_size = scheduler._config.block_size
+        self._whole = scheduler._config.whole_prompts
         self._short: Rank | None = None
         self._admitted: set[Request] = set()
         self.chunks: list[Chunk] = []
@@ -373,7 +400,7 @@ class _Step:
         return ran
 
     def admit(self) -> bool:
-        if self._tokens > 0 and self._seats > 0:
+        if self._tokens > 0 and self._seats > 0 and not (self._whole and self._is_too_long()):
             request = self._scheduler._admit(self._short)
             if request is not None and self._run(request):
                 self._admitted.add(request)
@@ -381,6 +408,11 @@ class _Step:
                 return True
         self._kept = 0
         return False
+
+    def _is_too_long(self) -> bool:
+        """Whether the head of the queue does not fit whole into what is left of the batch."""
+        head = self._scheduler._queue.peek()
+        return head is not None and head.num_tokens > self._tokens
 
     def _run(self, request: Request) -> bool:
         if request.status is not Status.RUNNING:  # preempted for another chunk of this batch

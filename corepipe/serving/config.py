@@ -19,6 +19,8 @@ Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
 FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "fp8", "mxfp8", "mxfp4"]
 """The last three are timed, and computed by devices alone: who serves in them is refused."""
+TaskName = Literal["auto", "generate", "embed", "classify", "score"]
+"""What is made of texts; auto: what the model was made for."""
 ReplayElse = Literal["refuse", "compute", "record"]
 ReplayPace = Literal["none", "recorded"]
 
@@ -39,6 +41,7 @@ class EngineConfig(_Config):
     """
 
     model: str
+    task: TaskName = "auto"
     format: FormatName = "int8"
     instance: str = "inf2.xlarge"
     lnc: Literal[1, 2] | None = None
@@ -54,6 +57,7 @@ class EngineConfig(_Config):
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=defaults.MAX_NUM_SEQS, ge=1, le=1024)
     max_num_batched_tokens: int = Field(default=defaults.MAX_NUM_BATCHED_TOKENS, ge=16, le=16384)
+    max_batch_delay: float = Field(default=0.0, ge=0, le=60, allow_inf_nan=False)
     block_size: int = Field(default=defaults.BLOCK_SIZE, ge=16, le=128, multiple_of=16)
     num_blocks: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int | None = Field(default=None, ge=1)

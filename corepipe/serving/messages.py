@@ -54,7 +54,9 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """A sequence to generate.  `stop_ids` includes eos unless it is to be ignored; a grammar's end never is.
+    """A sequence to generate, or (`max_tokens` 0) a text of which the model makes something, and no token.
+
+    `stop_ids` includes eos unless it is to be ignored; a grammar's end never is.
 
     `owner`: of those who wait each gets as many turns, whoever asked first; empty where there is one alone.
 
@@ -64,6 +66,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     again.  `replay`: it has its place in the queue already, so that the queue's bounds do not ask.
 
     `grammar`: what the answer must be, in llguidance's own text; empty where anything may be answered.
+
+    `second`: the index in the prompt from which on it is the second text of a pair; 0 where there is one.
     """
 
     id: str
@@ -79,6 +83,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     owner: str = ""
     bad_words: list[list[int]] = []
     grammar: str = ""
+    second: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +115,8 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     """What the emulated device would have taken for the request, in milliseconds.
 
     arrived_at_s: when the request came, in seconds on the device's timeline.  The time in the queue is a part
-    of that to the first token, and that of the total.
+    of that to the first token, and that of the total.  Where nothing is generated, the result stands for the
+    first token.
     """
 
     arrived_at_s: float
@@ -123,8 +129,11 @@ class DeviceTimes(msgspec.Struct, frozen=True):
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of one request.
 
-    What was computed for it is in the fields of its kind; tokens are the only kind yet.  A field that is not
-    there takes no byte of a frame, so that another kind costs those who want tokens nothing.
+    What was computed for it is in the fields of its kind.  A field that is not there takes no byte of a
+    frame, so that another kind costs those who want tokens nothing.
+
+    `values`: of a request that generates nothing what the model made of it, fp32 in little-endian order, in
+    `rows` rows of equal width: one, or where each token has its own, one a token.  They come with its end.
 
     `prompt_logprobs` comes once, with the first token: one entry a prompt token after the first.
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
@@ -145,6 +154,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     error_kind: str | None = None
     retry_seconds: int | None = None
     preemptions: int = 0
+    values: bytes = b""
+    rows: int = 1
 
 
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
@@ -204,7 +215,7 @@ class Stats(msgspec.Struct, frozen=True):
     work: list[StageWork] = []
     step_seconds: list[tuple[float, float]] = []
     overflows: int = 0
-    """Requests that ended because their logits were not numbers."""
+    """Requests that ended because what the model gave was not numbers."""
     paces: list[StepPace] = []
     constraint_failures: int = 0
     """Requests that ended because their grammar allowed no token, or came to a limit."""
@@ -212,6 +223,9 @@ class Stats(msgspec.Struct, frozen=True):
     """Those of the waiting ones that may not start before their grammar is compiled."""
     compile_seconds: list[float] = []
     mask_seconds: list[float] = []
+    padded_tokens: int = 0
+    """Rows that the device computed beside those of tokens, as its graphs are of fixed sizes; counted where
+    nothing is generated."""
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""
@@ -239,7 +253,7 @@ class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process.
 
-    `threads`: how many compute, and what has limited them, in words.
+    `threads`: how many compute, and what has limited them, in words.  `task`: what is made of texts.
     """
 
     placement: dict[str, Any]
@@ -250,6 +264,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     pid: int = 0
     threads: str = ""
+    task: str = "generate"
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

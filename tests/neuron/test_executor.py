@@ -62,7 +62,7 @@ def kernels(graph: Graph, placement: Placement, pool: Any, seed: int = 0) -> Nat
 
 
 def run(executor: NativeExecutor, inputs: StepInputs) -> F32:
-    found = executor.wait(executor.submit(inputs, None)).logits
+    found = executor.wait(executor.submit(inputs, None)).values
     assert found is not None
     return found
 
@@ -169,7 +169,7 @@ def test_batches_in_flight_come_back_in_order(pool):
     alone = [run(executor, step_inputs(graph, chunk)) for chunk in chunks]
     tickets = [executor.submit(step_inputs(graph, chunk), None) for chunk in chunks]
     for ticket, expected in zip(tickets, alone, strict=True):
-        np.testing.assert_array_equal(executor.wait(ticket).logits, expected)
+        np.testing.assert_array_equal(executor.wait(ticket).values, expected)
 
 
 def other_isas() -> list[str]:

@@ -229,10 +229,10 @@ def test_tickets_are_redeemed_once():
     twin, inputs = executor(graph), step_inputs(graph, PROMPTS)
     first, second = twin.submit(inputs, None), twin.submit(inputs, None)
     output = twin.wait(first)
-    assert output.logits is not None
-    assert (output.logits.shape, output.tokens.shape, output.top_ids.shape) == ((14, 100), (0,), (0, 0))
+    assert output.values is not None
+    assert (output.values.shape, output.tokens.shape, output.top_ids.shape) == ((14, 100), (0,), (0, 0))
     assert output.seconds > 0
-    np.testing.assert_array_equal(twin.wait(second).logits, output.logits)
+    np.testing.assert_array_equal(twin.wait(second).values, output.values)
     with pytest.raises(KeyError):
         twin.wait(first)
     twin.close()

@@ -63,7 +63,7 @@ class Evaluator:
         rows = np.arange(len(tokens), dtype=np.int32)
         starts = np.array([0, len(tokens)], np.int32)
         inputs = StepInputs(np.array(tokens, np.int32), rows + np.int32(start), starts, self._table, rows)
-        logits = self._executor.wait(self._executor.submit(inputs, None)).logits
+        logits = self._executor.wait(self._executor.submit(inputs, None)).values
         assert logits is not None
         return np.array(logits)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,14 +34,21 @@ def limits(rng: random.Random) -> SchedulerConfig:
     )
 
 
-def request(rng: random.Random, number: int) -> Request:
-    """Prompts begin alike, so that prefixes are shared."""
+def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
+    """Of a model that sees a prompt at once, and keeps nothing of it."""
+    tokens = rng.randint(LONGEST, 2 * LONGEST)
+    nothing = {"num_blocks": 0, "keeps_state": False, "prefix_cache": False}
+    return replace(limits(rng), **nothing, whole_prompts=True, max_num_batched_tokens=tokens)
+
+
+def request(rng: random.Random, number: int, generating: float = 0.8) -> Request:
+    """Prompts begin alike, so that prefixes are shared; `generating` is the share of those that generate."""
     shared = [0, 1, 2, 3] * 5
     prompt = shared[: rng.randint(0, 20)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
     return Request(
         id=f"r{number}",
         prompt=prompt,
-        max_tokens=rng.randint(1, 20),
+        max_tokens=rng.randint(1, 20) if rng.random() < generating else 0,
         arrival=number / 8,
         priority=rng.choice([0, 0, 0, 1, -1]),
         stop_ids=frozenset({rng.randrange(VOCAB)} if rng.random() < 0.4 else ()),
@@ -52,7 +60,7 @@ def request(rng: random.Random, number: int) -> Request:
 
 
 def add(world: World, rng: random.Random) -> None:
-    new = request(rng, len(world.ends))
+    new = request(rng, len(world.ends), 0.0 if world.limits.whole_prompts else 0.8)
     waiting = world.scheduler.waiting, world.scheduler.waiting_tokens
     try:
         world.add(new)
@@ -65,10 +73,12 @@ def add(world: World, rng: random.Random) -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 2**32), policy=st.sampled_from(["mixed", "segregated"]))
-    def start(self, seed, policy):
+    @initialize(
+        seed=st.integers(0, 2**32), policy=st.sampled_from(["mixed", "segregated"]), whole=st.booleans()
+    )
+    def start(self, seed, policy, whole):
         self.rng = random.Random(seed)
-        within = limits(self.rng)
+        within = limits_of_whole_prompts(self.rng) if whole else limits(self.rng)
         self.world = World(within, policy, any_pipeline(self.rng, within.stages))
 
     @rule()
@@ -104,10 +114,10 @@ class TestStateMachine(SchedulerMachine.TestCase):
     )
 
 
-def drive(seed: int, steps: int) -> World:
+def drive(seed: int, steps: int, *, whole: bool = False) -> World:
     """A seeded random walk over all moves, then everything to its end."""
     rng = random.Random(seed)
-    within = limits(rng)
+    within = limits_of_whole_prompts(rng) if whole else limits(rng)
     split = any_pipeline(rng, within.stages)
     world = World(within, rng.choice(["mixed", "segregated"]), split)
     load = rng.uniform(0.02, 0.5)
@@ -130,7 +140,14 @@ def test_random_walks_meet_every_situation():
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
 
 
+def test_whole_prompts_never_wait_for_blocks():
+    worlds = [drive(seed, 250, whole=True) for seed in range(24)]
+    assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "abort"}
+    assert any(world.batches < len(world.ends) for world in worlds), "they share batches"
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("seed", range(200))
-def test_long_random_walk(seed):
-    drive(seed, 5000)
+def test_long_random_walk(seed, whole):
+    drive(seed, 5000, whole=whole)

@@ -29,8 +29,10 @@ class TestLimits:
         ("bad", "message"),
         [
             (request("a", 0), "prompt token"),
-            (request("a", 4, 0), "max_tokens"),
+            (request("a", 4, -1), "max_tokens"),
             (request("a", 128), "max_model_len = 128"),
+            (request("a", 129, 0), "max_model_len = 128"),
+            (request("a", 41, 0), "needs 11 KV blocks; there are num_blocks = 10"),
             (request("a", 51), "max_queued_tokens = 50"),
             (request("a", 30, 12), "needs 11 KV blocks; there are num_blocks = 10"),
         ],
@@ -67,6 +69,104 @@ class TestLimits:
     def test_limits_are_positive(self, limit):
         with pytest.raises(ValueError, match=f"{limit} must be at least 1"):
             config(**{limit: 0})
+
+
+def of_whole_prompts(**limits) -> Scheduler:
+    """For a model that sees a prompt at once, and keeps nothing of it."""
+    fixed = {"num_blocks": 0, "prefix_cache": False, "max_model_len": 32}
+    return Scheduler(config(**fixed, **limits, whole_prompts=True, keeps_state=False))
+
+
+class TestRequestsThatGenerateNothing:
+    def test_one_ends_when_its_prompt_is_computed(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=5))
+        scheduler.add(request("a", 12, 0))
+        events = [run(scheduler, scheduler.schedule()) for _ in range(3)]
+        assert [(e.token, e.finish_reason) for (e,) in events] == [(None, None)] * 2 + [(None, "stop")]
+        assert not scheduler.has_unfinished()
+        assert scheduler.blocks_held == 0
+
+    def test_those_and_others_share_batches(self):
+        scheduler = Scheduler(config())
+        for r in (request("a", 4, 2), request("b", 5, 0), request("c", 3, 0)):
+            scheduler.add(r)
+        first, second = (run(scheduler, scheduler.schedule()) for _ in range(2))
+        assert [(e.request.id, e.token, e.finish_reason) for e in first] == [
+            ("a", 1, None), ("b", None, "stop"), ("c", None, "stop")
+        ]  # fmt: skip
+        assert [(e.request.id, e.finish_reason) for e in second] == [("a", "length")]
+
+    def test_their_prefix_is_found_and_a_token_left_to_compute(self):
+        scheduler = Scheduler(config())
+        for start in (0, 12):
+            scheduler.add(request("a", 16, 0))
+            batch = scheduler.schedule()
+            assert spans(batch) == [("a", start, 16 - start)]
+            run(scheduler, batch)
+
+    def test_a_prompt_may_be_as_long_as_the_model(self):
+        scheduler = Scheduler(config(max_num_batched_tokens=256))
+        scheduler.add(request("a", 128, 0))
+        assert spans(scheduler.schedule()) == [("a", 0, 128)]
+
+    def test_a_token_that_is_missing_is_found(self):
+        scheduler = Scheduler(config())
+        scheduler.add(request("a", 4, 2))
+        scheduler.add(request("b", 4, 0))
+        with pytest.raises(ValueError, match="one token for each chunk that samples"):
+            scheduler.update(scheduler.schedule(), [None, None])
+
+
+class TestWholePrompts:
+    def test_a_prompt_that_does_not_fit_waits_for_the_next_batch(self):
+        scheduler = of_whole_prompts(max_num_batched_tokens=40)
+        for name, tokens in (("a", 20), ("b", 16), ("c", 8), ("d", 32)):
+            scheduler.add(request(name, tokens, 0))
+        batches = []
+        while scheduler.has_unfinished():
+            batch = scheduler.schedule()
+            batches.append(spans(batch))
+            run(scheduler, batch)
+        assert batches == [[("a", 0, 20), ("b", 0, 16)], [("c", 0, 8), ("d", 0, 32)]]
+
+    def test_they_need_no_blocks(self):
+        scheduler = of_whole_prompts()
+        scheduler.add(request("a", 32, 0))
+        batch = scheduler.schedule()
+        assert (scheduler.blocks_held, scheduler.blocks_total) == (0, 0)
+        run(scheduler, batch)
+        scheduler.check()
+
+    def test_one_in_flight_may_be_aborted(self):
+        scheduler = of_whole_prompts()
+        scheduler.add(request("a", 32, 0))
+        batch = scheduler.schedule()
+        assert scheduler.abort("a").finish_reason is FinishReason.ABORT
+        assert run(scheduler, batch) == []
+        assert not scheduler.has_unfinished()
+
+    def test_owners_take_turns(self):
+        scheduler = of_whole_prompts(max_num_seqs=1)
+        for name, owner in (("a", "x"), ("b", "x"), ("c", "y")):
+            scheduler.add(request(name, 8, 0, owner=owner))
+        ran = []
+        while scheduler.has_unfinished():
+            batch = scheduler.schedule()
+            ran += spans(batch)
+            run(scheduler, batch)
+        assert [name for name, _, _ in ran] == ["a", "c", "b"]
+
+    @pytest.mark.parametrize(
+        ("limits", "message"),
+        [
+            ({"max_num_batched_tokens": 31}, "holds no whole prompt"),
+            ({"keeps_state": True, "num_blocks": 8}, "computes a prompt in parts"),
+        ],
+    )
+    def test_limits_that_cannot_be(self, limits, message):
+        fixed = {"num_blocks": 0, "max_model_len": 32, "whole_prompts": True, "keeps_state": False}
+        with pytest.raises(ValueError, match=message):
+            config(**{**fixed, **limits})
 
 
 class TestBatches:

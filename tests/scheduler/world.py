@@ -62,8 +62,13 @@ def any_pipeline(rng: random.Random, stages: int) -> Pipeline:
 
 
 def run(scheduler: Scheduler, batch: Batch, token: int = 1):
-    """Lands a batch; every chunk that samples gets the same token."""
-    return scheduler.update(batch, [token if chunk.samples else None for chunk in batch.chunks])
+    """Lands a batch; every chunk that samples gets the same token, unless its request generates nothing."""
+    return scheduler.update(batch, [token if generates(chunk) else None for chunk in batch.chunks])
+
+
+def generates(chunk: Chunk) -> bool:
+    """Whether a token comes of it."""
+    return chunk.samples and chunk.request.max_tokens > 0
 
 
 def spans(batch: Batch) -> list[tuple[str, int, int]]:
@@ -87,6 +92,8 @@ def next_token(state: int) -> int:
 def answer(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
     """All tokens of the request, generated one after the other with nothing else around."""
     tokens = list(request.prompt)
+    if request.max_tokens == 0:
+        return tokens, FinishReason.STOP
     while True:
         tokens.append(next_token(states(request, tokens)[-1]))
         generated = len(tokens) - len(request.prompt)
@@ -146,14 +153,17 @@ class World:
     def land(self) -> None:
         batch, written = self.flights.popleft()
         for write in written:
-            assert [self.memory[cell] for cell in write.cells] == write.states, "overwritten in flight"
-        tokens = [next_token(write.states[-1]) if write.chunk.samples else None for write in written]
+            if self.limits.keeps_state:
+                kept = [self.memory[cell] for cell in write.cells]
+                assert kept == write.states, "overwritten in flight"
+        tokens = [next_token(write.states[-1]) if generates(write.chunk) else None for write in written]
         lives = [chunk.request for chunk in batch.chunks if self.ends[chunk.request] == 0]
         events = self.scheduler.update(batch, tokens)
         assert [event.request for event in events] == lives
         for event in events:
             if event.token is not None:
                 assert event.request.tokens[-1] == event.token
+            assert event.request.max_tokens > 0 or event.token is None
             if event.finish_reason is not None:
                 self._end(event.request, event.finish_reason)
         self.check()
@@ -167,6 +177,7 @@ class World:
                 assert self.batches < deadline, "requests starve"
             self.land()
         assert all(count == 1 for count in self.ends.values())
+        assert self.limits.keeps_state or self.scheduler.preemptions == 0
         assert self.scheduler.blocks_held == 0
         assert self.scheduler.running == self.scheduler.waiting == self.scheduler.waiting_tokens == 0
 
@@ -195,6 +206,9 @@ class World:
         """Computes a chunk at once: batches run in the order in which they are submitted."""
         request, end = chunk.request, chunk.start + chunk.count
         self._check_order(chunk)
+        if not self.limits.keeps_state:
+            assert not request.block_ids
+            return Written(chunk, [], [0])
         size = self.limits.block_size
         cells = [(request.block_ids[p // size], p % size) for p in range(end)]
         expected = states(request, request.tokens[:end])
@@ -212,6 +226,7 @@ class World:
             assert chunk.start == 0 or (self.limits.prefix_cache and not request.prompt_logits)
         end = chunk.start + chunk.count
         assert chunk.count > 0
+        assert not self.limits.whole_prompts or chunk.count == len(request.prompt)
         assert chunk.samples == (end == len(request.tokens))
         assert request.num_computed == end <= len(request.tokens)
         self.progress[request] = (request.num_preemptions, end)

@@ -6,7 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.neuron.clock import Clock, HostClock, VirtualClock
@@ -19,6 +23,7 @@ from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.driver import Driver
+from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.messages import Output, Ready, Sampling, Submit
 from corepipe.serving.pulse import Counter
 from tests.null_executor import NullExecutor
@@ -39,6 +44,10 @@ class FlatCost:
     @property
     def lone(self) -> FlatCost:
         return self
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """To the next multiple of 32 rows."""
+        return shape._replace(counts=(-(-shape.rows // 32) * 32, *shape.counts[1:]))
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         return [self.fixed + self.row * shape.rows] * self.stages
@@ -95,6 +104,61 @@ def deployment(
     )
     ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)
     return Deployment(parts, clock or VirtualClock(), VOCAB, seed, ready)
+
+
+class SummingExecutor(NullExecutor):
+    """A stand-in for an encoder: of each sequence [sum of its tokens, of its types, number of its rows], or
+    of each token [token, type, position].  A sequence with `BAD` gives no numbers."""
+
+    def __init__(self, per_token: bool = False) -> None:
+        super().__init__(VOCAB)
+        self._per_token = per_token
+        self.inputs: list[StepInputs] = []
+
+    def _output(self, inputs: StepInputs, sampling: SamplingBatch | None) -> StepOutput:
+        assert sampling is None, "nothing is drawn"
+        self.inputs.append(inputs)
+        types = inputs.types if len(inputs.types) else np.zeros_like(inputs.tokens)
+        rows = np.stack([inputs.tokens, types, inputs.positions], axis=1).astype(np.float32)
+        rows[inputs.tokens == BAD] = np.nan
+        values = rows if self._per_token else self._sums(rows, inputs)
+        return replace(super()._output(inputs, None), values=values)
+
+    @staticmethod
+    def _sums(rows: npt.NDArray[np.float32], inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """One row for each wanted one, of the sequence that it belongs to."""
+        starts = inputs.sequence_starts
+        which = np.searchsorted(starts, inputs.logit_rows, side="right") - 1
+        parts = [rows[starts[i] : starts[i + 1]] for i in which]
+        sums = [[*part[:, :2].sum(axis=0), len(part)] for part in parts]
+        return np.array(sums, np.float32).reshape(len(parts), 3)
+
+
+BAD = VOCAB - 4
+"""A token of which no numbers come."""
+
+WITH_TYPES = Encoding(types=True)
+
+WHOLE = {"num_blocks": 0, "prefix_cache": False, "whole_prompts": True, "keeps_state": False}
+"""Limits of a model that sees a prompt at once."""
+
+
+def encoder(
+    encoding: Encoding = WITH_TYPES, delay: float = 0.0, clock: Clock | None = None, **limits: int
+) -> Deployment:
+    """A deployment that generates nothing."""
+    asked = (
+        {"max_model_len": 64, **limits} if encoding.keeps_state else {**WHOLE, "max_model_len": 64, **limits}
+    )
+    plain = deployment(clock=clock, executor=lambda: SummingExecutor(encoding.per_token), **asked)
+    replicas = tuple(replace(parts, max_batch_delay=delay) for parts in plain.replicas)
+    ready = msgspec.structs.replace(plain.ready, task="embed")
+    return replace(plain, replicas=replicas, ready=ready, encoding=encoding)
+
+
+def floats(output: Output) -> list[list[float]]:
+    """The rows of values of a request's last news."""
+    return np.frombuffer(output.values, "<f4").reshape(output.rows, -1).tolist()
 
 
 def assemble_null(

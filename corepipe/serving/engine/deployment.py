@@ -16,18 +16,23 @@ from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaParts:
-    """What a replica is made of: what computes it, what times it, and its scheduler's rules."""
+    """What a replica is made of: what computes it, what times it, and its scheduler's rules.
+
+    max_batch_delay: seconds for which it waits for more, before it computes less than a full batch.
+    """
 
     executor: Executor
     timeline: Timeline
     scheduler: SchedulerConfig
     policy: Policy
+    max_batch_delay: float = 0.0
 
 
 def _no_tokenizer() -> Tokenizer:
@@ -39,7 +44,7 @@ class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
     seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
-    for who asks for it; it raises UserError.
+    for who asks for it; it raises UserError.  encoding: of a model that generates nothing (None: it does).
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -48,6 +53,7 @@ class Deployment:
     seed: int
     ready: Ready
     tokenizer: Callable[[], Tokenizer] = _no_tokenizer
+    encoding: Encoding | None = None
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

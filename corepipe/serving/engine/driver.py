@@ -8,11 +8,13 @@ from math import inf
 
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
+from corepipe.serving.engine.delayed import DelayedReplica
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
+from corepipe.serving.engine.encoding import EncodingRunner
 from corepipe.serving.engine.grammar_pool import GrammarPool
 from corepipe.serving.engine.loop import LEAD_SECONDS, Loop, Source
 from corepipe.serving.engine.masks import Constraint, Vocabulary
-from corepipe.serving.engine.replica import Completed, InFlight, Replica
+from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Replica
 from corepipe.serving.engine.replica_stats import ReplicaStats
 from corepipe.serving.engine.reporter import Reporter
 from corepipe.serving.engine.requests import SampledRequest, to_request
@@ -28,8 +30,17 @@ def _nothing(_started: list[Started]) -> None:
 
 def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
     scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds)
-    runner = Runner(parts.executor, deployment.vocab_size, on_start)
-    return Replica(number, scheduler, runner, parts.timeline, paced=deployment.clock.paced)
+    runner = _runner(parts, deployment, on_start)
+    place = (number, scheduler, runner, parts.timeline)
+    if parts.max_batch_delay:
+        return DelayedReplica(*place, paced=deployment.clock.paced, delay=parts.max_batch_delay)
+    return Replica(*place, paced=deployment.clock.paced)
+
+
+def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:
+    if deployment.encoding is None:
+        return Runner(parts.executor, deployment.vocab_size, on_start)
+    return EncodingRunner(parts.executor, deployment.encoding, on_start)
 
 
 class Driver:
@@ -52,8 +63,9 @@ class Driver:
         ]
         self._deployment = deployment
         self._max_model_len = limits.max_model_len
+        self._task = deployment.ready.task
         self._loop = Loop(replicas, deployment.clock, self, load_margin(limits.max_num_seqs))
-        self._stats = [ReplicaStats(replica) for replica in replicas]
+        self._stats = [ReplicaStats(replica, encodes=deployment.encoding is not None) for replica in replicas]
         self._reporter = Reporter()
         self._grammars = GrammarPool(self._constrain, on_compiled)
         self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
@@ -174,7 +186,7 @@ class Driver:
     def _add(self, submit: Submit) -> None:
         seed = derive_seed(self._deployment.seed, self._accepted)
         vocab_size = self._deployment.vocab_size
-        request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len)
+        request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len, self._task)
         request.held = bool(request.grammar)
         replica = self._loop.add(request)
         self._reporter.add(request, replica.device_now)

@@ -6,14 +6,20 @@ from collections import Counter
 
 from corepipe.neuron.activity import Activity
 from corepipe.neuron.clock import LATE_SECONDS
+from corepipe.scheduler.request import Request
 from corepipe.serving.engine.replica import Completed, Replica
 from corepipe.serving.messages import StageWork, Stats, StepPace
 
 
 class ReplicaStats:
-    """Counts what the scheduler and the timeline do not count themselves."""
+    """Counts what the scheduler and the timeline do not count themselves.
 
-    def __init__(self, replica: Replica) -> None:
+    encodes: nothing is generated, and what the device pads to its graphs is counted.
+    """
+
+    def __init__(self, replica: Replica, *, encodes: bool = False) -> None:
+        self._encodes = encodes
+        self._padded_tokens = 0
         self._replica = replica
         self._steps = 0
         self._failures: Counter[str] = Counter()
@@ -33,7 +39,7 @@ class ReplicaStats:
     def count(self, batch: Completed, behind: float | None) -> None:
         """A batch is complete, so many host seconds late where the host has a pace to keep.
 
-        A prompt counts when its first token is there.
+        A prompt counts when its first token is there, or what else is made of it.
         """
         timing, result = batch.timing, batch.result
         self._steps += 1
@@ -49,8 +55,16 @@ class ReplicaStats:
             if event.token is not None:
                 self._generation_tokens += 1
                 if event.request.num_generated == 1:
-                    self._prompt_tokens += len(event.request.prompt)
-                    self._prompt_tokens_cached += event.request.num_cached
+                    self._count_prompt(event.request)
+            elif event.finish_reason is not None:
+                self._count_prompt(event.request)
+        if self._encodes:
+            shape = result.step.shape
+            self._padded_tokens += self._replica.timeline.cost.padded(shape).rows - shape.rows
+
+    def _count_prompt(self, request: Request) -> None:
+        self._prompt_tokens += len(request.prompt)
+        self._prompt_tokens_cached += request.num_cached
 
     def compiled(self, seconds: float) -> None:
         """A grammar is, of a request that is this replica's."""
@@ -103,4 +117,5 @@ class ReplicaStats:
             paces=paces,
             compile_seconds=compile_seconds,
             mask_seconds=mask_seconds,
+            padded_tokens=self._padded_tokens,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
+from corepipe.serving.engine.encoding import values_of
 from corepipe.serving.engine.replica import Completed
 from corepipe.serving.engine.runner import Failure, StepResult
 from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
@@ -16,7 +17,8 @@ MILLISECONDS = 1e3
 
 @dataclass(slots=True)
 class _Tokens:
-    """When the tokens of a request came, in seconds of the device; first: None until it happened."""
+    """When the tokens of a request came, or what else is made of it, in seconds of the device; first: None
+    until it happened."""
 
     first: float | None = None
     last: float = 0.0
@@ -64,6 +66,8 @@ class Reporter:
 
     def outputs(self, batch: Completed) -> list[Output]:
         """The news of a batch that is complete."""
+        if batch.result.step.value_rows:
+            return self._encoded(batch) + [self.fail(failure) for failure in batch.failures]
         logprobs = self._logprobs(batch.result)
         news = [
             self._output(event, logprobs.get(event.request.id, []), batch.device_now)
@@ -95,6 +99,18 @@ class Reporter:
             output = self._last(request, replace(output, finish_reason=event.finish_reason.value))
         return output
 
+    def _encoded(self, batch: Completed) -> list[Output]:
+        """The only news of each request whose text a batch has brought to its end."""
+        chunk_of = {chunk.request: at for at, chunk in enumerate(batch.result.step.batch.chunks)}
+        news = []
+        for request, _, reason in batch.events:
+            if reason is not None:
+                self._records[request.id].device.add(batch.device_now)
+                values, rows = values_of(batch.result, chunk_of[request])
+                output = Output(request.id, cached=request.num_cached, finish_reason=reason.value)
+                news.append(self._last(request, replace(output, values=values, rows=rows)))
+        return news
+
     def _last(self, request: Request, output: Output) -> Output:
         """Adds the times of a request that has ended, and forgets it."""
         self._unscheduled.discard(request.id)
@@ -115,11 +131,11 @@ class Reporter:
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:
-    """The request's times on the device; None where it has no token, or has lost a device."""
+    """The request's times on the device; None where nothing came of it, or it has lost a device."""
     times, arrival, scheduled = record.device, record.arrival, record.scheduled
     if times.first is None or scheduled is None or record.resumed:
         return None
-    gaps = record.request.num_generated - 1
+    gaps = max(0, record.request.num_generated - 1)
     return DeviceTimes(
         arrived_at_s=arrival,
         time_in_queue_ms=(scheduled - arrival) * MILLISECONDS,

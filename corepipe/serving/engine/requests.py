@@ -11,6 +11,9 @@ from corepipe.serving.engine.masks import Constraint, Mask, mask_of
 from corepipe.serving.messages import Sampling, Submit
 from corepipe.serving.params import FLOAT32_MAX, NUMBERS
 
+GENERATE = "generate"
+"""The task of an engine that answers; the others make something of a text, and no token."""
+
 _CHECKED = tuple(name for name in Sampling.__struct_fields__ if name in NUMBERS and name != "seed")
 """A seed may be any number: it counts modulo 2**64."""
 
@@ -22,6 +25,7 @@ class SampledRequest(Request):
 
     bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
     constraint: the grammar, and how far the answer has come in it; None before it is compiled.
+    second: where the second text of a pair begins in the prompt; 0: there is one text.
     """
 
     sampling: Sampling = field(kw_only=True)
@@ -29,6 +33,7 @@ class SampledRequest(Request):
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
     allowed: Mask | None = field(default=None, kw_only=True)
     grammar: str = field(default="", kw_only=True)
+    second: int = field(default=0, kw_only=True)
     constraint: Constraint | None = field(default=None, init=False)
 
     @property
@@ -38,22 +43,21 @@ class SampledRequest(Request):
 
 
 def to_request(
-    submit: Submit, arrival: float, seed: int, vocab_size: int, max_model_len: int
+    submit: Submit, arrival: float, seed: int, vocab_size: int, max_model_len: int, task: str = GENERATE
 ) -> SampledRequest:
     """The scheduler's request.  `max_tokens` is cut to what fits into `max_model_len`.
 
     One that comes again is a preempted one: it had its place, and its known tokens are computed anew.
     seed: of the draws, where the request brings none.
 
-    Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, and
-    for sampling parameters that no sampler can follow.
+    Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, for
+    sampling parameters that no sampler can follow, and for what an engine of this `task` does not do.
     """
-    _check_prompt(submit.prompt, vocab_size, max_model_len)
+    _check_task(submit, task)
+    _check_prompt(submit.prompt, vocab_size, max_model_len, answered=task == GENERATE)
     _check_generated(submit, vocab_size, max_model_len)
     _check_sampling(submit.sampling, vocab_size)
     _check_bad_words(submit.bad_words, vocab_size)
-    if submit.max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
     allowed = submit.sampling.allowed_token_ids
     request = SampledRequest(
         id=submit.id,
@@ -71,6 +75,7 @@ def to_request(
         bad_words=submit.bad_words,
         allowed=None if allowed is None else mask_of(allowed, vocab_size),
         grammar=submit.grammar,
+        second=submit.second,
     )
     if submit.replay:
         request.status = Status.PREEMPTED
@@ -78,13 +83,23 @@ def to_request(
     return request
 
 
-def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int) -> None:
+def _check_task(submit: Submit, task: str) -> None:
+    if task == GENERATE:
+        if submit.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {submit.max_tokens}")
+        return
+    if submit.max_tokens != 0 or submit.grammar:
+        raise ValueError(f"this engine generates nothing (task: {task}): max_tokens must be 0")
+    if not 0 <= submit.second <= len(submit.prompt):
+        raise ValueError(f"second must be an index in the prompt, not {submit.second}")
+
+
+def _check_prompt(prompt: list[int], vocab_size: int, max_model_len: int, *, answered: bool) -> None:
     if not prompt:
         raise ValueError("the prompt is empty")
-    if len(prompt) >= max_model_len:
-        raise ValueError(
-            f"the prompt has {len(prompt)} tokens; with one token of answer at most {max_model_len - 1} fit"
-        )
+    most, beside = (max_model_len - 1, "with one token of answer ") if answered else (max_model_len, "")
+    if len(prompt) > most:
+        raise ValueError(f"the prompt has {len(prompt)} tokens; {beside}at most {most} fit")
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         raise ValueError(f"the prompt holds a token outside the vocabulary of {vocab_size}")
 

@@ -75,6 +75,7 @@ class Step:
     prompt_rows: logit rows that report on a prompt, by index of the chunk.
     top_logprobs [R]: alternatives asked for (-1: no logprob at all).
     constrained: the chunks that draw under a mask; mask_seconds: what each of these took to fill.
+    value_rows: for each chunk its rows of `StepOutput.values`, where nothing is generated.
     """
 
     ticket: int
@@ -85,6 +86,7 @@ class Step:
     shape: StepShape
     constrained: Sequence[int] = ()
     mask_seconds: Sequence[float] = ()
+    value_rows: Sequence[range] = ()
 
 
 class Failure(NamedTuple):
@@ -133,10 +135,10 @@ class Runner:
         wanted = LogitRows()
         drawn_rows, prompt_rows = _want_logits(wanted, states, chunks, starts.tolist())
         inputs = StepInputs(
-            tokens=_tokens(chunks),
-            positions=_positions(chunks, starts),
+            tokens=tokens_of(chunks),
+            positions=positions_of(chunks, starts),
             sequence_starts=starts,
-            block_tables=_block_tables(states),
+            block_tables=join_tables([state.blocks.follow(state.request) for state in states]),
             logit_rows=np.array(wanted.rows, np.int32),
         )
         sampling = wanted.sampling()
@@ -285,7 +287,7 @@ def _want_prompt(
     return range(before, len(wanted.rows))
 
 
-def _tokens(chunks: Sequence[Chunk]) -> Ids:
+def tokens_of(chunks: Sequence[Chunk]) -> Ids:
     """Ids of all rows [M]."""
     flat: list[int] = []
     for chunk in chunks:
@@ -296,15 +298,14 @@ def _tokens(chunks: Sequence[Chunk]) -> Ids:
     return np.array(flat, np.int32)
 
 
-def _positions(chunks: Sequence[Chunk], starts: Ids) -> Ids:
+def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
     """Positions of all rows [M], from the first row [S + 1] of each chunk."""
     offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
     return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
 
 
-def _block_tables(states: Sequence[RequestInputs]) -> Ids:
+def join_tables(tables: Sequence[bytearray]) -> Ids:
     """[S, B], B the most blocks that one of the requests has."""
-    tables = [state.blocks.follow(state.request) for state in states]
     width = max(map(len, tables))
     joined = bytearray().join([table.ljust(width, b"\0") for table in tables])
     return np.frombuffer(joined, np.int32).reshape(len(tables), -1)

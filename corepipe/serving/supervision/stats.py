@@ -22,6 +22,7 @@ COUNTERS = (
     "late_steps",
     "overflows",
     "constraint_failures",
+    "padded_tokens",
 )
 
 

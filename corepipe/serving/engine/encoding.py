@@ -1,0 +1,164 @@
+"""Batches of requests that generate nothing: texts as the executor takes them, and what it made of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.cost import StepShape
+from corepipe.neuron.graph import TOKENS, Graph, InputKind
+from corepipe.neuron.program import Executor, StepInputs
+from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.runner import (
+    BlockTable,
+    Failure,
+    OnStart,
+    Step,
+    StepResult,
+    join_tables,
+    positions_of,
+    tokens_of,
+)
+from corepipe.serving.engine.sampling import NO_IDS, Ids
+from corepipe.serving.messages import Started
+
+OVERFLOW = (
+    "What the model computes overflowed: instead of numbers it gave infinity or NaN. Its weights do not fit "
+    "the number format that it is served in."
+)
+
+LITTLE_ENDIAN = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What a graph that generates nothing gives, and what it asks for.
+
+    per_token: it gives a row for each token; otherwise one a sequence, at the first of its rows, or where
+    each token only sees those before it (`causal`) at the last.  keeps_state: in KV blocks.  types: it is
+    told which of two texts a token is of.
+    """
+
+    per_token: bool = False
+    causal: bool = False
+    keeps_state: bool = False
+    types: bool = False
+
+    @classmethod
+    def of(cls, graph: Graph) -> Self:
+        """Of a graph's first output."""
+        return cls(
+            per_token=graph.outputs[0].value.rows == TOKENS,
+            causal=graph.causal,
+            keeps_state=any(True for _ in graph.states()),
+            types=any(given.kind is InputKind.TYPES for given in graph.inputs),
+        )
+
+
+class EncodingRunner:
+    """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
+    nothing.  on_start: see `runner.Runner`."""
+
+    def __init__(self, executor: Executor, encoding: Encoding, on_start: OnStart) -> None:
+        self._executor = executor
+        self._encoding = encoding
+        self._on_start = on_start
+        self._started: set[str] = set()
+        self._tables: dict[str, BlockTable] = {}
+
+    def add(self, request: Request) -> None:
+        """Takes on a request before its first batch."""
+        self._tables[request.id] = BlockTable()
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request that has ended; batches in flight may still hold it."""
+        del self._tables[request_id]
+        self._started.discard(request_id)
+
+    def submit(self, batch: Batch) -> Step:
+        """Starts a batch and does not wait."""
+        chunks = batch.chunks
+        self._tell_started(chunks)
+        starts = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
+        wanted = self._wanted_rows(chunks, starts)
+        inputs = StepInputs(
+            tokens=tokens_of(chunks),
+            positions=positions_of(chunks, starts),
+            sequence_starts=starts,
+            block_tables=self._block_tables(chunks),
+            logit_rows=wanted,
+            types=_types(chunks) if self._encoding.types else NO_IDS,
+        )
+        ticket = self._executor.submit(inputs, None)
+        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted))
+        nothing: list[int | None] = [None] * len(chunks)
+        return Step(ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts))
+
+    def wait(self, step: Step) -> StepResult:
+        """Waits for a batch; batches are waited for in the order in which they were submitted."""
+        output = self._executor.wait(step.ticket)
+        assert output.values is not None
+        bad = ~np.isfinite(output.values).all(axis=1)
+        failures = [
+            Failure(chunk.request, "overflow", OVERFLOW)
+            for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
+            if bad[rows.start : rows.stop].any()
+        ]
+        return StepResult(step, output, step.drawn_rows, failures)
+
+    def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
+        """One row of each sequence whose last token is among its rows."""
+        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
+        rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
+        return np.ascontiguousarray(rows[samples], np.int32)
+
+    def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
+        """Where the values of each chunk are in a result; nowhere, where more of its prompt is to come."""
+        if self._encoding.per_token:
+            return [range(start, end) for start, end in pairwise(starts.tolist())]
+        ends = np.cumsum([chunk.samples for chunk in chunks]).tolist()
+        return [range(end - chunk.samples, end) for chunk, end in zip(chunks, ends, strict=True)]
+
+    def _block_tables(self, chunks: Sequence[Chunk]) -> Ids:
+        """[S, B]; no columns where nothing is kept."""
+        if not self._encoding.keeps_state:
+            return np.empty((len(chunks), 0), np.int32)
+        return join_tables([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
+
+    def _tell_started(self, chunks: Sequence[Chunk]) -> None:
+        fresh = [chunk.request for chunk in chunks if chunk.request.id not in self._started]
+        if fresh:
+            self._on_start([Started(request.id, _sampled(request).seed) for request in fresh])
+            self._started.update(request.id for request in fresh)
+
+
+def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
+    """What was made of a chunk's text: fp32 in little-endian order, and in how many rows."""
+    values, rows = result.output.values, result.step.value_rows[chunk]
+    assert values is not None
+    found: npt.NDArray[np.float32] = values[rows.start : rows.stop]
+    return found.astype(LITTLE_ENDIAN, copy=False).tobytes(), len(rows)
+
+
+def _types(chunks: Sequence[Chunk]) -> Ids:
+    """0 for rows of a request's first text, 1 for those of its second [M]."""
+    parts = []
+    for chunk in chunks:
+        second = _sampled(chunk.request).second
+        part = np.zeros(chunk.count, np.int32)
+        if second:
+            part[max(0, second - chunk.start) :] = 1
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _sampled(request: Request) -> SampledRequest:
+    assert isinstance(request, SampledRequest)
+    return request
