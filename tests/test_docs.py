@@ -26,6 +26,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.faults import KINDS, SECONDS
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Ready
+from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
@@ -236,13 +237,14 @@ def families() -> dict[str, tuple[str, str]]:
 async def collected() -> dict[str, tuple[str, str]]:
     """In an event loop, as when they are scraped."""
     metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"), Lateness(1.0))
-    HttpMetrics(metrics.registry, ROUTES)
-    metrics.registry.register(ConnectionMetrics(ConnectionLimit(1)))
-    InjectedFaults(metrics.registry)
-    metrics.registry.register(CassetteMetrics())
+    registry = joint_registry({"model": metrics.collectors})
+    HttpMetrics(registry, ROUTES)
+    registry.register(ConnectionMetrics(ConnectionLimit(1)))
+    InjectedFaults(registry)
+    registry.register(CassetteMetrics())
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"))
-    found = [*metrics.registry.collect(), *neuron.registry.collect()]
+    found = [*registry.collect(), *neuron.collect()]
     return {f.name: (f.type, f.documentation) for f in found}
 
 

@@ -42,8 +42,9 @@ def launch(engine: EngineConfig, server: ServerConfig) -> None:
     urls = [url_of(one, server) for one in listeners]
     client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
     app = create_app(client, tokenizer, engine, server, __version__, deck=deck)
-    app.state.service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
-    client.notes.append(app.state.service.dialect.summary())
+    service = app.state.models.first
+    service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
+    client.notes.append(service.dialect.summary())
     tell_of_faults(server)
     _tell_of_cassettes(server, deck)
     try:

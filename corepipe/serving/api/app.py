@@ -34,6 +34,7 @@ from corepipe.serving.api.limits import Guard
 from corepipe.serving.api.origins import Origins
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.table import (
@@ -80,23 +81,31 @@ def create_app(
     ready: Ready | None = None,
     deck: Deck | None = None,
 ) -> FastAPI:
-    """The ASGI application of one deployment; its `state.service` is the `Service`, and its `state.admin` the
-    application of the admin port, if there is one.
+    """The ASGI application of one deployment; as `create_app_of`.
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
-    `run_server` then raises what made the start fail.  Raises UserError for a bad chat template or key file.
-
-    `deck`: what is recorded, or replayed; closed at the end.  One that replays alone needs no `tokenizer`.
+    `run_server` then raises what made the start fail.  A `deck` that replays alone needs no `tokenizer`.
+    Raises UserError for a bad chat template or key file.
     """
     if tokenizer is not None and server.chat_template is not None:
         tokenizer = tokenizer.with_chat_template(server.chat_template)
     service = Service(client, tokenizer, engine, server, version)
     if ready is not None:
         service.set_ready(ready)
+    return create_app_of(Models([service]), server, deck)
+
+
+def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None) -> FastAPI:
+    """The ASGI application of `models`, which are its `state.models`; its `state.admin` is the application of
+    the admin port, if there is one.
+
+    `deck`: what is recorded, or replayed; closed at the end.  Raises UserError for a bad key file.
+    """
+    version, engine = models.first.version, models.first.engine
     app = _bare_app(version, _lifespan)
-    app.state.service = service
-    http = HttpMetrics(service.metrics.registry, ROUTES)
+    app.state.models = models
+    http = HttpMetrics(models.registry, ROUTES)
     tenants = Tenants(
         read_keys(server.api_keys, server.api_key_file),
         server.max_requests_per_key,
@@ -104,30 +113,30 @@ def create_app(
     )
     app.state.tenants = tenants
     routes = public_routes(admin_port=server.admin_port is not None)
-    if tokenizer is None:
+    if server.replays_alone:
         routes = replayed_routes(routes)
-    _furnish(app, service, routes, keys=bool(tenants))
+    _furnish(app, models, routes, keys=bool(tenants))
     if deck is not None:
-        deck.install(app, service)
+        deck.install(app, models)
     if server.inject:
-        draw, counts = Draw(server.inject, engine.seed), InjectedFaults(service.metrics.registry)
+        draw, counts = Draw(server.inject, engine.seed), InjectedFaults(models.registry)
         app.add_middleware(Inject, draw=draw, counts=counts, paths=GENERATING_PATHS)
-    app.state.closers = [_trace(app, server, engine, version), service.close]
+    app.state.closers = [_trace(app, server, engine, version), models.close]
     if deck is not None:
         app.state.closers.append(deck.close)
     app.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
     if server.admin_port is not None:
-        app.state.admin = _admin_app(service, server, http)
+        app.state.admin = _admin_app(models, server, http)
         app.add_middleware(AdminRouter, admin=app.state.admin)
     return app
 
 
-def _admin_app(service: Service, server: ServerConfig, http: HttpMetrics) -> FastAPI:
-    admin = _bare_app(service.version, None)
+def _admin_app(models: Models, server: ServerConfig, http: HttpMetrics) -> FastAPI:
+    admin = _bare_app(models.first.version, None)
     tenants = Tenants(server.admin_api_keys)
-    _furnish(admin, service, admin_routes(), keys=bool(tenants))
+    _furnish(admin, models, admin_routes(), keys=bool(tenants))
     admin.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS, admin=True)
     admin.add_middleware(Origins)
     admin.add_middleware(Traffic, metrics=http)
@@ -148,10 +157,10 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
     return app
 
 
-def _furnish(app: FastAPI, service: Service, routes: Sequence[Route], *, keys: bool) -> None:
+def _furnish(app: FastAPI, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
     """Adds these routes, and the document that describes them."""
-    app.router.routes += [route.bound(service) for route in routes]
-    document = openapi.document(routes, service.version, service.names, keys=keys)
+    app.router.routes += [route.bound(models) for route in routes]
+    document = openapi.document(routes, models.first.version, models.names, keys=keys)
     app.state.document = Response(msgspec.json.encode(document), media_type="application/json")
 
 
@@ -179,15 +188,15 @@ def run_server(app: FastAPI, server: ServerConfig) -> None:
 
 async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socket]) -> None:
     """As `run_server`, in a running loop, on the sockets from `listen_all`."""
-    service: Service = app.state.service
+    models: Models = app.state.models
     running = make_server(app, server)
-    running.on_drain = service.drain
-    running.on_late = service.client.abort_all
-    service.on_failure = running.stop
+    running.on_drain = models.drain
+    running.on_late = models.abort_all
+    models.on_failure = running.stop
     freeze_heap()
     await running.serve(sockets=listeners)
-    if service.failure is not None:
-        raise service.failure
+    if models.failure is not None:
+        raise models.failure
 
 
 def make_server(app: FastAPI, server: ServerConfig) -> Server:
@@ -204,16 +213,16 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
         proxy_headers=False,  # X-Forwarded-For is anybody's word
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
-    service: Service = app.state.service
+    models: Models = app.state.models
     limit = ConnectionLimit(make_room(server.max_connections))
-    service.metrics.registry.register(ConnectionMetrics(limit))
+    models.registry.register(ConnectionMetrics(limit))
     certificate = tls_certificate(server.ssl_certfile, server.ssl_keyfile)
     tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
     running = Server(config, server.shutdown_timeout, limit, tls, kind)
     running.orders[signal.SIGHUP] = Reload(server, app.state.tenants, certificate).begin
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        running.orders[number] = partial(tell_state, service, limit, running.server_state.tasks)
+        running.orders[number] = partial(tell_state, models, limit, running.server_state.tasks)
     return running
 
 
@@ -334,22 +343,22 @@ def _nothing() -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: Service = app.state.service
+    models: Models = app.state.models
     async with contextlib.AsyncExitStack() as stack:
         for close in app.state.closers:
             stack.push_async_callback(asyncio.to_thread, close)
-        if service.ready is None:
-            await stack.enter_async_context(_started(service))
+        if any(one.ready is None for one in models.services):
+            await stack.enter_async_context(_started(models))
         yield
 
 
 @asynccontextmanager
-async def _started(service: Service) -> AsyncIterator[None]:
-    """The engine starts beside the open port, and is closed at the end."""
-    start = asyncio.create_task(service.start())
+async def _started(models: Models) -> AsyncIterator[None]:
+    """The engines start beside the open port, and are closed at the end."""
+    start = asyncio.create_task(models.start())
     try:
         yield
     finally:
         start.cancel()
         await asyncio.wait([start])
-        await service.client.close()
+        await models.close_engines()

@@ -7,26 +7,35 @@ import sys
 from collections.abc import Iterator, Sized
 
 from corepipe.serving.api.connection_limit import ConnectionLimit
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.messages import Stats
 
 
-def tell_state(service: Service, connections: ConnectionLimit, answers: Sized) -> None:
+def tell_state(models: Models, connections: ConnectionLimit, answers: Sized) -> None:
     """`answers`: the HTTP requests under way."""
-    for line in _lines(service, len(connections), len(answers)):
+    for line in _lines(models, len(connections), len(answers)):
         logging.getLogger(__name__).warning(line)
 
 
-def _lines(service: Service, connections: int, answering: int) -> Iterator[str]:
+def _lines(models: Models, connections: int, answering: int) -> Iterator[str]:
+    under_way = f"{connections} connections, {answering} HTTP requests under way{_dropped()}"
+    if not models.several:
+        yield f"state: {_engine(models.first)}; {under_way}"
+    else:
+        yield f"state: {models.state}; {under_way}"
+    for service in models.services:
+        if models.several:
+            yield f"{service.names[0]}: {_engine(service)}"
+        for stats in service.client.stats:
+            yield _replica(stats)
+
+
+def _engine(service: Service) -> str:
     client, ready = service.client, service.ready
     lost = ", ".join(f"{count} {reason}" for reason, count in sorted(client.restarts.items()))
     engine = f"engine {ready.pid}" if ready is not None and client.alive else "no engine"
-    yield (
-        f"state: {service.state}; {engine}, lost before: {lost or 'none'}; {connections} connections, "
-        f"{answering} HTTP requests under way{_dropped()}"
-    )
-    for stats in client.stats:
-        yield _replica(stats)
+    return f"{service.state}; {engine}, lost before: {lost or 'none'}"
 
 
 def _replica(stats: Stats) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,7 +34,7 @@ class HasStats(Protocol):
 
 
 class Metrics(Collector):
-    """Everything that `/metrics` shows, in a registry of its own."""
+    """Everything that `/metrics` shows of a model."""
 
     def __init__(self, engine: HasStats, model: str, config: EngineConfig, lateness: Lateness) -> None:
         self._engine = engine
@@ -46,10 +46,12 @@ class Metrics(Collector):
         self.constraints = ConstraintMetrics()
         self.iteration_tokens = Histogram(ITERATION)
         self._price = find_instance(config.instance).price_per_hour
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
-        ProcessCollector(registry=self.registry)
-        ProcessCollector("corepipe_engine", pid=self._engine_pid, registry=self.registry)
+        self._process = ProcessCollector("corepipe_engine", pid=self._engine_pid, registry=None)
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """This one, and what the engine's process uses."""
+        return self, self._process
 
     def set_ready(self, ready: Ready) -> None:
         """The engine has loaded: show the size of its cache."""

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -47,7 +46,7 @@ CORE_MEMORY = {
 
 
 class NeuronMetrics(Collector):
-    """Everything that `/metrics/neuron` shows, in a registry of its own."""
+    """Everything that `/metrics/neuron` shows of a model."""
 
     def __init__(self, model: str, config: EngineConfig, now: Callable[[], float] = monotonic) -> None:
         instance = find_instance(config.instance)
@@ -70,8 +69,6 @@ class NeuronMetrics(Collector):
             "emulated": "true",
         }
         self._runtime = {**self._labels, "runtime_tag": model}
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
 
     def set_ready(self, ready: Ready) -> None:
         """The engine has loaded: show what its cores hold, and what its process uses."""

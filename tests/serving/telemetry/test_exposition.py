@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.servers import TINY, served
@@ -97,7 +98,9 @@ def test_neuron_monitors_names_are_the_same_in_every_format(accept):
     made = NeuronMetrics("tiny", EngineConfig(model="tiny"), lambda: 100.0)
     made.set_ready(READY)
     made.take(STATS)
-    (plain, text), (body, content_type) = (render(made.registry, kind) for kind in ("text/plain", accept))
+    (plain, text), (body, content_type) = (
+        render(joint_registry({"tiny": [made]}, host=False), kind) for kind in ("text/plain", accept)
+    )
     assert content_type == FORMATS[accept]
     expected = told(plain.decode(), text)
     assert len(expected) == 21

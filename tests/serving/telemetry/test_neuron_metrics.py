@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from tests.serving.http_support import READY, STATS, FakeEngine, running
@@ -49,7 +50,7 @@ def metrics(now, **config):
 
 
 def samples(made):
-    body, _ = render(made.registry, "")
+    body, _ = render(joint_registry({"tiny": [made]}, host=False), "")
     return [s for family in parse_text(body.decode()) for s in family.samples]
 
 

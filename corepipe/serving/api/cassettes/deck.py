@@ -16,6 +16,7 @@ from corepipe.serving.api.cassettes.redaction import read_redaction
 from corepipe.serving.api.cassettes.replay import Replay
 from corepipe.serving.api.cassettes.writer import Writer
 from corepipe.serving.api.http_errors import unavailable
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.service import NO_MODEL_LOADED, Service
 from corepipe.serving.api.routes.table import is_recorded
@@ -56,15 +57,15 @@ class Deck:
         if server.replay is not None:
             self.library = read_library(server.replay, redaction, is_recorded)
 
-    def install(self, app: FastAPI, service: Service) -> None:
+    def install(self, app: FastAPI, models: Models) -> None:
         """Around the routes of an application, before anything else is."""
-        service.metrics.registry.register(self.metrics)
+        models.registry.register(self.metrics)
         if self._writer is not None:
-            app.add_middleware(Record, service=service, writer=self._writer)
+            app.add_middleware(Record, models=models, writer=self._writer)
         if self.library is not None:
             app.add_middleware(
                 Replay,
-                service=service,
+                models=models,
                 library=self.library,
                 count=self.metrics.count,
                 paced=self._server.replay_pace == "recorded",

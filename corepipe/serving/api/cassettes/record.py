@@ -15,8 +15,8 @@ from corepipe.serving.api.cassettes.writer import Writer
 from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.protocol import GenerationRequest, decode
 from corepipe.serving.api.routes.generation import TRACE, Trace
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.rendering import Emulated
-from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.table import is_recorded
 from corepipe.serving.messages import DeviceTimes
 from corepipe.serving.telemetry.requests import Finished
@@ -32,9 +32,9 @@ class Record:
     that holds another time, too.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, writer: Writer) -> None:
+    def __init__(self, app: ASGIApp, models: Models, writer: Writer) -> None:
         self._app = app
-        self._service = service
+        self._models = models
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +46,7 @@ class Record:
         answered = take.answered()
         asked = Asked.by(scope, b"".join(take.body))
         if answered is not None and _is_object(asked) and not _passes(answered):
-            self._writer.add(Exchange(asked, answered, device.fields(self._service)))
+            self._writer.add(Exchange(asked, answered, device.fields(self._models)))
 
 
 class _Take:
@@ -100,18 +100,21 @@ class _Device:
     def __init__(self, trace: Trace | None) -> None:
         self._trace = trace
         self._times: list[DeviceTimes | None] = []
+        self._model: str | None = None
 
     def answered(
         self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
     ) -> None:
         self._times = [part.last.device if part.last else None for part in parts]
+        self._model = request.model
         if self._trace is not None:
             self._trace.answered(operation, request, answer_id, parts)
 
-    def fields(self, service: Service) -> dict[str, Any]:
+    def fields(self, models: Models) -> dict[str, Any]:
         """As an answer has them that was asked for them; empty where there are none."""
         if not any(self._times):
             return {}
+        service = models.named(self._model)
         return Emulated(service.engine.instance, self._times, service.lateness.verdict).fields()
 
 

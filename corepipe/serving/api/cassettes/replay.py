@@ -13,8 +13,9 @@ from corepipe.serving.api.cassettes.exchange import Answered, Asked
 from corepipe.serving.api.cassettes.library import Library
 from corepipe.serving.api.http_errors import ApiError, send_error, unavailable
 from corepipe.serving.api.limits import read_again, read_body
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.news import while_connected
-from corepipe.serving.api.routes.service import STATES, Service
+from corepipe.serving.api.routes.service import STATES
 from corepipe.serving.api.routes.table import is_recorded
 
 Count = Callable[[str], None]
@@ -34,10 +35,10 @@ class Replay:
     """
 
     def __init__(
-        self, app: ASGIApp, service: Service, library: Library, count: Count, *, paced: bool, computes: bool
+        self, app: ASGIApp, models: Models, library: Library, count: Count, *, paced: bool, computes: bool
     ) -> None:
         self._app = app
-        self._service = service
+        self._models = models
         self._library = library
         self._count = count
         self._paced = paced
@@ -55,7 +56,7 @@ class Replay:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
-        if self._service.draining:
+        if self._models.draining:
             raise unavailable(STATES["draining"])
         body = await read_body(receive) if scope["method"] == "POST" else b""
         asked = Asked.by(scope, body)

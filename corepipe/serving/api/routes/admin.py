@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.http_errors import ApiError
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
 from corepipe.serving.telemetry.exposition import render
 
 _EXPOSITIONS = ("text/plain", "application/openmetrics-text")
@@ -21,19 +21,25 @@ class Aborted(Strict):
     aborted: Literal[True]
 
 
-async def _placement(service: Service, _: Request) -> Response:
-    placement = service.require_ready().placement
+async def _placement(models: Models, _: Request) -> Response:
+    """The first model's; where there are several those of all besides, each with its name."""
+    if models.several:
+        placed = [{"name": one.names[0], **one.ready.placement} for one in models.services if one.ready]
+        return JSONResponse(
+            {**(models.first.ready or models.first.require_ready()).placement, "models": placed}
+        )
+    placement = models.first.require_ready().placement
     if not placement:
         raise ApiError(404, "No model is placed: answers are replayed here.", code="not_found")
     return JSONResponse(placement)
 
 
-async def _metrics(service: Service, request: Request) -> Response:
-    return _exposed(service.metrics.registry, request)
+async def _metrics(models: Models, request: Request) -> Response:
+    return _exposed(models.registry, request)
 
 
-async def _neuron(service: Service, request: Request) -> Response:
-    return _exposed(service.neuron.registry, request)
+async def _neuron(models: Models, request: Request) -> Response:
+    return _exposed(models.neuron_registry, request)
 
 
 def _exposed(registry: CollectorRegistry, request: Request) -> Response:
@@ -41,9 +47,10 @@ def _exposed(registry: CollectorRegistry, request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-async def _abort_requests(service: Service, _: Request) -> Response:
-    service.require_ready()
-    service.client.abort_all()
+async def _abort_requests(models: Models, _: Request) -> Response:
+    if models.state != "degraded":
+        models.first.require_ready()
+    models.abort_all()
     return JSONResponse({"aborted": True})
 
 
@@ -52,7 +59,7 @@ ROUTES = (
         "GET",
         "/v1/placement",
         "Where the model is on the emulated device",
-        plain(_placement),
+        Common(_placement),
         audience=Audience.WATCHERS,
         others=(JSON,),
     ),
@@ -60,7 +67,7 @@ ROUTES = (
         "GET",
         "/metrics",
         "Prometheus metrics",
-        plain(_metrics),
+        Common(_metrics),
         "as text, or in OpenMetrics' form",
         Audience.WATCHERS,
         others=_EXPOSITIONS,
@@ -70,7 +77,7 @@ ROUTES = (
         "GET",
         "/metrics/neuron",
         "The emulated device",
-        plain(_neuron),
+        Common(_neuron),
         "neuron-monitor's names",
         Audience.WATCHERS,
         others=_EXPOSITIONS,
@@ -80,7 +87,7 @@ ROUTES = (
         "POST",
         "/abort_requests",
         "Ends every answer under way",
-        plain(_abort_requests),
+        Common(_abort_requests),
         "on the admin port alone",
         Audience.OPERATORS,
         answer=Aborted,

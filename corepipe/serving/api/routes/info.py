@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
+from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.route import NO_MODEL, Common, Route, plain
 from corepipe.serving.api.routes.service import Service
 
 
@@ -34,8 +35,9 @@ class Version(Strict):
     version: str
 
 
-async def _models(service: Service, _: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+async def _models(models: Models, _: Request) -> Response:
+    cards = [_card(service, name) for service in models.services for name in service.names]
+    return JSONResponse({"object": "list", "data": cards})
 
 
 async def _model(service: Service, request: Request) -> Response:
@@ -59,12 +61,12 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-async def _version(service: Service, _: Request) -> Response:
-    return JSONResponse({"version": service.version})
+async def _version(models: Models, _: Request) -> Response:
+    return JSONResponse({"version": models.first.version})
 
 
 ROUTES = (
-    Route("GET", "/v1/models", "The served names", plain(_models), answer=ModelList, of_model=True),
+    Route("GET", "/v1/models", "The served names", Common(_models), answer=ModelList, of_model=True),
     Route(
         "GET",
         "/v1/models/{model}",
@@ -74,5 +76,5 @@ ROUTES = (
         statuses=NO_MODEL,
         of_model=True,
     ),
-    Route("GET", "/version", "The version", plain(_version), answer=Version, keyless=True, counted=False),
+    Route("GET", "/version", "The version", Common(_version), answer=Version, keyless=True, counted=False),
 )

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from corepipe.serving.api.chat import NEUTRAL_MESSAGE
 from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.answers import Failure
+from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.probes import Health
-from corepipe.serving.api.routes.route import JSON, Audience, Route, plain
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
 
 _ANYWHERE: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
@@ -217,7 +217,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return outer | {"anyOf": [*(kinds or [inner]), {"type": "null"}]}
 
 
-async def _described(_: Service, request: Request) -> Response:
+async def _described(_: Models, request: Request) -> Response:
     described: Response = request.app.state.document
     return described
 
@@ -226,7 +226,7 @@ ROUTE = Route(
     "GET",
     "/openapi.json",
     "This document",
-    plain(_described),
+    Common(_described),
     "these routes, for programs",
     Audience.ALL,
     others=(JSON,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
@@ -10,40 +11,50 @@ from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.http_errors import RETRY_SECONDS
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.route import Audience, Handler, Route, plain
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.route import Audience, Common, Route
 
 
 class Health(Strict):
-    """`what` is being loaded and how far it is `done`, 0 to 1, while `status` is loading."""
+    """`what` is being loaded and how far it is `done`, 0 to 1, while `status` is loading.
+
+    `models`: the state of each, where there are several; `status` is degraded where some are lost, and the
+    others serve.
+    """
 
     status: str
     what: str | UnsetType = UNSET
     done: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+    models: dict[str, str] | UnsetType = UNSET
 
 
-async def _ready(service: Service, _: Request) -> Response:
-    return _told(service, ok=service.state == "ready")
+async def _ready(models: Models, _: Request) -> Response:
+    return _told(models, ok=models.state in ("ready", "degraded"))
 
 
-async def _alive(service: Service, _: Request) -> Response:
-    return _told(service, ok=service.state != "failed")
+async def _alive(models: Models, _: Request) -> Response:
+    return _told(models, ok=models.state != "failed")
 
 
-def _told(service: Service, *, ok: bool) -> Response:
+def _told(models: Models, *, ok: bool) -> Response:
     headers = None if ok else {"retry-after": str(RETRY_SECONDS)}
-    body: dict[str, Any] = {"status": service.state}
-    if service.state == "loading" and service.progress is not None:
-        body |= {"what": service.progress.what, "done": service.progress.done}
+    body: dict[str, Any] = {"status": models.state}
+    loading = next((one.progress for one in models.services if one.state == "loading"), None)
+    if models.state == "loading" and loading is not None:
+        body |= {"what": loading.what, "done": loading.done}
+    if models.several:
+        body["models"] = {one.names[0]: one.state for one in models.services}
     return JSONResponse(body, 200 if ok else 503, headers)
 
 
-def _probe(path: str, summary: str, handler: Handler, details: str) -> Route:
+def _probe(
+    path: str, summary: str, handler: Callable[[Models, Request], Awaitable[Response]], details: str
+) -> Route:
     return Route(
         "GET",
         path,
         summary,
-        plain(handler),
+        Common(handler),
         details,
         Audience.ALL,
         answer=Health,

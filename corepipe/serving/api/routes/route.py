@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from corepipe.serving.api.protocol import Neutral
+from corepipe.serving.api.routes.models import Chosen, Models
 from corepipe.serving.api.routes.service import Service
 
 JSON = "application/json"
@@ -21,6 +22,14 @@ EVENTS = "text/event-stream"
 NO_MODEL: Mapping[int, str] = {404: "No such model."}
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
+Answerer = ASGIApp | Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """`make` of a route that a function answers for all models of the server together."""
+
+    handler: Callable[[Models, Request], Awaitable[Response]]
 
 
 class Audience(Enum):
@@ -40,9 +49,10 @@ class Audience(Enum):
 class Route:
     """One method of one path; `{name}` in a path stands for its whole rest.
 
-    make: what answers, given the service.  summary: what it does, in the OpenAPI document; docs/api.md adds
-    `details`.  request, answer: types of the bodies, where they are JSON; neutral: the request's parameters
-    without effect.  statuses, others: further ones, and further content types of a 200.
+    make: what answers, given the service; of several models each has its own.  summary: what it does, in the
+    OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
+    neutral: the request's parameters without effect.  statuses, others: further ones, and further content
+    types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
     it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
@@ -51,7 +61,7 @@ class Route:
     method: str
     path: str
     summary: str
-    make: Callable[[Service], ASGIApp | Callable[[Request], Awaitable[Response]]]
+    make: Callable[[Service], Answerer] | Common
     details: str = ""
     audience: Audience = Audience.USERS
     answer: type[msgspec.Struct] | None = None
@@ -64,9 +74,15 @@ class Route:
     generates: bool = False
     of_model: bool = False
 
-    def bound(self, service: Service) -> routing.Route:
+    def bound(self, models: Models) -> routing.Route:
         """The route of an application.  HEAD is no method of it."""
-        made = routing.Route(self.path.replace("}", ":path}"), self.make(service), methods=[self.method])
+        if isinstance(self.make, Common):
+            return self._answered_by(partial(self.make.handler, models))
+        made = [self._answered_by(self.make(one)) for one in models.services]
+        return self._answered_by(Chosen(models, [one.app for one in made])) if models.several else made[0]
+
+    def _answered_by(self, answerer: Answerer) -> routing.Route:
+        made = routing.Route(self.path.replace("}", ":path}"), answerer, methods=[self.method])
         made.methods = {self.method}
         return made
 
@@ -82,5 +98,5 @@ class Route:
 
 
 def plain(handler: Handler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:
-    """`make` of a route that a function answers."""
+    """`make` of a route that a function answers for a model."""
     return lambda service: partial(handler, service)

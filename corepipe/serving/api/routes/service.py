@@ -59,11 +59,13 @@ R = TypeVar("R")
 
 
 class Service:
-    """One deployment behind one server.  `ready` is None until the engine has loaded.
+    """One deployment behind a server, which may have others: `models`.  `ready` is None until the engine has
+    loaded.
 
     Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
-    server is about to end; what is under way goes on, and nothing more is taken.
+    server is about to end; what is under way goes on, and nothing more is taken.  `one_of_several`: what is
+    said of its state names it.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Service:
         self.progress: Progress | None = None
         self.failure: Exception | None = None
         self.draining = False
+        self.one_of_several = False
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
@@ -163,7 +166,7 @@ class Service:
         """Raises ApiError (503) in every other state."""
         state = self.state
         if self.ready is None or state != "ready":
-            raise unavailable(STATES[state])
+            raise unavailable(f"{self.names[0]}: {STATES[state]}" if self.one_of_several else STATES[state])
         return self.ready
 
     def require_model(self, name: str | None) -> str:

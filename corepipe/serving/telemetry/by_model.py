@@ -1,0 +1,54 @@
+"""The metrics of several models in one exposition: each family once, with the samples of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+
+class ByModel(Collector):
+    """Joins what the collectors of each model yield.
+
+    labelled: samples say whose they are, as `model_name`.  Else those that are alike stand once: they are of
+    what the models share.
+    """
+
+    def __init__(self, models: Mapping[str, Sequence[Collector]], *, labelled: bool) -> None:
+        self._models = models
+        self._labelled = labelled
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for model, collectors in self._models.items():
+            labels = {"model_name": model} if self._labelled else {}
+            for family in (one for collector in collectors for one in collector.collect()):
+                joined = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                joined.samples += [one._replace(labels={**labels, **one.labels}) for one in family.samples]
+        for family in families.values():
+            alike = {(one.name, *sorted(one.labels.items())): one for one in reversed(family.samples)}
+            family.samples = list(reversed(alike.values()))
+            yield family
+
+
+def joint_registry(
+    models: Mapping[str, Sequence[Collector]], *, host: bool = True, labelled: bool = True
+) -> CollectorRegistry:
+    """A registry of the collectors of all models, by name; of one they stand there as they are.
+
+    host: with what this process uses.
+    """
+    registry = CollectorRegistry()
+    parts: list[Collector] = [ByModel(models, labelled=labelled)]
+    if len(models) == 1:
+        (parts,) = (list(collectors) for collectors in models.values())
+    registry.register(parts[0])
+    if host:
+        ProcessCollector(registry=registry)
+    for part in parts[1:]:
+        registry.register(part)
+    return registry
