@@ -60,6 +60,47 @@ def test_predict_writes_the_same_rows(file, tmp_path):
     assert again.read_text() == out.read_text()
 
 
+def written(tmp_path, rows):
+    path = tmp_path / "given.csv"
+    with path.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{name: cell for name, cell in ROW.items() if name != "unit"}], "lacks the column unit"),
+        ([ROW | {"unit": ""}] * 2, "no row can be predicted, for its column unit: unit is missing"),
+        ([ROW | {"unit": "furlongs"}, ROW | {"unit": ""}], "its column unit"),
+        ([ROW | {"batch_size": "many"}] * 3, "its column batch_size: batch_size must be a whole number"),
+        ([ROW | {"percentile": "best"}], "its column percentile"),
+        ([ROW | {"instance": "inf9.huge"}], "its column instance"),
+    ],
+)
+def test_a_file_with_a_column_that_no_row_has_right_is_refused(tmp_path, rows, said):
+    out = tmp_path / "out.csv"
+    result = CliRunner().invoke(app, ["predict", str(written(tmp_path, rows)), "-o", str(out)])
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+    assert not out.exists()
+
+
+def test_single_rows_with_bad_cells_are_counted(tmp_path):
+    rows = [ROW, ROW | {"unit": ""}, ROW | {"unit": "furlongs"}, ROW | {"batch_size": "-1"}]
+    out = tmp_path / "out.csv"
+    result = CliRunner().invoke(app, ["predict", str(written(tmp_path, rows)), "-o", str(out)])
+    assert result.exit_code == 0
+    assert "1 of 4 rows are predicted" in result.stderr
+    assert "3 have a cell that cannot be used: unit (2), batch_size (1)" in result.stderr
+    with out.open(newline="") as read:
+        reasons = [row["reason"] for row in csv.DictReader(read)]
+    assert reasons[0] == ""
+    assert reasons[1].startswith("unit is missing; there are ms")
+
+
 def test_validate_scores_cell_by_cell(file):
     table = run("validate", file)
     assert "tpot" in table

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.errors import UserError
 from corepipe.neuron.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Prediction, Predictor
 from corepipe.planning.calibration.residuals import bounds
-from corepipe.planning.calibration.rows import Raw, as_csv, read
+from corepipe.planning.calibration.rows import UNITS, Raw, as_csv, read
 
 SHOWN = 5
 """Reasons for rows without a prediction, the most frequent ones, that are printed."""
@@ -22,22 +24,44 @@ ADDED = ("predicted", "low", "high", "reason")
 
 
 def run(rows: Path, output: Path, profile: str | None) -> None:
-    """Predicts the rows.  Raises UserError for files that cannot be read or written."""
+    """Predicts the rows.  Raises UserError for files that cannot be read or written, and for one with a
+    column that no row has as it must be."""
     chosen = find_profile(profile) if profile else None
     table = read(rows)
+    if "unit" not in table.columns:
+        raise UserError(f"{rows}: lacks the column unit; it says what is asked for: {', '.join(UNITS)}")
     check_writable("--output", output)
     predictor = Predictor(cases=Cases(chosen))
+    found: list[Prediction] = []
     written: list[dict[str, str]] = []
     with progress_bar(errors()) as report:
         for number, (row, asked) in enumerate(zip(table.rows, completed(table.rows), strict=True)):
             report("predicting", number / len(table.rows))
-            found = predictor.predict(asked)
-            written.append({**row, **_columns(predictor, asked, found)})
+            found.append(predictor.predict(asked))
+            written.append({**row, **_columns(predictor, asked, found[-1])})
+    _refuse_columns(rows, found)
     columns = [name for name in table.columns if name not in ADDED]
     write_result("--output", output, as_csv([*columns, *ADDED], written))
-    done = sum(bool(row["predicted"]) for row in written)
-    errors().print(f"{done} of {len(written)} rows are predicted; written to {output}")
-    why = Counter(row["reason"] for row in written if not row["predicted"])
+    _tell(output, found)
+
+
+def _refuse_columns(path: Path, found: Sequence[Prediction]) -> None:
+    """Raises UserError where every single row has a cell that cannot be used: the file is not what it should
+    be, and nothing is written."""
+    if found and all(one.column for one in found):
+        (column, why), _ = Counter((one.column, one.reason) for one in found).most_common(1)[0]
+        raise UserError(f"{path}: no row can be predicted, for its column {column}: {why}")
+
+
+def _tell(output: Path, found: Sequence[Prediction]) -> None:
+    """How many rows are predicted, how many are not for what one of their cells holds, and the reasons."""
+    done = sum(one.value is not None for one in found)
+    errors().print(f"{done} of {len(found)} rows are predicted; written to {output}")
+    bad = Counter(one.column for one in found if one.column)
+    if bad:
+        named = ", ".join(f"{column} ({count})" for column, count in bad.most_common())
+        errors().print(f"{bad.total()} have a cell that cannot be used: {named}", highlight=False)
+    why = Counter(one.reason for one in found if one.value is None)
     for reason, count in why.most_common(SHOWN):
         errors().print(f"  {count} not: {reason}", markup=False, highlight=False)
     if len(why) > SHOWN:

@@ -29,13 +29,15 @@ class Prediction:
     """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
 
     profile: the runtime profile that was taken; empty where it did not come to that.  assumed: whether a
-    guess stands for what the row does not say.
+    guess stands for what the row does not say.  column: where there is no figure since a cell is missing or
+    cannot be read, its column.
     """
 
     value: float | None
     reason: str
     profile: str = ""
     assumed: bool = False
+    column: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,9 @@ class Predictor:
             reason = "; ".join(filter(None, notes))
             return Prediction(self.answer(asked), reason, profile, bool(guesses))
         except Unpredictable as error:
-            return Prediction(None, str(error), profile)
+            return Prediction(None, str(error), profile, column=error.column)
         except UserError as error:
-            return Prediction(None, str(error).splitlines()[0], profile)
+            return Prediction(None, str(error).splitlines()[0], profile, column=error.param or "")
         except OSError as error:  # a name that no file can have, or a file that cannot be read
             return Prediction(None, f"model or profile: {error.strerror}", profile)
 
@@ -117,9 +119,10 @@ class Predictor:
         case = self._cases.read(row)
         metric, unit = text(row, "metric").lower(), text(row, "unit")
         if unit not in UNITS:
-            raise Unpredictable(f"unit {unit!r:.40} is not known; there are {', '.join(UNITS)}")
+            given = f"unit {unit!r:.40} is not known" if unit else "unit is missing"
+            raise Unpredictable(f"{given}; there are {', '.join(UNITS)}", "unit")
         if (unit in RATES) != metric.endswith(("throughput", "rate")):
-            raise Unpredictable(f"{metric} is not measured in {unit}")
+            raise Unpredictable(f"{metric} is not measured in {unit}", "unit")
         offered = load(row, case.vocabulary) if _under_load(row) else None
         return Asked(case, metric, unit, _quantile(row), offered)
 
@@ -221,7 +224,7 @@ def _quantile(row: Raw) -> float | None:
         return 0.5
     if name.startswith("p") and name[1:].replace(".", "", 1).isdigit() and float(name[1:]) <= 100:
         return float(name[1:]) / 100
-    raise Unpredictable(f"percentile {name!r:.20} is not like mean, p50 or p99")
+    raise Unpredictable(f"percentile {name!r:.20} is not like mean, p50 or p99", "percentile")
 
 
 def _of_generation(metric: str, run: Generation, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
@@ -242,7 +245,7 @@ def _of_generation(metric: str, run: Generation, quantile: float | None) -> floa
         case "request_rate" | "throughput":
             return run.sequences / run.total
         case _:
-            raise Unpredictable(f"the metric {metric!r:.40} is not known")
+            raise Unpredictable(f"the metric {metric!r:.40} is not known", "metric")
 
 
 def _of_pass(metric: str, run: Pass) -> float:

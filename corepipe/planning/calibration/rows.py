@@ -37,7 +37,14 @@ RATES = frozenset({"tokens/s", "inferences/s", "req/s"})
 
 
 class Unpredictable(Exception):  # noqa: N818 -- an answer, not an error
-    """Why nothing is predicted for a row; the message is the row's reason."""
+    """Why nothing is predicted for a row; the message is the row's reason.
+
+    column: whose cell cannot be read, where that is why.
+    """
+
+    def __init__(self, reason: str, column: str = "") -> None:
+        super().__init__(reason)
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ def count(row: Raw, column: str, default: int | None = None) -> int:
     except ValueError:
         value = -1.0
     if not (isfinite(value) and 0 <= value <= MOST and value == int(value)):
-        raise Unpredictable(f"{column} must be a whole number up to {MOST}, not {cell!r:.40}")
+        raise Unpredictable(f"{column} must be a whole number up to {MOST}, not {cell!r:.40}", column)
     return int(value)
 
 
@@ -116,7 +123,7 @@ def number(row: Raw, column: str) -> float | None:
     except ValueError:
         value = -1.0
     if not (isfinite(value) and value > 0):
-        raise Unpredictable(f"{column} must be a positive number, not {cell!r:.40}")
+        raise Unpredictable(f"{column} must be a positive number, not {cell!r:.40}", column)
     return value
 
 
@@ -145,7 +152,7 @@ def degrees(row: Raw) -> Degrees:
     for part in filter(None, re.split(r"[X×,\s]+", cell)):
         match = re.fullmatch(r"(TP|PP|DP)=?(\d{1,5})", part)
         if not match or int(match[2]) < 1 or names[match[1]] in given:
-            raise Unpredictable(f"parallelism must be like TP8xDP3, not {cell!r:.40}")
+            raise Unpredictable(f"parallelism must be like TP8xDP3, not {cell!r:.40}", "parallelism")
         given[names[match[1]]] = int(match[2])
     return Degrees(**given)
 
@@ -184,7 +191,7 @@ def number_format(row: Raw) -> Format:
         elif option.startswith("w:"):
             weights = _dtype(option.removeprefix("w:"), cell)
         else:
-            raise Unpredictable(f"dtype {cell!r:.40} has an unknown part {option!r:.20}")
+            raise Unpredictable(f"dtype {cell!r:.40} has an unknown part {option!r:.20}", "dtype")
     activations = matmul or compute
     stored = weights or activations
     if compute in {
@@ -198,5 +205,6 @@ def number_format(row: Raw) -> Format:
 
 def _dtype(name: str, cell: str) -> DType:
     if name not in _DTYPES:
-        raise Unpredictable(f"dtype {cell!r:.40} is not known; the formats are {', '.join(_DTYPES)}")
+        known = ", ".join(_DTYPES)
+        raise Unpredictable(f"dtype {cell!r:.40} is not known; the formats are {known}", "dtype")
     return _DTYPES[name]

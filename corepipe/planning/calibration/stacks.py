@@ -47,7 +47,7 @@ def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> R
         try:
             return find_profile(given)
         except UserError as error:
-            raise Unpredictable(str(error)) from error
+            raise Unpredictable(str(error), "profile") from error
     task, sdk = text(row, "task").lower(), text(row, "sdk")
     match task:
         case "static-batch(optimum-neuron)":
@@ -62,7 +62,7 @@ def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> R
             return PROFILES[_encoder(degrees, text(row, "instance"), kind)]
         case _:
             raise Unpredictable(
-                f"no runtime profile is known for the task {task!r:.40}; name one in `profile`"
+                f"no runtime profile is known for the task {task!r:.40}; name one in `profile`", "task"
             )
 
 
