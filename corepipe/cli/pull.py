@@ -16,7 +16,7 @@ from corepipe.models.packaged import Terms
 def pull(
     model: Annotated[
         str,
-        typer.Argument(help="A hub id such as org/name, or gemma-3-270m; without it, the default model."),
+        typer.Argument(help="A hub id such as org/name, all-minilm-l6-v2 or gemma-3-270m; else the default."),
     ] = hub.DEFAULT_MODEL,
     accept_license: Annotated[
         bool, typer.Option("--accept-license", help="Accept the terms of a model that has some.")

@@ -10,7 +10,7 @@ from corepipe.errors import DISK_FULL, UserError
 from corepipe.models.packaged import PACKAGED, PackagedModel, Progress, Terms, fetch, is_there
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.gguf", "*.jinja")
+HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.gguf", "*.jinja")
 
 
 def cache_dir() -> Path:

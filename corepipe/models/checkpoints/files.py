@@ -13,12 +13,13 @@ SNAPSHOTS, BLOBS = "snapshots", "blobs"
 
 
 def check_links(folder: Path) -> None:
-    """Raises UserError for a symbolic link in a model's directory that leads out of it.
+    """Raises UserError for a symbolic link in a model's directory, or just below it, that leads out of it.
 
     A directory may come from anybody: what it names elsewhere would be read with the rights of this process.
     """
     homes = _homes(folder.resolve())
-    for file in sorted(folder.iterdir()):
+    inner = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    for file in sorted(file for place in (folder, *inner) for file in place.iterdir()):
         target = Path(os.path.realpath(file))  # which, unlike resolve, stands a link to itself
         if file.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             raise UserError(

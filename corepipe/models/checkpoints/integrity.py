@@ -31,22 +31,32 @@ def verify(model: Path, progress: Progress) -> None:
     Raises UserError for the first that differs, for one of which no hash is known, and where none is.
     """
     folder = model if model.is_dir() else model.parent
-    files = sorted(file for file in folder.iterdir() if file.suffix in READ) if model.is_dir() else [model]
+    files = sorted(_read_of(folder)) if model.is_dir() else [model]
     sums = _sums(folder)
     for number, file in enumerate(files):
         progress("verifying the model's files", number / len(files))
-        _compare(file, _known(file, sums))
+        _compare(file, _known(file, folder, sums))
 
 
-def _known(file: Path, sums: Mapping[str, str]) -> str:
+def _read_of(folder: Path) -> Iterator[Path]:
+    """What may be read of a directory: its files, and those of sentence-transformers' modules in it."""
+    for path in folder.iterdir():
+        found = path.iterdir() if path.is_dir() else (path,)
+        yield from (file for file in found if file.suffix in READ and not file.is_dir())
+
+
+def _known(file: Path, folder: Path, sums: Mapping[str, str]) -> str:
     """The hash that a file should have: sha256, or git's of 40 digits."""
-    if file.name in sums:
-        return sums[file.name]
+    name = file.relative_to(folder).as_posix()
+    if name in sums:
+        return sums[name]
     if file.is_symlink() and re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", file.resolve().name):
         return file.resolve().name
-    for packaged in PACKAGED.values():
-        if packaged.file == file.name:
-            return packaged.sha256
+    for model, packaged in PACKAGED.items():
+        # A lone file is known by its name; a directory's have names that many models' files have.
+        known = packaged.pinned(name) if not packaged.beside or folder.name == model else None
+        if known is not None:
+            return known
     raise UserError(
         f"--verify: {shown(file, 200)} has no known hash; where the files are known to be good, "
         f"write theirs down: sha256sum * > {SUMS}",
@@ -61,7 +71,7 @@ def _sums(folder: Path) -> dict[str, str]:
     lines = read_bytes(file, MAX_SUMS_BYTES, "a list of hashes").decode(errors="replace").splitlines()
     found = {}
     for line in lines:
-        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?([^/]+)", line)
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?((?:[^/.][^/]*/)?[^/]+)", line)
         if match is None:
             raise UserError(f"{file}: {shown(line)!r} is no line of sha256sum", "verify")
         found[match[2]] = match[1]

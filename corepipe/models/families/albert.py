@@ -5,8 +5,10 @@ from __future__ import annotations
 from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
+from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph, hidden
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Function, Graph, Value, hidden
 
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 NAMES = classic.Names(
@@ -18,6 +20,9 @@ NAMES = classic.Names(
     down=f"{LAYER}.ffn_output",
 )
 
+CLASSES = ClassHead((("albert.pooler.dense", Function.TANH),), "classifier")
+GUESSES = ("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
+
 
 def configure(fields: Fields) -> EncoderConfig:
     """Raises UserError for more than one group of layers."""
@@ -27,12 +32,21 @@ def configure(fields: Fields) -> EncoderConfig:
     return encoder.configure(fields.defaulting("type_vocab_size", 2), "albert", function="gelu_new")
 
 
-def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a sequence."""
-    b = GraphBuilder(config, every_row=True)
+def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
+    """Every token's hidden state."""
     x = encoder.embeddings(b, config)
     mapping = "albert.encoder.embedding_hidden_mapping_in"
     x = b.linear(x, mapping, hidden(config.hidden_size), bias=True)
     for _ in b.layers():
         x = classic.norm_last(b, x, NAMES, classic.bidirectional)
-    return encoder.finish(b, x, config, name, fmt, max_positions)
+    return x
+
+
+def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to a vector a sequence."""
+    return encoder.build(config, fmt, max_positions, name, trunk)
+
+
+def weights(config: EncoderConfig) -> WeightMap:
+    """The pooler is a matrix by itself."""
+    return encoder.weights(config, GUESSES, [("pooler.dense.", "pooler.")])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from corepipe.models.config import Fields
 from corepipe.models.families import encoder
-from corepipe.models.families.encoder import EncoderConfig, build
+from corepipe.models.families.encoder import EncoderConfig, build, trunk, weights
+from corepipe.models.families.heads import ClassHead
+from corepipe.neuron.graph import Function
 
-__all__ = ["build", "configure"]
+__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
+
+CLASSES = ClassHead((("bert.pooler.dense", Function.TANH),), "classifier")
 
 
 def configure(fields: Fields) -> EncoderConfig:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from corepipe.models.config import Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Function, Graph, Value
 
 KEYS = {
     "hidden_size": "dim",
@@ -14,6 +17,8 @@ KEYS = {
     "num_attention_heads": "n_heads",
     "hidden_act": "activation",
 }
+CLASSES = ClassHead((("pre_classifier", Function.RELU),), "classifier")
+GUESSES = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
 
 
 def configure(fields: Fields) -> EncoderConfig:
@@ -32,6 +37,15 @@ def _names(layer: int) -> classic.Names:
     )
 
 
+def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
+    """Every token's hidden state."""
+    return encoder.trunk(b, config, _names)
+
+
 def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: token ids to a vector a token."""
-    return encoder.build(config, fmt, max_positions, name, _names)
+    return encoder.build(config, fmt, max_positions, name, trunk)
+
+
+def weights(config: EncoderConfig) -> WeightMap:
+    return encoder.weights(config, GUESSES)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from corepipe.models.config import Fields
 from corepipe.models.families import encoder
-from corepipe.models.families.encoder import EncoderConfig, build
+from corepipe.models.families.encoder import EncoderConfig, build, trunk
+from corepipe.models.families.heads import ClassHead
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Function
 
-__all__ = ["build", "configure"]
+__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
+
+CLASSES = ClassHead((("classifier.dense", Function.GELU),), "classifier.out_proj")
+GUESSES = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 
 
 def configure(fields: Fields) -> EncoderConfig:
-    return encoder.configure(fields.defaulting("type_vocab_size", 2), "electra", pooler=False)
+    fields = fields.defaulting("type_vocab_size", 2)
+    return encoder.configure(fields, "electra", pooler=False, guess=Function.GELU)
+
+
+def weights(config: EncoderConfig) -> WeightMap:
+    return encoder.weights(config, GUESSES)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, hidden
 from corepipe.neuron.ops import Function, RowIndex
 
 HEADS = ("base", "masked-lm")
 MAX_TYPES = 1 << 10
+EPS = 1e-12
+"""Of the norms, where a config does not say."""
+
+GUESSES = (
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+)
+"""What makes logits of every token: a matrix and its function, a norm, the vocabulary's matrix."""
+OLD_NORMS = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+"""As the first checkpoints, which TensorFlow wrote, have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +35,8 @@ class EncoderConfig(ModelConfig):
 
     `prefix` of all weights; `embedding_size` where it is not the hidden size; `token_types` (0: none);
     positions start at row `offset` of their table.  `masked_lm`: logits of every token instead of the base
-    model's result, which is a vector a sequence if it has a `pooler`, and otherwise one a token.
+    model's result, which is a vector a sequence if it has a `pooler`, and otherwise one a token; `guess`: the
+    function on the way to them.
     """
 
     prefix: str = ""
@@ -31,6 +45,11 @@ class EncoderConfig(ModelConfig):
     offset: int = 0
     pooler: bool = True
     masked_lm: bool = False
+    guess: Function = Function.GELU
+
+
+Trunk = Callable[[GraphBuilder, Any], Value]
+"""Appends all of an encoder but what is made of its last hidden states, which it returns."""
 
 
 def configure(
@@ -40,18 +59,23 @@ def configure(
     function: str = "gelu",
     offset: int = 0,
     pooler: bool = True,
+    guess: Function | None = None,
 ) -> EncoderConfig:
     """From a config's keys; `head: masked-lm` is ours, for an encoder that is used to fill in masked tokens.
 
-    `max_position_embeddings` counts the rows of the table, of which `offset` are not positions.
+    `max_position_embeddings` counts the rows of the table, of which `offset` are not positions.  `guess`: the
+    function on the way to masked tokens, None for the feed-forward's.
     """
+    fields.refuse("is_decoder", "add_cross_attention")
+    fields.require("position_embedding_type", ("absolute",), "absolute")
     fields = fields.renamed({"rms_norm_eps": "layer_norm_eps"} if keys is None else keys)
-    config = classic.configure(fields, {}, function)
+    config = classic.configure(fields.defaulting("rms_norm_eps", EPS), {}, function)
     masked = fields.require("head", HEADS, "base") == "masked-lm"
     positions = config.max_positions - offset
     if positions < 1:
         raise fields.error("max_position_embeddings", f"must be more than {offset}")
-    changes = {"max_positions": positions, "tied": masked}
+    tied = masked and fields.flag("tie_word_embeddings", default=True)
+    changes = {"max_positions": positions, "tied": tied}
     return EncoderConfig(
         **{**config.values(), **changes},
         prefix=prefix,
@@ -60,6 +84,7 @@ def configure(
         offset=offset,
         pooler=pooler,
         masked_lm=masked,
+        guess=guess or config.function,
     )
 
 
@@ -88,40 +113,49 @@ def bert_names(prefix: str, layer: int) -> classic.Names:
     )
 
 
-def build(
+def trunk(
+    b: GraphBuilder,
     config: EncoderConfig,
-    fmt: Format,
-    max_positions: int,
-    name: str,
     names: Callable[[int], classic.Names] | None = None,
     attend: classic.Attend = classic.bidirectional,
-) -> Graph:
-    """The forward pass.  `names` of a layer's weights, or BERT's."""
-    b = GraphBuilder(config, every_row=True)
+) -> Value:
+    """All but a head: every token's hidden state.  `names` of a layer's weights, or BERT's."""
     x = embeddings(b, config)
     if config.embedding_size != config.hidden_size:
         x = b.linear(x, f"{config.prefix}.embeddings_project", hidden(config.hidden_size), bias=True)
     for layer in b.layers():
         x = classic.norm_last(b, x, (names or partial(bert_names, config.prefix))(layer), attend)
-    return finish(b, x, config, name, fmt, max_positions)
+    return x
 
 
-def finish(
-    b: GraphBuilder, x: Value, config: EncoderConfig, name: str, fmt: Format, max_positions: int
-) -> Graph:
-    """The head that the config asks for, if any.
+def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, begin: Trunk = trunk) -> Graph:
+    """The forward pass, with the head that the config asks for, if any.
 
     The base model returns every token's hidden state, and beside it a vector a sequence if it has a pooler.
     """
+    b = GraphBuilder(config, every_row=True)
+    x = begin(b, config)
     outputs = [] if config.masked_lm else [Output(x, OutputKind.HIDDEN)]
-    decoder, table = "cls.predictions.decoder", f"{config.prefix}.embeddings.word_embeddings.weight"
+    dense, norm, decoder = GUESSES
     if config.masked_lm:
-        x = b.linear(x, "cls.predictions.transform.dense", hidden(config.embedding_size), bias=True)
-        x = b.norm(b.activation(x), "cls.predictions.transform.LayerNorm")
-        b.head(x, decoder, bias=True)
+        x = b.linear(x, dense, hidden(config.embedding_size), bias=True)
+        b.head(b.norm(b.activation(x, config.guess), norm), decoder, bias=True)
     elif config.pooler:
         first = b.select_rows(x)
         pooled = b.linear(first, f"{config.prefix}.pooler.dense", hidden(config.hidden_size), bias=True)
         outputs.append(Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR))
-    tied = (f"{decoder}.weight", table)
+    tied = (f"{decoder}.weight", f"{config.prefix}.embeddings.word_embeddings.weight")
     return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)
+
+
+def weights(
+    config: EncoderConfig, guesses: Sequence[str] = GUESSES, spellings: Sequence[tuple[str, str]] = ()
+) -> WeightMap:
+    """Names with the prefix or, where the base model was saved, without it.
+
+    guesses: the family's own names of GUESSES; the bias of the vocabulary stands beside its matrix.
+    """
+    renamed = [pair for pair in zip(GUESSES, guesses, strict=True) if pair[0] != pair[1]]
+    lone = f"{guesses[-1].rpartition('.')[0]}.bias".removeprefix(".")
+    bias = [(f"{guesses[-1]}.bias", lone)] if "." in guesses[-1] else []
+    return WeightMap(f"{config.prefix}.", spellings=(*renamed, *bias, *OLD_NORMS, *spellings))

@@ -61,16 +61,16 @@ class GraphBuilder:
 
     `layer` labels what is appended next, `rows` says how many rows the embedded inputs have.  Weights have
     the checkpoint's names; where a checkpoint keeps several matrices as one, the part's own name follows.
-    `every_row`: an encoder, whose rows are all wanted.
+    `ops`: those that there are already.  `every_row`: an encoder, whose rows are all wanted.
     """
 
-    def __init__(self, config: ModelConfig, every_row: bool = False) -> None:
+    def __init__(self, config: ModelConfig, ops: Sequence[Op] = (), every_row: bool = False) -> None:
         self.config = config
         self._every_row = every_row
         self._rope_specs: dict[RopeConfig, RopeSpec] = {}
         self.layer = -1
         self.rows = TOKENS
-        self._ops: list[Op] = []
+        self._ops: list[Op] = list(ops)
 
     def finish(
         self,

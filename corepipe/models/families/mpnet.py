@@ -9,9 +9,23 @@ from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.encoder import EncoderConfig
+from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.layers import GraphBuilder, by_head
-from corepipe.models.families.roberta import OFFSET
-from corepipe.neuron.graph import Format, Graph, Value, WeightSpec, fixed
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Function, Graph, Value, WeightSpec, fixed
+
+OFFSET = 2
+"""Positions start after the padding token's id, 1, whatever a config says."""
+CLASSES = ClassHead((("classifier.dense", Function.TANH),), "classifier.out_proj")
+GUESSES = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
+SPELLINGS = (
+    ("attention.self.query", "attention.attn.q"),
+    ("attention.self.key", "attention.attn.k"),
+    ("attention.self.value", "attention.attn.v"),
+    ("attention.output.dense", "attention.attn.o"),
+    ("attention.output.LayerNorm", "attention.LayerNorm"),
+)
+"""BERT's names of an attention's weights, and MPNet's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +36,25 @@ class MpnetConfig(EncoderConfig):
 
 
 def configure(fields: Fields) -> MpnetConfig:
-    config = encoder.configure(fields.without("type_vocab_size"), "mpnet", offset=OFFSET)
+    config = encoder.configure(fields.without("type_vocab_size"), "mpnet", offset=OFFSET, guess=Function.GELU)
     buckets = fields.integer("relative_attention_num_buckets", MAX_HIDDEN, default=32)
     return MpnetConfig(**config.values(), buckets=buckets)
 
 
-def build(config: MpnetConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a sequence."""
+def trunk(b: GraphBuilder, config: MpnetConfig) -> Value:
+    """Every token's hidden state."""
     heads = fixed("head", config.heads.heads)
     table = by_head("mpnet.encoder.relative_attention_bias.weight", config.buckets, heads)
-    return encoder.build(config, fmt, max_positions, name, attend=partial(_attend, table))
+    return encoder.trunk(b, config, attend=partial(_attend, table))
+
+
+def build(config: MpnetConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to a vector a sequence."""
+    return encoder.build(config, fmt, max_positions, name, trunk)
+
+
+def weights(config: MpnetConfig) -> WeightMap:
+    return encoder.weights(config, GUESSES, SPELLINGS)
 
 
 def _attend(table: WeightSpec, b: GraphBuilder, qkv: Projected) -> Value:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
+from corepipe.models.config import MAX_VOCAB, Fields
 from corepipe.models.families import encoder
-from corepipe.models.families.encoder import EncoderConfig, build
+from corepipe.models.families.encoder import EncoderConfig, build, trunk
+from corepipe.models.families.heads import ClassHead
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Function
 
-__all__ = ["build", "configure"]
+__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
 
-OFFSET = 2
-"""Positions start after the padding token's id, 1."""
+PADDING = 1
+"""The padding token's id; positions start after it."""
+CLASSES = ClassHead((("classifier.dense", Function.TANH),), "classifier.out_proj")
+GUESSES = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 
 
 def configure(fields: Fields) -> EncoderConfig:
-    return encoder.configure(fields.defaulting("type_vocab_size", 1), "roberta", offset=OFFSET)
+    offset = fields.integer("pad_token_id", MAX_VOCAB, PADDING, least=0) + 1
+    fields = fields.defaulting("type_vocab_size", 1)
+    return encoder.configure(fields, "roberta", offset=offset, guess=Function.GELU)
+
+
+def weights(config: EncoderConfig) -> WeightMap:
+    return encoder.weights(config, GUESSES)

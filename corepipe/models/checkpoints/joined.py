@@ -1,0 +1,56 @@
+"""A checkpoint and those of the modules beside it, under one roof."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.models.checkpoints.checkpoint import Checkpoint
+
+
+class JoinedCheckpoint:
+    """A model's own tensors, and those of each part under the part's name and a dot."""
+
+    def __init__(self, own: Checkpoint, parts: Mapping[str, Checkpoint]) -> None:
+        self._own = own
+        self._parts = parts
+
+    @property
+    def path(self) -> Path:
+        return self._own.path
+
+    @property
+    def fingerprint(self) -> str:
+        digests = (one.fingerprint for one in (self._own, *self._parts.values()))
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+    @property
+    def stored_as(self) -> str | None:
+        return self._own.stored_as
+
+    def names(self) -> Iterator[str]:
+        yield from self._own.names()
+        for part, checkpoint in self._parts.items():
+            yield from (f"{part}.{name}" for name in checkpoint.names())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; raises UserError where it is missing."""
+        checkpoint, inner = self._of(name)
+        return checkpoint.shape(inner)
+
+    def file(self, name: str) -> Path:
+        checkpoint, inner = self._of(name)
+        return checkpoint.file(inner)
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """A fresh fp32 copy; raises UserError for missing tensors and broken files."""
+        checkpoint, inner = self._of(name)
+        return checkpoint.read(inner)
+
+    def _of(self, name: str) -> tuple[Checkpoint, str]:
+        part, _, inner = name.partition(".")
+        return (self._parts[part], inner) if part in self._parts else (self._own, name)

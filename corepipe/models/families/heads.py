@@ -1,0 +1,99 @@
+"""What is put on a model's hidden states for a task: pooled vectors, or the numbers of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.errors import UserError
+from corepipe.models.config import ModelConfig
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.tasks import Dense, Head, Pooling, Scores, Vectors
+from corepipe.neuron.graph import (
+    WANTED,
+    AxisKind,
+    Function,
+    Graph,
+    Output,
+    OutputKind,
+    Value,
+    fixed,
+    hidden,
+)
+from corepipe.neuron.ops import Linear, Scale
+
+EACH = "classifier"
+"""The matrix that gives each token its classes, in every family."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHead:
+    """How it classifies a text: matrices on its first row, each with its function; then the classes'."""
+
+    steps: tuple[tuple[str, Function], ...]
+    classes: str
+
+
+def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> Output:
+    """Appends what makes the task's output of the hidden states x of all rows, or of those that are wanted.
+
+    classes: the family's own head (None: it has none, and only vectors may be asked for).
+    """
+    if isinstance(head, Vectors):
+        return Output(_vectors(b, x, head), OutputKind.VECTOR)
+    if classes is None:
+        raise ValueError("a family without classes is asked for some")
+    return Output(_scores(b, x, head, classes), OutputKind.SCORES)
+
+
+def vectors_of(graph: Graph, config: ModelConfig, head: Head) -> Graph:
+    """A decoder's graph with vectors of the rows that are wanted, in the place of its logits."""
+    last = _before_logits(graph)
+    kept = [op for op in graph.ops if op.out.id <= last.id]
+    b = GraphBuilder(config, graph.ops[: len(kept)])
+    b.layer = graph.num_layers
+    output = put_on(b, last, head, None)
+    made = b.finish(graph.name, graph.format, graph.max_positions, outputs=[output])
+    return replace(made, tied={})
+
+
+def hidden_width(graph: Graph) -> int:
+    """Of what a decoder's logits are made of, or of the graph's first output where there are none."""
+    return _before_logits(graph).width if graph.is_decoder else graph.outputs[0].value.width
+
+
+def _before_logits(graph: Graph) -> Value:
+    """What the vocabulary's matrix multiplies, without a factor that belongs to the logits."""
+    made = {op.out.id: op for op in graph.ops}
+    head = next(op for op in graph.ops if isinstance(op, Linear) and op.out.axis.kind is AxisKind.VOCABULARY)
+    before = made[head.x.id]
+    return before.x if isinstance(before, Scale) else head.x
+
+
+def _scores(b: GraphBuilder, x: Value, head: Scores, classes: ClassHead) -> Value:
+    labels = fixed("labels", head.labels)
+    if head.per_token:
+        return b.linear(x, EACH, labels, bias=True)
+    row = b.select_rows(x)
+    for name, function in classes.steps:
+        row = b.activation(b.linear(row, name, hidden(row.width), bias=True), function)
+    return b.linear(row, classes.classes, labels, bias=True)
+
+
+def _vectors(b: GraphBuilder, x: Value, head: Vectors) -> Value:
+    pooled = _pooled(b, x, head.pooling)
+    for step in head.steps:
+        if isinstance(step, Dense):
+            pooled = b.linear(pooled, f"{step.name}.linear", hidden(step.width), step.bias)
+            pooled = pooled if step.function is None else b.activation(pooled, step.function)
+        else:
+            raise UserError("task: normalized vectors are not computed yet", "task")
+    return pooled
+
+
+def _pooled(b: GraphBuilder, x: Value, pooling: Pooling) -> Value:
+    """The first row of an encoder's text is the one that is wanted; a decoder's wanted row is its last."""
+    if x.rows == WANTED:
+        return x
+    if pooling is not Pooling.CLS:
+        raise UserError(f"task: {pooling} pooling is not computed yet", "task")
+    return b.select_rows(x)

@@ -1,0 +1,100 @@
+"""What a model is asked to do, beside generating: vectors of texts, classes, scores of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from corepipe.neuron.graph import Function
+
+
+class Task(StrEnum):
+    """What a server does with a model."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+    SCORE = "score"
+
+
+class Activation(StrEnum):
+    """What scores go through before they are told."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    IDENTITY = "identity"
+
+
+class Pooling(StrEnum):
+    """How the rows of a sequence become one, as sentence-transformers has it."""
+
+    CLS = "cls"  # the first row
+    MEAN = "mean"
+    MAX = "max"
+    MEAN_SQRT_LEN = "mean_sqrt_len"  # the sum, divided by the root of the number of rows
+    WEIGHTED_MEAN = "weightedmean"  # row n, counted from 1, has weight n
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A matrix [width, what comes in] and a function (None: none) after the pooling; `name`: its weights'."""
+
+    name: str
+    width: int
+    bias: bool
+    function: Function | None
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Divides a vector by its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """A vector of each text: its rows pooled, then so many steps."""
+
+    pooling: Pooling
+    steps: tuple[Dense | Normalize, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """So many numbers of each text, or of each of its tokens."""
+
+    labels: int
+    per_token: bool = False
+
+
+Head = Vectors | Scores
+"""What is put on a model's hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """What a model does in a server, and what its clients must know of it.
+
+    labels: of classify and score, in the order of the numbers.  activation: what the numbers go through,
+    which the graph leaves out.  max_tokens: where texts are cut, special tokens included.  prompts: texts to
+    put before a text, by name; default_prompt: the name of the one that is put where none is asked for (None:
+    none).  normalized: vectors have length 1.  dimensions: numbers a row of what is computed.  matryoshka: to
+    how many of them vectors may be cut (empty: to any; None: they may not).  per_token: a row a token, not
+    one a text.  pairs: two texts can be read as one.  types: the graph reads token types.  head: what the
+    graph has on top (None: what generates).
+    """
+
+    task: Task
+    max_tokens: int
+    dimensions: int
+    labels: tuple[str, ...] = ()
+    activation: Activation = Activation.IDENTITY
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    normalized: bool = False
+    matryoshka: tuple[int, ...] | None = None
+    per_token: bool = False
+    pairs: bool = False
+    types: bool = False
+    head: Head | None = None

@@ -1,0 +1,289 @@
+"""What checkpoints can be asked to do, as their files say; sentence-transformers' directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.models.sentence_transformers import read_sentence_model
+from corepipe.models.tasks import Activation, Dense, Normalize, Pooling, Scores, Task, TaskInfo, Vectors
+from corepipe.neuron.graph import Function
+
+SMALL: dict[str, Any] = {
+    "model_type": "bert",
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+LLAMA = {**SMALL, "model_type": "llama"}
+SENTENCE = "sentence_transformers.models."
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": f"{SENTENCE}Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{SENTENCE}Pooling"},
+]
+NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{SENTENCE}Normalize"}
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{SENTENCE}Dense"}
+TANH = "torch.nn.modules.activation.Tanh"
+
+
+def write(folder: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def task_of(folder: Path, config: dict[str, Any], asked: str = "auto", **files: object) -> TaskInfo:
+    write(folder, {"config.json": config} | {name.replace("__", "/"): x for name, x in files.items()})
+    return architecture(str(folder)).task(asked)
+
+
+def named(architecture: str, **changes: object) -> dict[str, Any]:
+    return {**SMALL, "architectures": [architecture], **changes}
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        (SMALL, Task.EMBED),
+        (named("BertModel"), Task.EMBED),
+        (named("BertForMaskedLM"), Task.EMBED),
+        (named("BertForSequenceClassification"), Task.CLASSIFY),
+        (named("BertForSequenceClassification", id2label={"0": "LABEL_0"}), Task.SCORE),
+        (named("BertForSequenceClassification", num_labels=1), Task.SCORE),
+        (named("BertForTokenClassification"), Task.CLASSIFY),
+        (LLAMA, Task.GENERATE),
+        ({**LLAMA, "architectures": ["LlamaForCausalLM"]}, Task.GENERATE),
+    ],
+)
+def test_a_checkpoint_says_what_it_is_for(config: dict[str, Any], task: Task, tmp_path: Path) -> None:
+    assert task_of(tmp_path, config).task is task
+
+
+def test_an_encoder_that_says_nothing_is_pooled_by_the_mean(tmp_path: Path) -> None:
+    told = task_of(tmp_path, SMALL)
+    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(Pooling.MEAN))
+
+
+def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
+    told = task_of(tmp_path, LLAMA, "embed")
+    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(Pooling.LAST))
+
+
+def test_classes_have_names(tmp_path: Path) -> None:
+    labels = {"1": "good", "0": "bad", "2": "fair"}
+    told = task_of(tmp_path, named("BertForSequenceClassification", id2label=labels))
+    assert (told.labels, told.dimensions, told.head) == (("bad", "good", "fair"), 3, Scores(3))
+    assert (told.activation, told.pairs, told.per_token) == (Activation.SOFTMAX, True, False)
+    told = task_of(tmp_path, named("BertForTokenClassification"))
+    assert (told.labels, told.head) == (("LABEL_0", "LABEL_1"), Scores(2, per_token=True))
+    assert (told.pairs, told.per_token) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "files", "activation"),
+    [
+        ({"num_labels": 1}, {}, Activation.SIGMOID),
+        ({"problem_type": "multi_label_classification"}, {}, Activation.SIGMOID),
+        ({"problem_type": "single_label_classification"}, {}, Activation.SOFTMAX),
+        ({"problem_type": "regression"}, {}, Activation.IDENTITY),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+            {},
+            Activation.IDENTITY,
+        ),
+        (
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            {},
+            Activation.IDENTITY,
+        ),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+            Activation.SIGMOID,
+        ),
+    ],
+)
+def test_scores_go_through_what_the_files_name(
+    changes: dict[str, Any], files: dict[str, Any], activation: Activation, tmp_path: Path
+) -> None:
+    config = named("BertForSequenceClassification", **changes)
+    write(tmp_path, {"config_sentence_transformers.json": files})
+    assert task_of(tmp_path, config).activation is activation
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "why"),
+    [
+        (SMALL, "paint", "task: paint is not known"),
+        (SMALL, "generate", "task: .* cannot generate: it is no decoder"),
+        (SMALL, "score", "task: .* cannot score: it has no head of classes"),
+        (
+            named("BertForMaskedLM"),
+            "classify",
+            r"cannot classify: it has no head of classes \(BertForMaskedLM\)",
+        ),
+        (named("BertForSequenceClassification"), "score", "one number a text, this gives 2 classes"),
+        (
+            {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+            "auto",
+            "cannot classify: LlamaForSequenceClassification is not supported",
+        ),
+        (named("BertForSequenceClassification", id2label={"1": "one"}), "auto", "id2label.0 is missing"),
+        (
+            named("BertForSequenceClassification", sbert_ce_default_activation_function="os.system"),
+            "auto",
+            "sbert_ce_default_activation_function 'os.system' is not supported",
+        ),
+        (named("BertForSequenceClassification", problem_type="x"), "auto", "problem_type x is not supported"),
+        ({**SMALL, "matryoshka_dimensions": [49]}, "auto", "matryoshka_dimensions must be a list"),
+        ({**SMALL, "is_decoder": True}, "auto", "is_decoder is not supported"),
+        (
+            {**SMALL, "position_embedding_type": "relative_key"},
+            "auto",
+            "position_embedding_type 'relative_key'",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    config: dict[str, Any], asked: str, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=why):
+        task_of(tmp_path, config, asked)
+
+
+def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
+    dense = {"in_features": 48, "out_features": 20, "bias": False, "activation_function": TANH}
+    write(
+        tmp_path,
+        {
+            "modules.json": [*MODULES, DENSE, {**NORMALIZE, "idx": 3, "path": "3_Normalize"}],
+            "1_Pooling/config.json": {"word_embedding_dimension": 48, "pooling_mode_cls_token": True},
+            "2_Dense/config.json": dense,
+            "sentence_bert_config.json": {"max_seq_length": 40, "do_lower_case": False},
+            "config_sentence_transformers.json": {
+                "prompts": {"query": "query: ", "passage": ""},
+                "default_prompt_name": "query",
+            },
+        },
+    )
+    told = task_of(tmp_path, {**SMALL, "matryoshka_dimensions": [10, 20]})
+    steps = (Dense("2_Dense", 20, bias=False, function=Function.TANH), Normalize())
+    assert told == TaskInfo(
+        task=Task.EMBED,
+        max_tokens=40,
+        dimensions=20,
+        prompts={"query": "query: ", "passage": ""},
+        default_prompt="query",
+        normalized=True,
+        matryoshka=(10, 20),
+        types=True,
+        head=Vectors(Pooling.CLS, steps),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({}, Pooling.MEAN),
+        ({"pooling_mode": "weightedmean"}, Pooling.WEIGHTED_MEAN),
+        ({"pooling_mode": ["lasttoken"]}, Pooling.LAST),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, Pooling.MEAN_SQRT_LEN),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, Pooling.MAX),
+    ],
+)
+def test_poolings_of_old_and_new_releases(
+    config: dict[str, object], pooling: Pooling, tmp_path: Path
+) -> None:
+    write(tmp_path, {"modules.json": MODULES, "1_Pooling/config.json": config})
+    assert read_sentence_model(tmp_path).head == Vectors(pooling)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"modules.json": {}}, r"modules.json: must hold a list of 1 to 64 modules"),
+        (
+            {"modules.json": [{"type": "custom_st.Transformer"}]},
+            r"\[0\].type .*code that comes with the model",
+        ),
+        ({"modules.json": [MODULES[1]]}, r"\[0\].type: a model of Pooling is not supported"),
+        ({"modules.json": [{**MODULES[0], "path": "0_Transformer"}]}, r"\[0\].path: a model that is not in"),
+        ({"modules.json": [MODULES[0], NORMALIZE]}, r"\[1\].type: Normalize right after the model"),
+        ({"modules.json": [MODULES[0], {**MODULES[1], "path": "../x"}]}, r"\[1\].path \(../x\) is not a dir"),
+        (
+            {"modules.json": [*MODULES, {**DENSE, "type": f"{SENTENCE}LayerNorm"}]},
+            r"\[2\].type: LayerNorm is not supported here",
+        ),
+        (
+            {"1_Pooling/config.json": {"pooling_mode": ["mean", "max"]}},
+            r"1_Pooling/config.json: pooling_mode concatenated poolings \(mean, max\) are not supported",
+        ),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
+            "pooling_mode_mean_tokens concatenated poolings",
+        ),
+        ({"1_Pooling/config.json": {"pooling_mode": "median"}}, "pooling_mode median is not known"),
+        (
+            {
+                "1_Pooling/config.json": {"include_prompt": False},
+                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
+            },
+            "1_Pooling/config.json: include_prompt must be true",
+        ),
+        ({"sentence_bert_config.json": {"query_length": 3}}, "query_length is not supported"),
+        ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length must be an integer"),
+        ({"sentence_bert_config.json": {"config_args": {"a": 1}}}, "config_args is not supported"),
+        ({"sentence_bert_config.json": {"tokenizer_args": {"a": 1}}}, "tokenizer_args.a is not supported"),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"image": {}}}},
+            "modality_config.image is not supported",
+        ),
+        ({"config_sentence_transformers.json": {"prompts": {"a": 1}}}, "prompts has no text"),
+        (
+            {"config_sentence_transformers.json": {"default_prompt_name": "a"}},
+            r"\(a\) is none of the prompts",
+        ),
+        ({"config_sentence_transformers.json": {"truncate_dim": 5}}, "truncate_dim is not supported"),
+        (
+            {
+                "modules.json": [*MODULES, DENSE],
+                "2_Dense/config.json": {"out_features": 4, "activation_function": "os.system"},
+            },
+            "activation_function os.system is not supported",
+        ),
+        (
+            {
+                "modules.json": [*MODULES, DENSE],
+                "2_Dense/config.json": {"out_features": 4, "use_residual": True},
+            },
+            "use_residual is not supported",
+        ),
+    ],
+)
+def test_what_is_not_done_is_refused_by_file_and_key(
+    files: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {"modules.json": MODULES, **files})
+    with pytest.raises(UserError, match=why):
+        read_sentence_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "tokenizer", "most"),
+    [(None, None, 64), (None, 30, 30), (20, 30, 20), (None, int(1e30), 64), (500, 30, 64)],
+)
+def test_where_texts_are_cut(stated: int | None, tokenizer: int | None, most: int, tmp_path: Path) -> None:
+    if stated is not None:
+        write(tmp_path, {"sentence_bert_config.json": {"max_seq_length": stated}})
+    if tokenizer is not None:
+        write(tmp_path, {"tokenizer_config.json": {"model_max_length": tokenizer}})
+    assert task_of(tmp_path, SMALL).max_tokens == most
