@@ -14,7 +14,7 @@ class NullExecutor:
     """Implements `program.Executor`: every batch is ready at once.
 
     The token of logit row r is a fixed function of the row's last token and position, in
-    [0, vocab_size); logprobs are NaN, alternatives -1.  Without sampling the logits are zeros.
+    [0, vocab_size); logprobs are NaN, alternatives -1.  Without sampling the values are zeros.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -42,8 +42,8 @@ class NullExecutor:
     def _output(self, inputs: StepInputs, sampling: SamplingBatch | None) -> StepOutput:
         rows = len(inputs.logit_rows)
         if sampling is None:
-            logits = np.zeros((rows, self._vocab_size), np.float32)
-            return _step(np.empty(0, np.int32), 0, logits)
+            values = np.zeros((rows, self._vocab_size), np.float32)
+            return _step(np.empty(0, np.int32), 0, values)
         asked = int(sampling.top_logprobs.max(initial=0))
         return _step(self._tokens(inputs, sampling), asked, None)
 
@@ -57,7 +57,7 @@ class NullExecutor:
 def _step(
     tokens: npt.NDArray[np.int32],
     alternatives: int,
-    logits: npt.NDArray[np.float32] | None,
+    values: npt.NDArray[np.float32] | None,
 ) -> StepOutput:
     rows = len(tokens)
     return StepOutput(
@@ -65,7 +65,7 @@ def _step(
         logprobs=np.full(rows, np.nan, np.float32),
         top_ids=np.full((rows, alternatives), -1, np.int32),
         top_logprobs=np.full((rows, alternatives), np.nan, np.float32),
-        values=logits,
+        values=values,
         seconds=0.0,
         ranks=np.ones(rows, np.int32),
     )

@@ -149,12 +149,12 @@ class IsolatedCores:
         )
 
     def wait(self, ticket: int) -> Any:
-        return _Logits(self.native.wait(ticket)["logits"])
+        return _Values(self.native.wait(ticket)["values"])
 
 
 @dataclass(frozen=True)
-class _Logits:
-    logits: F32
+class _Values:
+    values: F32
 
 
 @dataclass

@@ -54,11 +54,15 @@ class Program:
         """The core's activations (for tests)."""
     def embed(self, out: int, table: npt.NDArray[Any]) -> None:
         """table [V, width]: f32, or bf16 as uint16."""
-    def add_embedding(self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0) -> None:
-        """out = x + table[position + offset]; the table as `embed` takes it."""
+    def add_embedding(
+        self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0, by: str = "position"
+    ) -> None:
+        """out = x + table[position + offset], or by "type"; the table as `embed` takes it."""
     def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None:
         """Over each group of len(gain) elements."""
     def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
+    def normalize(self, x: int, out: int, eps: float) -> None:
+        """x / max(|x|, eps)."""
     def linear(
         self,
         x: int,
@@ -87,7 +91,7 @@ class Program:
         k: int,
         v: int,
         out: int,
-        cache: KVCache,
+        cache: KVCache | None,
         layer: int,
         heads: int,
         scale: float,
@@ -97,8 +101,12 @@ class Program:
         k_norm: tuple[F32, float] | None = None,
         softcap: float | None = None,
         slopes: F32 | None = None,
+        causal: bool = True,
     ) -> None:
         """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention.
+
+        Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
+        those at most half of it away.
 
         softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
         head's slope for each position that the key lies back.
@@ -108,6 +116,9 @@ class Program:
     def scale(self, x: int, factor: float, out: int) -> None: ...
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
+    def pool(self, pooling: str, x: int, out: int) -> None:
+        """One row of each sequence's, which a batch then has one logit row of: "first", "last", "mean", "max",
+        "mean_sqrt_len", "weighted_mean"."""
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:
         """group: indices of the Programs that take part, in rank order."""
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
@@ -123,9 +134,9 @@ class Pool:
     def close(self) -> None: ...
 
 class Executor:
-    """Runs the Programs of one replica; `logits` is the value of `programs[-1]` that holds the logits."""
+    """Runs the Programs of one replica; `result` is the value of `programs[-1]` that is given or drawn from."""
 
-    def __init__(self, pool: Pool, programs: Sequence[Program], logits: int, vocab: int) -> None: ...
+    def __init__(self, pool: Pool, programs: Sequence[Program], result: int, width: int) -> None: ...
     def submit(
         self,
         tokens: I32,
@@ -134,8 +145,9 @@ class Executor:
         block_tables: I32,
         logit_rows: I32,
         sampling: object | None,
+        types: I32 | None = None,
     ) -> int:
-        """Copies its arguments, queues the batch and returns its ticket.
+        """Copies its arguments, queues the batch and returns its ticket; types [M], or none, as programs read.
 
         `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.

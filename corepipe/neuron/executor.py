@@ -96,7 +96,7 @@ class NativeCore:
             self.buffer(step.k),
             self.buffer(op.v),
             self.buffer(step.out),
-            *self.caches[op.layer],
+            *self.caches.get(op.layer, (None, 0)),
             op.heads.heads,
             op.scale,
             window=op.window,
@@ -105,6 +105,7 @@ class NativeCore:
             k_norm=k_norm,
             softcap=op.softcap,
             slopes=None if op.alibi is None else of_heads(op.alibi, op.q.axis, self._program),
+            causal=op.causal,
         )
 
     @_emit.register
@@ -180,7 +181,8 @@ def _aligned(axis: AxisShard, size: int, step: int) -> bool:
 class NativeExecutor:
     """Runs the Programs of one replica on the host's threads; implements `program.Executor`.
 
-    `blocks` of `block_size` positions hold the KV cache of each core; a batch has at most `max_rows` rows.
+    `blocks` of `block_size` positions hold the KV cache of each core, where Programs keep any; a batch has at
+    most `max_rows` rows.
     Executors that share a `pool` run their batches one after the other, in the order of submission.
     """
 
@@ -197,9 +199,9 @@ class NativeExecutor:
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
         self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
-        logits = last.outputs[0].value
+        result = last.outputs[0].value
         self._native = native().Executor(
-            pool, [core.native for core in self.cores], self.cores[-1].buffer(logits), logits.width
+            pool, [core.native for core in self.cores], self.cores[-1].buffer(result), result.width
         )
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
@@ -211,6 +213,7 @@ class NativeExecutor:
                 inputs.block_tables,
                 inputs.logit_rows,
                 sampling,
+                inputs.types,
             )
         )
 
@@ -219,8 +222,7 @@ class NativeExecutor:
 
     def wait(self, ticket: int) -> StepOutput:
         result = self._native.wait(ticket)
-        kept = {name: result[name] for name in StepOutput.__slots__ if name != "values"}
-        return StepOutput(values=result["logits"], **kept)
+        return StepOutput(**{name: result[name] for name in StepOutput.__slots__})
 
     def close(self) -> None:
         """Ends the pool, and with it all executors that share it; the memory goes with the objects."""

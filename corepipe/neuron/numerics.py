@@ -171,6 +171,12 @@ def layer_norm(x: F32, gain: F32 | None, bias: F32 | None, eps: float, compute: 
     return round_to(out if bias is None else out + bias, compute)
 
 
+def normalize(x: F32, eps: float, compute: DType) -> F32:
+    """x / max(|x|, eps): rows of Euclidean length 1."""
+    length = np.sqrt(np.sum(np.square(x), axis=1, keepdims=True, dtype=np.float32))
+    return round_to(x * (np.float32(1) / np.maximum(length, np.float32(eps))), compute)
+
+
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
     """cos and sin, each [max_positions, rotary_dim / 2] fp32, times the attention factor.
 
@@ -207,27 +213,36 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed."""
+    """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
+
+    Not `causal`: keys that come after a row are seen too, in a window as far as those before it.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     slopes: F32 | None = None
+    causal: bool = True
 
     def of(self, products: F32, distance: npt.NDArray[np.integer]) -> F32:
-        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P], in positions."""
+        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P] back."""
         scores = products * np.float32(self.scale)
         if self.softcap is not None:
             cap = np.float32(self.softcap)
             scores = cap * apply(Function.TANH, scores / cap)
         if self.slopes is not None:
             scores = scores - self.slopes[:, None, None] * distance.astype(np.float32)
-        hidden = distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
-        return np.where(hidden, np.float32(-np.inf), scores)
+        return np.where(self._hidden(distance), np.float32(-np.inf), scores)
+
+    def _hidden(self, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        if self.causal:
+            return distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
+        farthest = np.inf if self.window is None else self.window // 2
+        return np.abs(distance) > farthest
 
 
 def attend(q: F32, keys: F32, values: F32, positions: I32, kind: Scores, compute: DType) -> F32:
-    """Causal attention of one sequence's rows over its cache: [M, heads * head_dim].
+    """Attention of one sequence's rows over its keys: [M, heads * head_dim].
 
     q [M, heads, head_dim]; keys, values [P, kv_heads, head_dim] of positions 0 .. P - 1.
     Probabilities are rounded before they meet the values; the denominator adds them unrounded.

@@ -112,13 +112,13 @@ def of_heads(numbers: Sequence[float], axis: Axis, program: Program) -> npt.NDAr
 class StepInputs:
     """One batch for all cores of a replica; int32 arrays.
 
-    Rows of one sequence are adjacent and at consecutive positions.
+    Rows of one sequence are adjacent and at consecutive positions; all of them, where a graph keeps nothing.
     tokens [M], positions [M]: ids and positions of the M rows.
     sequence_starts [S + 1]: sequence s owns rows sequence_starts[s] .. sequence_starts[s + 1].
     block_tables [S, B]: KV blocks of each sequence (unused entries 0); block b holds positions
-    b * block_size ...
-    logit_rows [R]: rows whose logits are wanted, ascending; of what is made of a whole sequence, one each.
-    types [M]: of a pair of texts, which one a row is of; empty where the graph does not ask.
+    b * block_size ...; [S, 0] where the graph keeps nothing.
+    logit_rows [R]: rows whose logits are wanted, ascending; where rows are pooled one of each sequence.
+    types [M]: which text of a pair the rows are of; empty where the graph reads no types.
     """
 
     tokens: npt.NDArray[np.int32]

@@ -191,12 +191,12 @@ class ReferenceExecutor:
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
         start = time.perf_counter()
-        logits = self.logits(inputs)
+        values = self.values(inputs)
         ticket, self._next = self._next, self._next + 1
         if sampling is not None and sampling.masked.max(initial=-1) >= 0:
-            self._undrawn[ticket] = (logits, sampling, time.perf_counter() - start)
+            self._undrawn[ticket] = (values, sampling, time.perf_counter() - start)
             return ticket
-        output = _unsampled(logits) if sampling is None else self._draw(logits, sampling)
+        output = _unsampled(values) if sampling is None else self._draw(values, sampling)
         self._outputs[ticket] = replace(output, seconds=time.perf_counter() - start)
         return ticket
 
@@ -217,8 +217,8 @@ class ReferenceExecutor:
         self._undrawn.clear()
         self._outputs.clear()
 
-    def logits(self, inputs: StepInputs) -> F32:
-        """Runs a batch on all cores; logits [R, vocab] of the last core.
+    def values(self, inputs: StepInputs) -> F32:
+        """Runs a batch on all cores: the last core's first output [R or M, width].
 
         Raises RuntimeError where every unfinished core waits for another.
         """
@@ -236,10 +236,10 @@ class ReferenceExecutor:
         return self._sample(logits, sampling, masks)
 
 
-def _unsampled(logits: F32) -> StepOutput:
+def _unsampled(values: F32) -> StepOutput:
     rows = np.empty(0, np.float32)
     empty = np.empty((0, 0), np.float32)
-    return StepOutput(rows.astype(np.int32), rows, empty.astype(np.int32), empty, logits, 0.0)
+    return StepOutput(rows.astype(np.int32), rows, empty.astype(np.int32), empty, values, 0.0)
 
 
 TENSOR_PARALLEL_UNITS = 4.0

@@ -75,8 +75,8 @@ def test_embed_add_glu_select(stored: str, round_bf16: bool, table: np.ndarray, 
     x = (bf16 if stored == "bf16" or round_bf16 else np.asarray)(table)[[49, 7]]
     gate = x.astype(np.float64)
     expected = kept((gate / (1 + np.exp(-gate)) * kept(x + x)).astype(np.float32))
-    assert np.allclose(got["logits"], expected, rtol=2.0**-7 if round_bf16 else 1e-6)
-    assert got["logits"].shape == (2, WIDTH)
+    assert np.allclose(got["values"], expected, rtol=2.0**-7 if round_bf16 else 1e-6)
+    assert got["values"].shape == (2, WIDTH)
     assert got["tokens"].size == 0
     assert got["seconds"] > 0
 
@@ -104,7 +104,7 @@ def test_linear_norm_and_residual_run_from_a_program(table: np.ndarray, pool: _n
     p.embed(0, table)
     p.linear(0, [(matrix, None, 1)], norm=(gain, 1e-6), residual=0)
     p.select_rows(1, 2)
-    got = run(_native.Executor(pool, [p], 2, WIDTH), [5, 6], [0, 1])["logits"]
+    got = run(_native.Executor(pool, [p], 2, WIDTH), [5, 6], [0, 1])["values"]
     x = table[[5, 6]].astype(np.float64)
     normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gain
     assert np.allclose(got, x + normed @ weight.T, atol=1e-4)
@@ -126,8 +126,8 @@ def test_two_programs_send_and_receive(table: np.ndarray, pool: _native.Pool) ->
     seen: list[int] = []
     executor.watch(seen.append)
     got = run(executor, [4, 5, 6], [0, 2])
-    assert np.allclose(got["logits"], 3 * table[[4, 6]])
-    assert np.array_equal(value(first, 2)[:2], got["logits"])
+    assert np.allclose(got["values"], 3 * table[[4, 6]])
+    assert np.array_equal(value(first, 2)[:2], got["values"])
     assert seen == [0, 1, 0] == [span[0] for span in got["spans"]]
     ends = [0, *(end for _, _, end in got["spans"])]
     assert all(end <= start <= stop for end, (_, start, stop) in zip(ends, got["spans"], strict=False))
@@ -166,7 +166,7 @@ def test_all_reduce_adds_in_rank_order(round_bf16: bool, table: np.ndarray, pool
         p.embed(0, own.copy())
         p.all_reduce(0, 0, [2, 0, 1])
         p.select_rows(0, 1)
-    got = run(_native.Executor(pool, programs, 1, WIDTH), [9, 10], [0, 1])["logits"]
+    got = run(_native.Executor(pool, programs, 1, WIDTH), [9, 10], [0, 1])["values"]
     kept = bf16 if round_bf16 else np.asarray
     x = [kept(t)[[9, 10]] for t in tables]
     assert np.array_equal(got, kept((x[2] + x[0]) + x[1]))
@@ -180,7 +180,7 @@ def test_all_gather_drops_padding(table: np.ndarray, pool: _native.Pool) -> None
         p.embed(0, table * (i + 1))
         p.all_gather(0, 1, [0, 1], [WIDTH, 5])
         p.select_rows(1, 2)
-    got = run(_native.Executor(pool, programs, 2, WIDTH + 5), [9, 10], [1])["logits"]
+    got = run(_native.Executor(pool, programs, 2, WIDTH + 5), [9, 10], [1])["values"]
     assert np.array_equal(got, np.concatenate([table[[10]], 2 * table[[10], :5]], -1))
     assert np.array_equal(value(programs[0], 2)[:1], got)
 
@@ -214,7 +214,7 @@ def test_batches_queue_in_order_over_executors(table: np.ndarray, pool: _native.
     tickets = [submit(executors[i], [n], [0]) for n, i in enumerate(which)]
     gate.set()
     for n, i in reversed(list(enumerate(which))):
-        got = executors[i].wait(tickets[n])["logits"]
+        got = executors[i].wait(tickets[n])["values"]
         assert np.array_equal(got[0], table[n] * (1 - 2 * i))
     assert order == which
 
@@ -228,12 +228,12 @@ def test_arguments_are_copied(table: np.ndarray, pool: _native.Pool) -> None:
     tokens[:] = 9
     rows[:] = 5
     gate.set()
-    assert np.array_equal(executor.wait(ticket)["logits"][0], table[8])
+    assert np.array_equal(executor.wait(ticket)["values"][0], table[8])
 
 
 def test_a_batch_without_logits(table: np.ndarray, pool: _native.Pool) -> None:
     executor = embedding(pool, table)
-    assert run(executor, [1, 2], [])["logits"].shape == (0, WIDTH)
+    assert run(executor, [1, 2], [])["values"].shape == (0, WIDTH)
     assert run(executor, [1, 2], [], sampling=sampling(0))["tokens"].shape == (0,)
 
 
@@ -243,7 +243,7 @@ def test_sampling_in_the_executor(table: np.ndarray, pool: _native.Pool) -> None
     batch = sampling(3, temperature=[0.0, 1.0, 1.0], top_logprobs=[2, -1, 0], position=[0, 1, 2])
     got = run(executor, [3, 4, 5, 6], rows, sampling=batch)
     expected = sample_reference(table[[3, 5, 6]], batch)
-    assert got["logits"] is None
+    assert got["values"] is None
     assert np.array_equal(got["tokens"], expected.tokens)
     assert np.array_equal(got["top_ids"], expected.top_ids)
     assert np.allclose(got["logprobs"], expected.logprobs, equal_nan=True, atol=1e-5)
@@ -285,7 +285,7 @@ def test_a_batch_waits_for_its_masks(table: np.ndarray, pool: _native.Pool) -> N
     executor.give_masks(ticket, MASKS)
     waiting.join()
     assert executor.wait(ticket)["tokens"].shape == (3,)
-    assert np.array_equal(found[0]["logits"][0], table[1])
+    assert np.array_equal(found[0]["values"][0], table[1])
 
 
 def test_a_batch_that_is_never_given_its_masks_fails(table: np.ndarray, pool: _native.Pool) -> None:
@@ -293,7 +293,7 @@ def test_a_batch_that_is_never_given_its_masks_fails(table: np.ndarray, pool: _n
     ticket = submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
     with pytest.raises(RuntimeError, match="never given its masks"):
         executor.wait(ticket)
-    assert np.array_equal(run(executor, [1], [0])["logits"][0], table[1])
+    assert np.array_equal(run(executor, [1], [0])["values"][0], table[1])
 
 
 def test_an_executor_may_go_while_a_batch_waits_for_masks(table: np.ndarray, pool: _native.Pool) -> None:
@@ -301,7 +301,7 @@ def test_an_executor_may_go_while_a_batch_waits_for_masks(table: np.ndarray, poo
     for _ in range(3):
         submit(executor, [3, 4, 5, 6], [0, 2, 3], **MASKED)
     del executor
-    assert np.array_equal(run(embedding(pool, table), [2], [0])["logits"][0], table[2])
+    assert np.array_equal(run(embedding(pool, table), [2], [0])["values"][0], table[2])
 
 
 def test_a_pool_may_close_while_a_batch_waits_for_masks(table: np.ndarray) -> None:
@@ -348,7 +348,7 @@ def test_errors_of_the_control_thread_surface_in_wait(table: np.ndarray, pool: _
     with pytest.raises(RuntimeError, match="division by zero"):
         executor.wait(ticket)
     executor.watch(None)
-    assert np.array_equal(run(executor, [1], [0])["logits"][0], table[1])
+    assert np.array_equal(run(executor, [1], [0])["values"][0], table[1])
 
 
 def refused(executor: _native.Executor) -> bool:
@@ -372,7 +372,7 @@ def test_close(table: np.ndarray) -> None:
     gate.set()
     closing.join()
     pool.close()
-    assert np.array_equal(executor.wait(running)["logits"][0], table[1])
+    assert np.array_equal(executor.wait(running)["values"][0], table[1])
     with pytest.raises(RuntimeError, match="closed"):
         executor.wait(queued)
     with pytest.raises(RuntimeError, match="closed"):
@@ -385,7 +385,7 @@ def test_an_executor_may_go_before_its_batches_are_done(table: np.ndarray, pool:
     for _ in range(20):
         submit(executor, [1], [0])
     del executor
-    assert np.array_equal(run(embedding(pool, table), [2], [0])["logits"][0], table[2])
+    assert np.array_equal(run(embedding(pool, table), [2], [0])["values"][0], table[2])
 
 
 @pytest.mark.parametrize(

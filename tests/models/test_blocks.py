@@ -38,7 +38,7 @@ def logits(graph: Graph, placement: Placement) -> np.ndarray:
     read = registry.load(TINY / "llama2").checkpoint.read
     rows = np.arange(9, dtype=np.int32)
     inputs = StepInputs(rows + 3, rows, np.array([0, 9], np.int32), np.zeros((1, 1), np.int32), rows)
-    return ReferenceExecutor(compile_graph(graph, placement), read, 1, 16).logits(inputs)
+    return ReferenceExecutor(compile_graph(graph, placement), read, 1, 16).values(inputs)
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "bf16"])

@@ -77,7 +77,7 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
     twin = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE)
     for chunks in (PROMPTS, GOES_ON):
         inputs = step_inputs(graph, chunks)
-        got, expected = run(executor, inputs), twin.logits(inputs)
+        got, expected = run(executor, inputs), twin.values(inputs)
         error = np.abs(got - expected).max(1) / np.abs(expected).max(1)
         assert error.max() <= BOUND[graph.format.name]
 
@@ -119,7 +119,7 @@ def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
         got = run(kernels(graph, ONE_CORE, pool, seed), inputs)
         for like, found in ((graph, to_twin), (exact, to_fp32)):
             twin = ReferenceExecutor(compile_graph(like, ONE_CORE), weights, BLOCKS, BLOCK_SIZE)
-            found.append(np.abs(got - twin.logits(inputs)).mean())
+            found.append(np.abs(got - twin.values(inputs)).mean())
     assert np.mean(to_twin) < np.mean(to_fp32) / 3
 
 
@@ -144,7 +144,7 @@ def test_odd_shards_are_packed_anew_with_the_same_numbers(pool, fmt):
     assert {p.axes[HeadLayout(4, 2, 16).queries()].width for p in programs} == {32}
     inputs = step_inputs(graph, PROMPTS)
     got = run(kernels(graph, Placement(tensor=3), pool), inputs)
-    expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).logits(inputs)
+    expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).values(inputs)
     assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 
 
@@ -158,7 +158,7 @@ def test_layers_may_differ_in_heads(pool, fmt, placement):
     graph = build(Features(layers=4, layer_heads=layouts, head_norm=True), fmt)
     programs, inputs = compile_graph(graph, placement), step_inputs(graph, PROMPTS)
     got = run(kernels(graph, placement, pool), inputs)
-    expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).logits(inputs)
+    expected = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE).values(inputs)
     assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 
 

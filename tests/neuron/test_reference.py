@@ -78,7 +78,7 @@ def plain_llama(f: Features, read, tokens: np.ndarray) -> np.ndarray:
 def test_against_a_plain_forward_pass(fmt):
     features = Features(layers=3, hidden=64, heads=HeadLayout(6, 3, 16), ffn=128, tied=True)
     graph = build(features, fmt)
-    got = executor(graph).logits(step_inputs(graph, [Chunk(0, 0, 40), Chunk(5, 0, 3)]))
+    got = executor(graph).values(step_inputs(graph, [Chunk(0, 0, 40), Chunk(5, 0, 3)]))
     expected = np.vstack(
         [
             plain_llama(features, read_weights(graph), sequence_tokens(graph, s)[:n])
@@ -102,7 +102,7 @@ def test_against_transformers(config):
         compile_graph(graph, Placement()), read_tied(graph, model.checkpoint.read), 3, 16
     )
     expected = np.load(config.parent / "golden.npz")["logits"]
-    np.testing.assert_allclose(twin.logits(inputs), expected, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(twin.values(inputs), expected, atol=2e-4, rtol=2e-4)
 
 
 @given(decoders(cuttable=False), st.data())
@@ -110,9 +110,9 @@ def test_against_transformers(config):
 def test_a_pipeline_gives_the_same_bits(graph, data):
     stages = data.draw(st.integers(1, graph.num_layers))
     inputs = step_inputs(graph, PROMPTS)
-    whole = executor(graph).logits(inputs)
+    whole = executor(graph).values(inputs)
     assert np.isfinite(whole).all()
-    np.testing.assert_array_equal(executor(graph, Placement(pipeline=stages)).logits(inputs), whole)
+    np.testing.assert_array_equal(executor(graph, Placement(pipeline=stages)).values(inputs), whole)
 
 
 @given(decoders(), st.data())
@@ -121,8 +121,8 @@ def test_tensor_parallelism_stays_within_its_bound(graph, data):
     tensor = data.draw(st.integers(1, min(graph.attention_heads, 8)))
     placement = Placement(pipeline=data.draw(st.integers(1, graph.num_layers)), tensor=tensor)
     inputs = step_inputs(graph, PROMPTS)
-    whole = executor(graph).logits(inputs)
-    split = executor(graph, placement).logits(inputs)
+    whole = executor(graph).values(inputs)
+    split = executor(graph, placement).values(inputs)
     assert np.abs(split - whole).max() <= tensor_parallel_bound(compile_graph(graph, placement), whole)
 
 
@@ -136,13 +136,13 @@ def test_layers_may_differ_in_heads(fmt, tensor):
     """On a pipeline bit for bit, on tensor ranks within their bound; a rank keeps what its heads need."""
     graph = build(Features(layers=4, layer_heads=UNEQUAL, head_norm=True, qkv_bias=True), fmt)
     inputs = step_inputs(graph, PROMPTS)
-    whole = executor(graph).logits(inputs)
-    np.testing.assert_array_equal(executor(graph, Placement(pipeline=3)).logits(inputs), whole)
+    whole = executor(graph).values(inputs)
+    np.testing.assert_array_equal(executor(graph, Placement(pipeline=3)).values(inputs), whole)
     programs = compile_graph(graph, Placement(tensor=tensor))
     assert [op.heads for op in programs[-1].ops if isinstance(op, Attention)] == [
         local_heads(layout, tensor) for layout in UNEQUAL
     ]
-    split = executor(graph, Placement(tensor=tensor)).logits(inputs)
+    split = executor(graph, Placement(tensor=tensor)).values(inputs)
     assert np.abs(split - whole).max() <= tensor_parallel_bound(programs, whole)
 
 
@@ -153,8 +153,8 @@ def test_the_bound_is_not_absurdly_loose(fmt):
     moved, bounds = [], []
     for seed in range(5):
         inputs = step_inputs(graph, PROMPTS, seed)
-        whole = executor(graph, seed=seed).logits(inputs)
-        moved.append(np.abs(executor(graph, placement, seed).logits(inputs) - whole).max())
+        whole = executor(graph, seed=seed).values(inputs)
+        moved.append(np.abs(executor(graph, placement, seed).values(inputs) - whole).max())
         bounds.append(tensor_parallel_bound(compile_graph(graph, placement), whole))
     assert np.mean(moved) < np.mean(bounds) < 20 * np.mean(moved)
 
@@ -171,10 +171,10 @@ def test_every_rank_has_the_same_logits(fmt):
 @exact
 def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     """Up to fp32's rounding, because numpy's products depend on the number of rows."""
-    whole = executor(graph).logits(step_inputs(graph, [Chunk(2, 0, 20), Chunk(0, 0, 5)]))[:20]
+    whole = executor(graph).values(step_inputs(graph, [Chunk(2, 0, 20), Chunk(0, 0, 5)]))[:20]
     twin = executor(graph)
     chunks = [Chunk(2, a, b - a) for a, b in pairwise([0, first, first + second, 20]) if b > a]
-    parts = np.vstack([twin.logits(step_inputs(graph, [chunk])) for chunk in chunks])
+    parts = np.vstack([twin.values(step_inputs(graph, [chunk])) for chunk in chunks])
     np.testing.assert_allclose(parts, whole, atol=2e-5 * np.abs(whole).max())
 
 
@@ -193,7 +193,7 @@ def test_a_core_reads_nothing_outside_its_shards(graph, data):
         assert core.weights.keys() == core.program.shards.keys()
         for name, shard in core.program.shards.items():
             assert core.weights[name].values.shape == shard.shape
-    np.testing.assert_array_equal(poisoned.logits(inputs), plain.logits(inputs))
+    np.testing.assert_array_equal(poisoned.values(inputs), plain.values(inputs))
 
 
 def only(shard: WeightShard, weight: np.ndarray) -> np.ndarray:
@@ -219,9 +219,9 @@ def test_only_the_wanted_rows_have_logits():
     graph = build(Features())
     inputs = step_inputs(graph, PROMPTS)
     wanted = np.int32([8, 12])
-    some = executor(graph).logits(replace(inputs, logit_rows=wanted))
-    np.testing.assert_allclose(some, executor(graph).logits(inputs)[wanted], atol=0.1)
-    assert executor(graph).logits(replace(inputs, logit_rows=wanted[:0])).shape == (0, graph.vocab_size)
+    some = executor(graph).values(replace(inputs, logit_rows=wanted))
+    np.testing.assert_allclose(some, executor(graph).values(inputs)[wanted], atol=0.1)
+    assert executor(graph).values(replace(inputs, logit_rows=wanted[:0])).shape == (0, graph.vocab_size)
 
 
 def test_tickets_are_redeemed_once():
@@ -252,7 +252,7 @@ def test_the_sampler_is_the_callers():
         compile_graph(graph, Placement(pipeline=2)), read_weights(graph), BLOCKS, BLOCK_SIZE, greedy
     )
     output = twin.wait(twin.submit(inputs, sampling))
-    np.testing.assert_array_equal(output.tokens, executor(graph).logits(inputs).argmax(1))
+    np.testing.assert_array_equal(output.tokens, executor(graph).values(inputs).argmax(1))
     with pytest.raises(ValueError, match="without a sampler"):
         executor(graph).submit(inputs, sampling)
 
@@ -285,7 +285,7 @@ def test_a_batch_is_drawn_from_when_it_has_its_masks():
     masks = np.full((1, mask_words(vocab)), 5, np.int32)
     twin.give_masks(ticket, masks)
     assert seen == [masks]
-    np.testing.assert_array_equal(twin.wait(ticket).tokens, executor(graph).logits(inputs).argmax(1))
+    np.testing.assert_array_equal(twin.wait(ticket).tokens, executor(graph).values(inputs).argmax(1))
     with pytest.raises(KeyError):
         twin.give_masks(ticket, masks)
 
@@ -296,7 +296,7 @@ def test_programs_that_wait_for_each_other_are_found_out():
     stuck = replace(first, ops=(Receive(0, first.values[0], 1), *first.ops[1:]))
     twin = ReferenceExecutor((stuck, second), read_weights(graph), BLOCKS, BLOCK_SIZE)
     with pytest.raises(RuntimeError, match="wait for each other"):
-        twin.logits(step_inputs(graph, PROMPTS))
+        twin.values(step_inputs(graph, PROMPTS))
 
 
 def test_a_weight_of_another_shape_is_refused():

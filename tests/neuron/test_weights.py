@@ -319,6 +319,6 @@ def product(matrix: Any, x: np.ndarray, fmt: str) -> np.ndarray:
     pool = native().Pool(1)
     executor = native().Executor(pool, [program], 2, matrix.n)
     starts, table = np.array([0, len(x)], np.int32), np.zeros((1, 1), np.int32)
-    found: np.ndarray = executor.wait(executor.submit(rows, rows, starts, table, rows, None))["logits"]
+    found: np.ndarray = executor.wait(executor.submit(rows, rows, starts, table, rows, None))["values"]
     pool.close()
     return found

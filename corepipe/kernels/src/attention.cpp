@@ -19,11 +19,16 @@ int oldest_seen(const AttentionCall& call, int position) {
   return call.window <= position ? position - call.window + 1 : 0;
 }
 
+int newest_seen(const AttentionCall& call, int position, int end) {
+  return call.ahead < end - position ? position + call.ahead : end - 1;
+}
+
 // Blocks of keys that are read, weighed by what is done with each.
 double cost_of(const AttentionCall& call, const AttentionItem& item) {
   const int first = call.positions[item.row];
   const int begin = std::max(oldest_seen(call, first), item.segment * kKeySegment);
-  const int end = std::min(first + item.rows, item.segment_end * kKeySegment);
+  const int newest = newest_seen(call, first + item.rows - 1, item.end);
+  const int end = std::min(newest + 1, item.segment_end * kKeySegment);
   return (end - begin) / static_cast<double>(kKeyBlock) * (4.0 + item.rows * call.group);
 }
 
@@ -73,20 +78,26 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       group_(call.group),
       width_(call.cache.width),
       window_(call.window),
+      ahead_(call.ahead),
       wanted_(call.wanted),
       tokens_(tokens_of_item(call)) {
   for (int s = 0; s < batch.sequences(); ++s) {
     const std::vector<Queries> runs = queries_of(batch, s, wanted_);
+    const int end = batch.positions[batch.starts[s + 1] - 1] + 1;
     for (int head = 0; head < kv_heads_; ++head) {
       for (const Queries& run : runs) {
         for (int at = 0; at < run.rows; at += tokens_) {
-          add_rows(call, s, head, run.row + at, std::min(tokens_, run.rows - at), run.query + at);
+          AttentionItem item{};
+          item.sequence = s, item.head = head, item.end = end;
+          item.row = run.row + at, item.rows = std::min(tokens_, run.rows - at), item.query = run.query + at;
+          add_rows(call, item);
         }
       }
     }
   }
   choose_parts(threads);
-  add_writes(batch, reads_fresh_blocks(batch, call.cache.groups_per_block * kKeyGroup));
+  const int block_size = call.cache.groups_per_block * kKeyGroup;
+  add_writes(batch, call.keeps && reads_fresh_blocks(batch, block_size));
   for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
   missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
@@ -94,14 +105,13 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
 
 bool AttentionPlan::fits(const AttentionCall& call) const {
   return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_ &&
-         call.wanted == wanted_;
+         call.ahead == ahead_ && call.wanted == wanted_;
 }
 
-void AttentionPlan::add_rows(const AttentionCall& call, int sequence, int head, int row, int rows, int query) {
-  const int first = call.positions[row];
-  AttentionItem item = {sequence, head, row, rows, query, 0, 0, false, nullptr};
+void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {
+  const int first = call.positions[item.row];
   item.segment = oldest_seen(call, first) / kKeySegment;
-  item.segment_end = (first + rows - 1) / kKeySegment + 1;
+  item.segment_end = newest_seen(call, first + item.rows - 1, item.end) / kKeySegment + 1;
   wholes_.push_back({item, 1, cost_of(call, item)});
 }
 
@@ -211,6 +221,32 @@ void AttentionPlan::finish_part(const KernelTable& kernels, const AttentionCall&
 void Attention::start(const Batch& batch) {
   batch_ = &batch;
   plans_.clear();
+  tables_.clear();
+}
+
+// Each sequence's keys in groups of their own, one after the other.
+void Attention::make_tables() {
+  const Batch& batch = *batch_;
+  const auto groups_of = [&](int s) { return (batch.starts[s + 1] - batch.starts[s] + kKeyGroup - 1) / kKeyGroup; };
+  table_width_ = 0;
+  for (int s = 0; s < batch.sequences(); ++s) table_width_ = std::max(table_width_, groups_of(s));
+  tables_.assign(static_cast<size_t>(batch.sequences()) * table_width_, 0);
+  groups_ = 0;
+  for (int s = 0; s < batch.sequences(); ++s) {
+    for (int g = 0; g < groups_of(s); ++g) tables_[static_cast<size_t>(s) * table_width_ + g] = groups_++;
+  }
+}
+
+// The call, with memory for the keys and values of this Op alone.
+AttentionCall Attention::with_memory(const AttentionCall& call) {
+  if (tables_.empty()) make_tables();
+  AttentionCall own = call;
+  own.cache.groups_per_block = 1;
+  own.cache.head_stride = static_cast<size_t>(groups_) * call.cache.group_bytes;
+  own.cache.base = reinterpret_cast<char*>(memory_.reserve(call.kv_heads * own.cache.head_stride));
+  own.tables = tables_.data();
+  own.table_width = table_width_;
+  return own;
 }
 
 void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call) {
@@ -219,7 +255,7 @@ void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall&
     plans_.push_back(std::make_unique<AttentionPlan>(call, *batch_, pool.size()));
     plan = plans_.end() - 1;
   }
-  (*plan)->run(kernels, pool, call, scratch_);
+  (*plan)->run(kernels, pool, call.keeps ? call : with_memory(call), scratch_);
 }
 
 }  // namespace corepipe

@@ -34,7 +34,7 @@ class AttentionPlan {
     double cost;
   };
 
-  void add_rows(const AttentionCall& call, int sequence, int head, int row, int rows, int query);
+  void add_rows(const AttentionCall& call, AttentionItem item);
   void choose_parts(int threads);
   void split(const AttentionCall& call, int whole);
   void add_writes(const Batch& batch, bool all_beforehand);
@@ -43,7 +43,7 @@ class AttentionPlan {
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
-  const int kv_heads_, group_, width_, window_;
+  const int kv_heads_, group_, width_, window_, ahead_;
   const bool wanted_;
   const int tokens_;  // of a block of rows
   std::vector<Whole> wholes_;
@@ -63,9 +63,17 @@ class Attention {
   void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call);
 
  private:
+  void make_tables();
+  AttentionCall with_memory(const AttentionCall& call);
+
   const Batch* batch_ = nullptr;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<Buffer> scratch_;
+
+  // Of what keeps nothing: keys and values of one Op, and where those of each sequence lie.
+  Buffer memory_;
+  std::vector<int32_t> tables_;
+  int table_width_ = 0, groups_ = 0;
 };
 
 }  // namespace corepipe

@@ -88,10 +88,11 @@ static bool finite_values(const KeyBlock& block, int first, int last, int width)
 // `tokens` consecutive tokens at a block of which each sees a part.
 struct Edge {
   int position;  // of the first token
-  int tokens, group, window;
+  int tokens, group;
+  Reach reach;
   int start;  // of the block
 
-  CP_INLINE Span sight(const Edge& e, int token) { return visible(e.position + token, e.window, e.start); }
+  CP_INLINE Span sight(const Edge& e, int token) { return visible(e.position + token, e.reach, e.start); }
 };
 
 // May the tokens meet the block as it is?  Then a value that one of them does not see is multiplied by its

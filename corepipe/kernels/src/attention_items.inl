@@ -128,10 +128,6 @@ static void store_result(const AttentionCall& call, const float* state, float* o
   }
 }
 
-CP_INLINE int oldest_seen(const AttentionCall& call, int position) {
-  return call.window <= position ? position - call.window + 1 : 0;
-}
-
 CP_INLINE float* result_of(const AttentionCall& call, const AttentionItem& item, int row) {
   const size_t head = (size_t)item.head * call.group + row % call.group;
   return call.out + (item.query + row / call.group) * call.out_stride + head * call.head_dim;
@@ -150,9 +146,11 @@ struct Item {
   const AttentionItem& item;
   Shape shape;
   Factor* q;  // [rows * group][width]
-  int first_position, last_position;
+  Reach reach;
+  int first_position, last_key;
 
-  Item(const AttentionCall& c, const AttentionItem& i, Factor* queries) : call(c), item(i), q(queries) {
+  Item(const AttentionCall& c, const AttentionItem& i, Factor* queries)
+      : call(c), item(i), q(queries), reach{c.window, c.ahead, i.end} {
     shape.width = call.cache.width;
     shape.stride = state_floats(shape.width);
     first_position = call.positions[item.row];
@@ -160,7 +158,7 @@ struct Item {
     shape.bend = {call.scale, call.softcap, call.slopes == nullptr ? nullptr : call.slopes + item.head * call.group,
                   call.group, first_position};
     shape.scale = shape.bend.needed() ? kLog2E : call.scale * kLog2E;
-    last_position = first_position + item.rows - 1;
+    last_key = Reach::newest(reach, first_position + item.rows - 1);
   }
 
   int rows() const { return item.rows * call.group; }
@@ -180,16 +178,16 @@ struct Item {
   // Groups of the block that the item may read.
   Span groups(int block) const {
     const int begin = block * (kKeyBlock / kKeyGroup);
-    return {begin, smaller(begin + kKeyBlock / kKeyGroup, last_position / kKeyGroup + 1)};
+    return {begin, smaller(begin + kKeyBlock / kKeyGroup, last_key / kKeyGroup + 1)};
   }
 
   int first_block() const {
-    const int start = larger(oldest_seen(call, first_position), item.segment * kKeySegment);
+    const int start = larger(Reach::oldest(reach, first_position), item.segment * kKeySegment);
     return start / kKeyBlock;
   }
 
   int end_block() const {
-    const int end = smaller(last_position + 1, item.segment_end * kKeySegment);
+    const int end = smaller(last_key + 1, item.segment_end * kKeySegment);
     return (end + kKeyBlock - 1) / kKeyBlock;
   }
 
@@ -207,9 +205,10 @@ struct Item {
     KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
     const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
     const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
-    const int seen_begin = clamp(start), seen_end = clamp(start + kKeyBlock - 1 + call.window);
-    const int whole_begin = clamp(start + kKeyBlock - 1);
-    const int whole_end = larger(whole_begin, clamp(start + call.window));
+    const int seen_begin = clamp(start - reach.ahead), seen_end = clamp(start + kKeyBlock - 1 + reach.window);
+    const int whole_begin = clamp(start + kKeyBlock - 1 - reach.ahead);
+    const bool whole = (index + 1) * kKeyBlock <= reach.end;
+    const int whole_end = whole ? larger(whole_begin, clamp(start + reach.window)) : whole_begin;
     if (whole_begin == whole_end) return meet_part(block, index, seen_begin, seen_end, state, ahead);
     meet_part(block, index, seen_begin, whole_begin, state, ahead);
     meet_whole(block, whole_begin, whole_end, state, ahead);
@@ -217,7 +216,7 @@ struct Item {
   }
 
   void meet_part(KeyBlock& block, int index, int begin, int end, float* state, Ahead& ahead) {
-    const Edge edge = {first_position + begin, end - begin, call.group, call.window, index * kKeyBlock};
+    const Edge edge = {first_position + begin, end - begin, call.group, reach, index * kKeyBlock};
     const int row = begin * call.group;
     meet_edges<Cache>(shape, q, state, row, edge, block, ahead);
   }
@@ -249,7 +248,7 @@ struct Item {
   // Segments that a row takes part in.
   Span segments_of(int row) const {
     const int position = first_position + row / call.group;
-    return {oldest_seen(call, position) / kKeySegment, position / kKeySegment + 1};
+    return {Reach::oldest(reach, position) / kKeySegment, Reach::newest(reach, position) / kKeySegment + 1};
   }
 
   void fold_segment(int segment, float* total, const float* state) {
@@ -298,7 +297,7 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
   const size_t floats = work.rows() * work.shape.stride;
   float* state = (float*)rest;
   float* total = (float*)(rest + aligned(floats * sizeof(float)));
-  if (next != nullptr && next->writes) fetch_for_write(call, *next, following.last_position);
+  if (next != nullptr && next->writes) fetch_for_write(call, *next, following.last_key);
   work.prepare_queries();
   const bool alone = item.segment_end - item.segment == 1;
   for (int s = item.segment; s < item.segment_end; ++s) {

@@ -11,7 +11,7 @@ namespace corepipe {
 constexpr int kKeyGroup = 16;      // keys that lie together in the cache
 constexpr int kKeyBlock = 64;      // keys of one softmax step, at absolute positions
 constexpr int kKeySegment = 512;   // keys whose sums are built apart and combined in order
-constexpr int kNoWindow = 0x7fffffff;
+constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
 
 // One layer of a paged cache.  Group g of block b of a head lies at
 // base + head * head_stride + (b * groups_per_block + g) * group_bytes: first its keys
@@ -39,7 +39,9 @@ struct AttentionCall {
   size_t q_stride, k_stride, v_stride, out_stride;
   int kv_heads, group, head_dim;  // group: query heads of a kv head
   float scale;
-  int window;
+  int window;                     // a row sees from window - 1 positions before its own
+  int ahead = 0;                  // to so many after it
+  bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is its own
   float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
   Rotation rotation;
@@ -52,10 +54,11 @@ struct AttentionCall {
 };
 
 // Rows [row, row + rows) of a sequence, which are those of q and out from `query` on; one kv head, keys of segments
-// [segment, segment_end).
+// [segment, segment_end), of positions below `end`.
 struct AttentionItem {
   int sequence, head, row, rows, query;
   int segment, segment_end;
+  int end;
   bool writes;     // stores the keys and values of its rows first
   float* partial;  // state of each segment and row; null: all segments are here, the result goes to `out`
 };

@@ -64,12 +64,20 @@ struct Span {
   int begin, end;
 };
 
+// What a token may see: from `window` - 1 positions before its own to `ahead` after it, below `end`.
+struct Reach {
+  int window, ahead, end;
+
+  CP_INLINE int oldest(const Reach& r, int position) { return r.window <= position ? position - r.window + 1 : 0; }
+  CP_INLINE int newest(const Reach& r, int position) {
+    return r.ahead < r.end - position ? position + r.ahead : r.end - 1;
+  }
+};
+
 // Keys of the block at `start` that a token at `position` sees, within the block.
-CP_INLINE Span visible(int position, int window, int start) {
-  const int oldest = position - window + 1;
-  const int begin = window <= position && oldest > start ? oldest - start : 0;
-  const int end = position - start + 1;
-  return {begin, end < kKeyBlock ? end : kKeyBlock};
+CP_INLINE Span visible(int position, const Reach& reach, int start) {
+  const int begin = Reach::oldest(reach, position) - start, end = Reach::newest(reach, position) - start + 1;
+  return {begin > 0 ? begin : 0, end < kKeyBlock ? end : kKeyBlock};
 }
 
 CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head, int group) {

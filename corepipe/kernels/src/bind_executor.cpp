@@ -76,11 +76,12 @@ nb::dict drawn_to_python(Drawn&& drawn) {
   return result;
 }
 
-nb::dict result_of(Job& job, int vocab) {
+nb::dict result_of(Job& job, int width) {
   nb::dict result = drawn_to_python(std::move(job.drawn));
-  result["logits"] = nb::none();
+  result["values"] = nb::none();
   if (!job.sampling) {
-    result["logits"] = to_numpy(std::move(job.logits), {job.batch.logit_rows.size(), static_cast<size_t>(vocab)});
+    const size_t rows = job.values.size() / width;
+    result["values"] = to_numpy(std::move(job.values), {rows, static_cast<size_t>(width)});
   }
   result["seconds"] = job.seconds;
   nb::list spans;
@@ -130,14 +131,14 @@ void make_pool(JobQueue* self, int threads, std::optional<Counter> beats) {
 
 class PyExecutor {
  public:
-  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int logits, int vocab)
-      : programs_(std::move(programs)), vocab_(vocab) {
+  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int result, int width)
+      : programs_(std::move(programs)), width_(width) {
     std::vector<Program*> bare;
     for (const auto& program : programs_) {
       if (!program) throw std::invalid_argument("a program is None");
       bare.push_back(&program->program);
     }
-    executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), logits, vocab);
+    executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), result, width);
   }
 
   // The batch that runs may be about to call the watch hook, which needs the GIL.
@@ -147,7 +148,7 @@ class PyExecutor {
   }
 
   int64_t submit(Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> starts, Array<int32_t, 2> tables,
-                 Array<int32_t> logit_rows, nb::object sampling) {
+                 Array<int32_t> logit_rows, nb::object sampling, std::optional<Array<int32_t>> types) {
     Batch batch;
     batch.tokens = copy_of(tokens);
     batch.positions = copy_of(positions);
@@ -155,6 +156,7 @@ class PyExecutor {
     batch.tables.assign(tables.data(), tables.data() + tables.size());
     batch.table_width = static_cast<int>(tables.shape(1));
     batch.logit_rows = copy_of(logit_rows);
+    if (types) batch.types = copy_of(*types);
     std::shared_ptr<Job> job = executor_->submit(std::move(batch), read_sampling(sampling));
     jobs_.emplace(++last_ticket_, std::move(job));
     return last_ticket_;
@@ -176,7 +178,7 @@ class PyExecutor {
     }
     if (jobs_.erase(ticket) == 0) throw nb::value_error("another thread has redeemed this ticket");
     if (job->error) rethrow(job->error);
-    return result_of(*job, vocab_);
+    return result_of(*job, width_);
   }
 
   void watch(nb::object hook) { executor_->watch(hook_of(std::move(hook))); }
@@ -189,7 +191,7 @@ class PyExecutor {
   }
 
   std::vector<std::shared_ptr<PyProgram>> programs_;
-  const int vocab_;
+  const int width_;
   std::unique_ptr<Executor> executor_;
   std::unordered_map<int64_t, std::shared_ptr<Job>> jobs_;
   int64_t last_ticket_ = 0;
@@ -221,10 +223,10 @@ void bind_executor(nb::module_& m) {
       .def("close", &JobQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<PyExecutor>(m, "Executor")
       .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<PyProgram>>, int, int>(), "pool"_a,
-           "programs"_a, "logits"_a, "vocab"_a)
+           "programs"_a, "result"_a, "width"_a)
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "sampling"_a.none())
+           "sampling"_a.none(), "types"_a.noconvert().none() = nb::none())
       .def("give_masks", &PyExecutor::give_masks, "ticket"_a, "masks"_a.noconvert())
       .def("wait", &PyExecutor::wait, "ticket"_a)
       .def("watch", &PyExecutor::watch, "hook"_a.none());

@@ -46,6 +46,16 @@ Function function_named(const std::optional<std::string>& name) {
   throw std::invalid_argument("there is no function '" + *name + "'");
 }
 
+Pooling pooling_named(const std::string& name) {
+  if (name == "first") return Pooling::first;
+  if (name == "last") return Pooling::last;
+  if (name == "mean") return Pooling::mean;
+  if (name == "max") return Pooling::max;
+  if (name == "mean_sqrt_len") return Pooling::mean_sqrt_len;
+  if (name == "weighted_mean") return Pooling::weighted_mean;
+  throw std::invalid_argument("there is no pooling '" + name + "'");
+}
+
 RopeTable rope_of(PyProgram& self, const Array<float, 2>& cos, const Array<float, 2>& sin) {
   if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
     throw std::invalid_argument("cos and sin differ in shape");
@@ -72,8 +82,10 @@ StoredTable stored_table(PyProgram& self, const PyTable& table) {
 
 void embed(PyProgram& self, int out, const PyTable& table) { self.program.embed(out, stored_table(self, table)); }
 
-void add_embedding(PyProgram& self, int x, int out, const PyTable& table, int offset) {
-  self.program.add_embedding(x, out, stored_table(self, table), offset);
+void add_embedding(PyProgram& self, int x, int out, const PyTable& table, int offset, const std::string& by) {
+  if (by != "position" && by != "type") throw std::invalid_argument("rows are found by 'position' or 'type'");
+  const RowIndex index = by == "type" ? RowIndex::type : RowIndex::position;
+  self.program.add_embedding(x, out, stored_table(self, table), index, offset);
 }
 
 void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float eps) {
@@ -109,20 +121,21 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
   self.program.rope(x, out, head_dim, rope_of(self, cos, sin));
 }
 
-void attention(PyProgram& self, int q, int k, int v, int out, std::shared_ptr<KVCache> cache, int layer, int heads,
+void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_ptr<KVCache>& cache, int layer, int heads,
                float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
-               std::optional<float> softcap, const std::optional<Array<float>>& slopes) {
+               std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal) {
   if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
   AttentionOptions options;
   options.scale = scale;
   options.window = window.value_or(kNoWindow);
+  options.causal = causal;
   options.softcap = softcap.value_or(0.0f);
   if (slopes) options.slopes = vector_of(self, *slopes);
   if (rope) options.rope = rope_of(self, rope->first, rope->second);
   options.q_norm = norm_of(self, q_norm);
   options.k_norm = norm_of(self, k_norm);
-  self.kept.push_back(cache);
-  self.program.attention(q, k, v, out, *cache, layer, heads, options);
+  if (cache) self.kept.push_back(cache);
+  self.program.attention(q, k, v, out, cache.get(), layer, heads, options);
 }
 
 // One array for each value: [max_rows, bytes of a row].
@@ -146,16 +159,25 @@ void bind_program(nb::module_& m) {
       .def(nb::init<std::vector<int>, int, bool>(), "widths"_a, "max_rows"_a, "round_bf16"_a)
       .def("memory", &memory)
       .def("embed", &embed, "out"_a, "table"_a.noconvert())
-      .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0)
+      .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0,
+           "by"_a = "position")
       .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a)
       .def("layer_norm", &layer_norm, "x"_a, "out"_a, "gain"_a.noconvert().none(), "bias"_a.noconvert().none(), "eps"_a)
       .def("linear", &append_linear, "x"_a, "segments"_a, "norm"_a = nb::none(), "layer_norm"_a = nb::none(),
            "function"_a = nb::none(), "glu"_a = false, "factor"_a = 1.0f, "residual"_a = nb::none(),
            "outer"_a = nb::none())
       .def("rope", &rope, "x"_a, "out"_a, "head_dim"_a, "cos"_a.noconvert(), "sin"_a.noconvert())
-      .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a, "layer"_a, "heads"_a, "scale"_a,
+      .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a.none(), "layer"_a, "heads"_a, "scale"_a,
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
-           "softcap"_a = nb::none(), "slopes"_a = nb::none())
+           "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true)
+      .def("normalize",
+           [](PyProgram& self, int x, int out, float eps) { self.program.norm(x, out, {NormKind::unit, {}, {}, eps}); },
+           "x"_a, "out"_a, "eps"_a)
+      .def("pool",
+           [](PyProgram& self, const std::string& pooling, int x, int out) {
+             self.program.pool(pooling_named(pooling), x, out);
+           },
+           "pooling"_a, "x"_a, "out"_a)
       .def("activation",
            [](PyProgram& self, const std::string& function, int x, int out) {
              self.program.activate(function_named(function), x, out);

@@ -76,19 +76,23 @@ void gather_row(const Stop& stop, int row) {
 
 }  // namespace
 
-Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int logits, int vocab)
-    : queue_(std::move(queue)), programs_(std::move(programs)), vocab_(vocab) {
+Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width)
+    : queue_(std::move(queue)), programs_(std::move(programs)), width_(width) {
   require(!programs_.empty(), "an Executor needs a Program");
-  logits_ = programs_.back()->value(logits);
-  require(vocab >= 1 && vocab <= logits_.width, "the logits are " + std::to_string(logits_.width) +
-                                                    " wide, vocab is " + std::to_string(vocab));
-  max_rows_ = token_limit_ = position_limit_ = block_limit_ = std::numeric_limits<int>::max();
+  result_ = programs_.back()->value(result);
+  require(width >= 1 && width <= result_.width, "the result is " + std::to_string(result_.width) +
+                                                    " wide, wanted are " + std::to_string(width));
+  max_rows_ = token_limit_ = position_limit_ = type_limit_ = block_limit_ = std::numeric_limits<int>::max();
   block_size_ = 0;
   for (Program* program : programs_) {
     max_rows_ = std::min(max_rows_, program->max_rows);
     token_limit_ = std::min(token_limit_, program->token_limit);
     position_limit_ = std::min(position_limit_, program->position_limit);
+    type_limit_ = std::min(type_limit_, program->type_limit);
     block_limit_ = std::min(block_limit_, program->block_limit);
+    reads_types_ = reads_types_ || program->reads_types;
+    whole_sequences_ = whole_sequences_ || program->whole_sequences;
+    one_logit_row_ = one_logit_row_ || program->one_logit_row;
     if (program->block_size == 0) continue;
     require(block_size_ == 0 || block_size_ == program->block_size, "the programs' caches differ in block_size");
     block_size_ = program->block_size;
@@ -113,11 +117,20 @@ void Executor::check(const Batch& batch) const {
           "block_tables needs a row for each sequence");
   check_all(batch.tokens, token_limit_, "token");
   check_all(batch.positions, position_limit_, "position");
+  require(batch.types.size() == (reads_types_ ? batch.tokens.size() : 0),
+          reads_types_ ? "tokens and types differ in length" : "no program reads types");
+  check_all(batch.types, type_limit_, "type");
   check_all(batch.tables, block_limit_, "block");
   check_all(batch.logit_rows, rows, "logit row");
   for (int s = 0; s < batch.sequences(); ++s) check_sequence(batch, s);
   const auto unordered = std::adjacent_find(batch.logit_rows.begin(), batch.logit_rows.end(), std::greater_equal<>());
   require(unordered == batch.logit_rows.end(), "logit_rows must ascend");
+  if (!one_logit_row_) return;
+  require(batch.logits() == batch.sequences(), "there must be one logit row of each sequence");
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const int row = batch.logit_rows[s];
+    require(row >= batch.starts[s] && row < batch.starts[s + 1], "there must be one logit row of each sequence");
+  }
 }
 
 void Executor::check_sequence(const Batch& batch, int sequence) const {
@@ -126,6 +139,7 @@ void Executor::check_sequence(const Batch& batch, int sequence) const {
   for (int r = begin + 1; r < end; ++r) {
     require(batch.positions[r] == batch.positions[r - 1] + 1, "the rows of a sequence must be at consecutive positions");
   }
+  require(!whole_sequences_ || batch.positions[begin] == 0, "a sequence must be whole: its rows begin at position 0");
   const int last = batch.positions[end - 1];
   require(block_size_ == 0 || last / block_size_ < batch.table_width,
           "position " + std::to_string(last) + " lies beyond the sequence's blocks");
@@ -133,7 +147,7 @@ void Executor::check_sequence(const Batch& batch, int sequence) const {
 
 std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampling) {
   check(batch);
-  if (sampling) check_sampling(*sampling, batch.logits(), vocab_);
+  if (sampling) check_sampling(*sampling, batch.logits(), width_);
   auto job = std::make_shared<Job>();
   job->executor = this;
   job->batch = std::move(batch);
@@ -145,8 +159,8 @@ std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampl
 
 void Executor::give_masks(Job& job, std::vector<uint32_t> masks) {
   require(job.wanted_masks > 0, "the batch has no masked rows");
-  require(masks.size() == job.wanted_masks * mask_words(vocab_),
-          "there must be a mask of " + std::to_string(mask_words(vocab_)) + " words for each of " +
+  require(masks.size() == job.wanted_masks * mask_words(width_),
+          "there must be a mask of " + std::to_string(mask_words(width_)) + " words for each of " +
               std::to_string(job.wanted_masks) + " rows");
   queue_->give_masks(job, std::move(masks));
 }
@@ -247,18 +261,20 @@ void Executor::pass(const Run& run, const Stop& stop) {
 }
 
 void Executor::finish(const Run& run, Job& job) {
+  // Tokens are drawn for the logit rows; without sampling all rows that there are are the result.
+  const bool by_number = job.sampling && result_.rows == Rows::tokens;
   std::vector<const float*> rows;
-  for (int i = 0; i < job.batch.logits(); ++i) {
-    rows.push_back(logits_.row(logits_.rows == Rows::logits ? i : job.batch.logit_rows[i]));
+  for (int i = 0; i < run.rows(job.sampling ? Rows::logits : result_.rows); ++i) {
+    rows.push_back(result_.row(by_number ? job.batch.logit_rows[i] : i));
   }
   if (job.sampling) {
     if (job.wanted_masks > 0) queue_->await_masks(job);
-    job.drawn = queue_->sampler_.run(run.kernels, run.pool, rows, vocab_, *job.sampling, job.masks);
+    job.drawn = queue_->sampler_.run(run.kernels, run.pool, rows, width_, *job.sampling, job.masks);
     return;
   }
-  job.logits.resize(rows.size() * vocab_);
-  run.for_rows(static_cast<int>(rows.size()), vocab_, [&](int row) noexcept {
-    std::memcpy(job.logits.data() + static_cast<size_t>(row) * vocab_, rows[row], vocab_ * sizeof(float));
+  job.values.resize(rows.size() * width_);
+  run.for_rows(static_cast<int>(rows.size()), width_, [&](int row) noexcept {
+    std::memcpy(job.values.data() + static_cast<size_t>(row) * width_, rows[row], width_ * sizeof(float));
   });
 }
 

@@ -39,7 +39,7 @@ struct Job {
 
   // The result, valid once done; `error` instead if it failed.
   Drawn drawn;
-  std::vector<float> logits;
+  std::vector<float> values;  // [.., width] of the executor's result
   std::vector<Span> spans;
   double seconds = 0;
   std::exception_ptr error;
@@ -97,9 +97,10 @@ class JobQueue {
 
 class Executor {
  public:
-  // Lays out the course of a batch through the programs.  Throws std::invalid_argument where they don't
-  // fit together: an exchange whose partner never comes, widths that differ.
-  Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int logits, int vocab);
+  // Lays out the course of a batch through the programs.  `result` is the value of the last one that is wanted, of whose
+  // columns the first `width` are given, or drawn from.  Throws std::invalid_argument where they don't fit together: an
+  // exchange whose partner never comes, widths that differ.
+  Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width);
   ~Executor() { queue_->withdraw(this); }
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -127,9 +128,10 @@ class Executor {
 
   const std::shared_ptr<JobQueue> queue_;
   const std::vector<Program*> programs_;  // kept alive by the caller
-  Value logits_;
-  const int vocab_;
-  int max_rows_, token_limit_, position_limit_, block_limit_, block_size_;
+  Value result_;
+  const int width_;
+  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_;
+  bool reads_types_ = false, whole_sequences_ = false, one_logit_row_ = false;
   Course course_;
   std::vector<std::vector<float>> channels_;
   std::mutex hook_mutex_;

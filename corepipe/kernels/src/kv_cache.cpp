@@ -65,7 +65,11 @@ size_t KVCache::checked_bytes() const {
 
 KVLayer KVCache::layer(int index) const {
   char* base = arena_.data() + static_cast<size_t>(index) * kv_heads * head_bytes();
-  return {base, head_bytes(), group_bytes(), block_size / kKeyGroup, width(), fp32};
+  KVLayer found = layer_of(head_dim, fp32);
+  found.base = base;
+  found.head_stride = head_bytes();
+  found.groups_per_block = block_size / kKeyGroup;
+  return found;
 }
 
 }  // namespace corepipe

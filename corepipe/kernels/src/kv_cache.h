@@ -28,6 +28,12 @@ class Arena {
   size_t bytes_;
 };
 
+// One layer's groups of a cache, wherever they lie.
+inline KVLayer layer_of(int head_dim, bool fp32) {
+  const int width = (head_dim + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+  return {nullptr, 0, 2 * static_cast<size_t>(kKeyGroup) * width * (fp32 ? 4 : 2), 1, width, fp32};
+}
+
 // Layout [layers][kv_heads][blocks][groups of 16 positions], so that a run of neighbouring blocks is one
 // stream for each head; a group as in KVLayer.
 class KVCache {
@@ -42,8 +48,7 @@ class KVCache {
   const bool fp32;
 
  private:
-  int width() const { return (head_dim + kKeyGroup - 1) / kKeyGroup * kKeyGroup; }
-  size_t group_bytes() const { return 2 * static_cast<size_t>(kKeyGroup) * width() * (fp32 ? 4 : 2); }
+  size_t group_bytes() const { return layer_of(head_dim, fp32).group_bytes; }
   size_t head_bytes() const { return static_cast<size_t>(blocks) * (block_size / kKeyGroup) * group_bytes(); }
   size_t checked_bytes() const;
 

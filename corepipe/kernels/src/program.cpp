@@ -37,6 +37,7 @@ Program::Program(std::vector<int> widths, int rows, bool round)
       round_bf16(round),
       token_limit(kUnlimited),
       position_limit(kUnlimited),
+      type_limit(kUnlimited),
       block_limit(kUnlimited) {
   require(rows >= 1, "max_rows must be at least 1");
   size_t floats = 0;
@@ -110,16 +111,20 @@ void Program::embed(int out_index, const StoredTable& table) {
   });
 }
 
-void Program::add_embedding(int x_index, int out_index, const StoredTable& table, int offset) {
+void Program::add_embedding(int x_index, int out_index, const StoredTable& table, RowIndex by, int offset) {
   const Value x = at(x_index);
-  require(x.rows == Rows::tokens, "only rows of tokens have positions");
+  require(x.rows == Rows::tokens, "only rows of tokens have positions and types");
   require(x.width == table.width, "the table must be as wide as x");
   require(offset >= 0 && offset < table.rows, "the offset lies beyond the table");
-  position_limit = std::min(position_limit, table.rows - offset);
+  const bool typed = by == RowIndex::type;
+  int& limit = typed ? type_limit : position_limit;
+  limit = std::min(limit, table.rows - offset);
+  reads_types = reads_types || typed;
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
   append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
-    const void* stored = table.row(static_cast<size_t>(run.batch.positions[r]) + offset);
+    const int32_t index = typed ? run.batch.types[r] : run.batch.positions[r];
+    const void* stored = table.row(static_cast<size_t>(index) + offset);
     run.kernels.rows.add_stored(x.row(r), stored, table.is_bf16, out.row(r), x.width, round);
   });
 }
@@ -227,23 +232,40 @@ void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
   });
 }
 
-void Program::attention(int q_index, int k_index, int v_index, int out_index, const KVCache& cache, int layer,
+// Where an attention has its keys and values: in a layer of the cache, or in memory that the batch's turn brings.
+KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads) {
+  require(heads >= 1 && q.width % heads == 0, "q must be heads * head_dim wide");
+  const int d = q.width / heads;
+  if (cache == nullptr) {
+    require(d <= kMaxHeadDim, "head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
+    require(k.width % d == 0 && heads % (k.width / d) == 0, "heads must be a multiple of k's");
+    whole_sequences = true;
+    return layer_of(d, !round_bf16);
+  }
+  require(heads % cache->kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
+  require(d == cache->head_dim, "q must be heads * head_dim wide");
+  require(k.width == int64_t{cache->kv_heads} * d, "k and v must be kv_heads * head_dim wide");
+  require(layer >= 0 && layer < cache->layers, "the cache has no layer " + std::to_string(layer));
+  require(block_size == 0 || block_size == cache->block_size, "the caches of a program differ in block_size");
+  block_size = cache->block_size;
+  block_limit = std::min(block_limit, cache->blocks);
+  return cache->layer(layer);
+}
+
+void Program::attention(int q_index, int k_index, int v_index, int out_index, const KVCache* cache, int layer,
                         int heads, const AttentionOptions& options) {
   const Value q = at(q_index), k = at(k_index), v = at(v_index);
-  const int d = cache.head_dim;
-  require(heads >= 1 && heads % cache.kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
-  require(q.width == int64_t{heads} * d, "q must be heads * head_dim wide");
-  require(k.width == int64_t{cache.kv_heads} * d && v.width == k.width, "k and v must be kv_heads * head_dim wide");
-  require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
+  const KVLayer memory = memory_of(q, k, cache, layer, heads);
+  const int d = q.width / heads;
+  require(v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(k.rows == Rows::tokens && v.rows == Rows::tokens, "keys and values are of rows of tokens");
   require(options.window >= 1, "window must be at least 1");
   require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
   require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
-  require(block_size == 0 || block_size == cache.block_size, "the caches of a program differ in block_size");
+  require(options.causal == (cache != nullptr), "what is causal has a cache, and nothing else");
+  require(options.causal || options.slopes.data == nullptr, "slopes are of what is causal");
   limit_positions(options.rope, d);
-  block_size = cache.block_size;
-  block_limit = std::min(block_limit, cache.blocks);
   const Value out = write(out_index, q.rows, q.width);
   require(out.data != k.data && out.data != v.data && out.data != q.data, "attention can't work in place");
 
@@ -251,18 +273,23 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.q = q.data, call.k = k.data, call.v = v.data, call.out = out.data;
   call.q_stride = q.stride, call.k_stride = k.stride, call.v_stride = v.stride, call.out_stride = out.stride;
   call.wanted = q.rows == Rows::logits;
-  call.kv_heads = cache.kv_heads;
-  call.group = heads / cache.kv_heads;
+  call.kv_heads = k.width / d;
+  call.group = heads / call.kv_heads;
   call.head_dim = d;
   call.scale = options.scale;
   call.window = options.window;
+  if (!options.causal) {
+    call.keeps = false;
+    call.ahead = options.window == kNoWindow ? kNoWindow : options.window / 2;
+    call.window = options.window == kNoWindow ? kNoWindow : options.window / 2 + 1;
+  }
   call.softcap = options.softcap;
   call.slopes = options.slopes.data;
   call.rotation = rotation_at(options.rope);
   call.q_norm = norm_over(options.q_norm, d);
   call.k_norm = norm_over(options.k_norm, d);
   call.round_bf16 = round_bf16;
-  call.cache = cache.layer(layer);
+  call.cache = memory;
   append([call](const Run& run) {
     AttentionCall now = call;
     now.positions = run.batch.positions.data();
@@ -319,6 +346,23 @@ void Program::select_rows(int x_index, int out_index) {
     for (int r = 0; r < run.batch.logits(); ++r) {
       std::memmove(out.row(r), x.row(run.batch.logit_rows[r]), x.width * sizeof(float));
     }
+  });
+}
+
+void Program::pool(Pooling pooling, int x_index, int out_index) {
+  const Value x = at(x_index);
+  require(x.rows == Rows::tokens, "the rows have been selected before");
+  const Value out = write(out_index, Rows::logits, x.width);
+  require(out.data != x.data, "pooling can't work in place");
+  one_logit_row = true;
+  const bool round = round_bf16;
+  append([=](const Run& run) {
+    const std::vector<int32_t>& starts = run.batch.starts;
+    const int width = x.width * (run.batch.rows() / run.batch.sequences());
+    run.for_rows(run.batch.sequences(), width, [&](int s) noexcept {
+      const int rows = starts[s + 1] - starts[s];
+      run.kernels.rows.pool(pooling, x.row(starts[s]), x.stride, rows, out.row(s), x.width, round);
+    });
   });
 }
 

@@ -91,11 +91,15 @@ struct LinearSurroundings {
 struct AttentionOptions {
   float scale = 1;
   int window = kNoWindow;
+  bool causal = true;  // otherwise a row sees as far ahead as back, and nothing is kept
   float softcap = 0;
   Vector slopes;
   RopeTable rope;
   NormSpec q_norm, k_norm;
 };
+
+// By what a token finds its row of a table.
+enum class RowIndex { position, type };
 
 // A table of which each token takes a row: fp32, or bf16.
 struct StoredTable {
@@ -134,17 +138,20 @@ class Program {
   Program(std::vector<int> widths, int max_rows, bool round_bf16);
 
   void embed(int out, const StoredTable& table);
-  void add_embedding(int x, int out, const StoredTable& table, int offset);
+  void add_embedding(int x, int out, const StoredTable& table, RowIndex by, int offset);
   void norm(int x, int out, const NormSpec& norm);
   void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
   void rope(int x, int out, int head_dim, RopeTable table);
-  void attention(int q, int k, int v, int out, const KVCache& cache, int layer, int heads,
+  // cache: of what is kept; null where that is nothing.
+  void attention(int q, int k, int v, int out, const KVCache* cache, int layer, int heads,
                  const AttentionOptions& options);
   void activate(Function function, int x, int out);
   void glu(Function function, int gate, int up, int out);
   void scale(int x, float factor, int out);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
+  // One row of each sequence's; a batch then has one logit row of each.
+  void pool(Pooling pooling, int x, int out);
   void all_reduce(int x, int out, std::vector<int> group);
   void all_gather(int x, int out, std::vector<int> group, std::vector<int> widths);
   void send(int x, int peer, Rows rows);
@@ -161,7 +168,10 @@ class Program {
   const bool round_bf16;
 
   // What batches are checked against; the largest int where there is no limit.
-  int token_limit, position_limit, block_limit, block_size = 0;
+  int token_limit, position_limit, type_limit, block_limit, block_size = 0;
+  bool reads_types = false;
+  bool whole_sequences = false;  // each begins at position 0
+  bool one_logit_row = false;    // of each sequence
 
  private:
   Value& at(int index);
@@ -169,6 +179,7 @@ class Program {
   Step& append(std::function<void(const Run&)> run);
   template <class Body>
   void append_rows(Rows rows, int width, Body body);
+  KVLayer memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads);
   Value addend(int index, const Value& x, int width);
   std::vector<Segment> segments_of(const Value& x, const std::vector<LinearSegment>& specs, bool glu);
   void limit_positions(const RopeTable& table, int head_dim);

@@ -1,6 +1,7 @@
 // What an ISA provides for single rows: leaf functions without state.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace corepipe {
@@ -8,16 +9,20 @@ namespace corepipe {
 // Functions of one element; `none` leaves it as it is.
 enum class Function { none, silu, gelu, gelu_tanh, relu, sigmoid, tanh };
 
-enum class NormKind { none, rms, layer };
+enum class NormKind { none, rms, layer, unit };
 
 // rms: x / sqrt(mean(x^2) + eps) * gain.  layer: (x - mean) / sqrt(variance + eps) * gain + bias, each of which may
-// be null.
+// be null.  unit: x / max(|x|, eps), of Euclidean length 1.
 struct Norm {
   NormKind kind = NormKind::none;
   const float* gain = nullptr;
   const float* bias = nullptr;
   float eps = 0;
 };
+
+// What is made of the rows of a sequence: the first, the last, their mean, their largest elements, their sum by the root
+// of their number, their mean weighed by their place, from 1.
+enum class Pooling { first, last, mean, max, mean_sqrt_len, weighted_mean };
 
 // Results are rounded to bf16 where `round` is set.  Out may be an operand.
 struct RowTable {
@@ -33,6 +38,8 @@ struct RowTable {
   void (*scale)(const float* x, float factor, float* out, int n, bool round);
   void (*round)(const float* x, float* out, int n);
   void (*widen)(const uint16_t* bf16, float* out, int n);
+  // One row of `rows`, which are `stride` elements apart, added up in fp32 and in their order.
+  void (*pool)(Pooling pooling, const float* x, size_t stride, int rows, float* out, int n, bool round);
 };
 
 }  // namespace corepipe

@@ -144,16 +144,59 @@ static void layer_norm_row(const float* x, const float* gain, const float* bias,
   });
 }
 
+static void unit_row(const float* x, float eps, int n, bool round, float* out) {
+  f32x16 squares = zero();
+  for_lanes(n, [&](int i, int count) {
+    const f32x16 a = load_part(x + i, count);
+    squares = fma(a, a, squares);
+  });
+  const float length = __builtin_sqrtf(reduce_add(squares));
+  scale_row(x, 1.0f / (length > eps ? length : eps), out, n, round);
+}
+
 static void norm_row(const Norm& norm, const float* x, int n, bool round, float* out) {
   if (norm.kind == NormKind::layer) {
     layer_norm_row(x, norm.gain, norm.bias, norm.eps, n, round, out);
+  } else if (norm.kind == NormKind::unit) {
+    unit_row(x, norm.eps, n, round, out);
   } else {
     rms_norm_row(x, norm.gain, norm.eps, n, round, out);
   }
 }
 
+// ---- pooling
+
+// fold(sum so far, the row's elements, its number) of 16 elements, row after row; then by the divisor.
+template <class Fold>
+CP_INLINE void fold_rows(const float* x, size_t stride, int rows, float* out, int n, float divisor, bool round,
+                         Fold&& fold) {
+  for_lanes(n, [&](int i, int count) {
+    f32x16 sum = fold(zero(), load_part(x + i, count), 0);
+    for (int r = 1; r < rows; ++r) sum = fold(sum, load_part(x + r * stride + i, count), r);
+    store_part(out + i, sum / broadcast(divisor), count, round);
+  });
+}
+
+static void pool_rows(Pooling pooling, const float* x, size_t stride, int rows, float* out, int n, bool round) {
+  const auto sum = [](f32x16 a, f32x16 b, int) CP_LAMBDA { return a + b; };
+  const auto weighed = [](f32x16 a, f32x16 b, int r) CP_LAMBDA { return a + b * broadcast((float)(r + 1)); };
+  const auto largest = [](f32x16 a, f32x16 b, int r) CP_LAMBDA { return r == 0 ? b : max(b, a); };
+  const float count = (float)rows;
+  switch (pooling) {
+    case Pooling::first: return fold_rows(x, stride, 1, out, n, 1.0f, round, sum);
+    case Pooling::last: return fold_rows(x + (rows - 1) * stride, stride, 1, out, n, 1.0f, round, sum);
+    case Pooling::mean: return fold_rows(x, stride, rows, out, n, count, round, sum);
+    case Pooling::max: return fold_rows(x, stride, rows, out, n, 1.0f, round, largest);
+    case Pooling::mean_sqrt_len: return fold_rows(x, stride, rows, out, n, __builtin_sqrtf(count), round, sum);
+    case Pooling::weighted_mean: {
+      const float weights = count * (count + 1.0f) / 2.0f;
+      return fold_rows(x, stride, rows, out, n, weights, round, weighed);
+    }
+  }
+}
+
 constexpr RowTable kRows = {norm_row,     rope_row,  add_row,   add_stored_row, activate_row,
-                            glu_row,      scale_row, round_row, widen_row};
+                            glu_row,      scale_row, round_row, widen_row,      pool_rows};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

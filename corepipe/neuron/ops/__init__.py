@@ -9,7 +9,8 @@ from corepipe.neuron.ops.elementwise import Activation, Add, GatedActivation, Sc
 from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex
 from corepipe.neuron.ops.experts import Experts
 from corepipe.neuron.ops.linear import Linear
-from corepipe.neuron.ops.norms import LayerNorm, RMSNorm
+from corepipe.neuron.ops.norms import LayerNorm, Normalize, RMSNorm
+from corepipe.neuron.ops.pooling import Pooling, PoolingMode
 
 __all__ = [
     "Activation",
@@ -28,10 +29,13 @@ __all__ = [
     "LatentAttention",
     "LayerNorm",
     "Linear",
+    "Normalize",
     "Op",
     "PatchEmbed",
     "Pixels",
     "Pool",
+    "Pooling",
+    "PoolingMode",
     "RMSNorm",
     "Receive",
     "Rope",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -11,7 +12,16 @@ import numpy as np
 
 from corepipe.neuron import numerics
 from corepipe.neuron.engines import AttentionCost, Cost
-from corepipe.neuron.graph import Format, HeadLayout, RopeSpec, StateKind, StateSpec, Value, WeightSpec
+from corepipe.neuron.graph import (
+    TOKENS,
+    Format,
+    HeadLayout,
+    RopeSpec,
+    StateKind,
+    StateSpec,
+    Value,
+    WeightSpec,
+)
 from corepipe.neuron.numerics import F32, Scores
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
@@ -72,11 +82,11 @@ class Attention(Keeps):
 
     Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
     The cache holds the compute dtype; probabilities are rounded to it before they meet v.
-    Not `causal`: each row attends to all rows of its sequence, and nothing is kept.  `softcap` c: scaled
-    scores become c tanh(score / c).  `alibi`: then they fall linearly with distance, by the slope of each of
-    the model's heads (Press et al. 2022), of which a core takes those of its own heads.  `distance_bias` is
-    added to scores by distance, a row a bucket and a column a head of the model (Raffel et al. 2020); `sinks`
-    [1, heads] take part in the softmax alone (gpt-oss).
+    Not `causal`: each row attends to all rows of its sequence, in a window to those at most half of it away,
+    and nothing is kept.  `softcap` c: scaled scores become c tanh(score / c).  `alibi`: then they fall with
+    distance, by the slope of each of the model's heads (Press et al. 2022), of which a core has those of its
+    own heads.  `distance_bias` is added to scores by distance, a row a bucket and a column a head of the
+    model (Raffel et al. 2020); `sinks` [1, heads] take part in the softmax alone (gpt-oss).
     """
 
     q: Value
@@ -106,16 +116,28 @@ class Attention(Keeps):
         return _cost(self, self.heads, fmt, rates, causal=self.causal, window=self.window)
 
     def refuses(self, fmt: Format) -> str | None:
-        computed = self.causal and self.distance_bias is None and self.sinks is None
-        return None if computed else Keeps.refuses(self, fmt)
+        if self.distance_bias is not None or self.sinks is not None or self.k.rows != TOKENS:
+            return Keeps.refuses(self, fmt)
+        return "falls with distance, but is not causal" if self.alibi and not self.causal else None
 
     def twin(self, at: TwinContext) -> F32:
+        slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
+        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal)
+        return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
+
+    def _over_rows(self, at: TwinContext, kind: Scores) -> F32:
+        """Of each sequence over its own rows."""
+        starts, positions = at.inputs.sequence_starts, at.inputs.positions
+        q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
+        parts = [slice(a, b) for a, b in pairwise(starts)]
+        out = [numerics.attend(q[s], k[s], v[s], positions[s], kind, at.format.compute) for s in parts]
+        return np.concatenate(out)
+
+    def _over_cache(self, at: TwinContext, kind: Scores) -> F32:
         inputs, compute = at.inputs, at.format.compute
         keys, values = at.cache(self.layer)
         q = at[self.q].reshape(-1, self.heads.heads, self.heads.head_dim)
         new_keys, new_values = (at[x].reshape(-1, *keys.shape[1:]) for x in (self.k, self.v))
-        slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
-        kind = Scores(self.scale, self.window, self.softcap, slopes)
         out = np.empty_like(at[self.q])
         for s, table in enumerate(inputs.block_tables):
             rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])

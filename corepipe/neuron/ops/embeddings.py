@@ -66,15 +66,17 @@ class AddEmbedding(Keeps):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return gather_cost(self.out, fmt, rates)
 
-    def refuses(self, fmt: Format) -> str | None:
-        return None if self.by is RowIndex.POSITION else Keeps.refuses(self, fmt)
+    def refuses(self, _fmt: Format) -> None:
+        return None
 
     def twin(self, at: TwinContext) -> F32:
-        rows = at.weight(self.table)[at.inputs.positions + self.offset]
+        index = at.inputs.types if self.by is RowIndex.TYPE else at.inputs.positions
+        rows = at.weight(self.table)[index + self.offset]
         return numerics.add(at[self.x], rows, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        native.add_embedding(at.buffer(self.x), at.buffer(self.out), at.rows(self.table), self.offset)
+        x, out, table = at.buffer(self.x), at.buffer(self.out), at.rows(self.table)
+        native.add_embedding(x, out, table, self.offset, self.by.value)
 
 
 @dataclass(frozen=True, slots=True)

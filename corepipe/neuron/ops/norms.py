@@ -43,6 +43,31 @@ class RMSNorm(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
+class Normalize(Keeps):
+    """x / max(|x|, eps): rows of Euclidean length 1."""
+
+    x: Value
+    eps: float = 1e-12
+
+    def refuses_cut(self) -> str | None:
+        what = f"Normalize of layer {self.layer}"
+        return f"{what} needs all of {self.x.axis.name}" if self.x.axis.is_cut else None
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(one=1, two=1)  # times 1 / length; x squared and summed
+        return elementwise_cost(self.out, passes, fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.normalize(at[self.x], self.eps, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.normalize(at.buffer(self.x), at.buffer(self.out), self.eps)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNorm(Keeps):
     """(x - mean) / sqrt(variance + eps) over all of x, times the gain, plus the bias, where there are any."""
 

@@ -1,0 +1,78 @@
+"""What makes one row of all rows of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+
+from corepipe.neuron.engines import Cost
+from corepipe.neuron.graph import TOKENS, WANTED, Format, Value
+from corepipe.neuron.numerics import F32, round_to
+from corepipe.neuron.ops.base import Bindings, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.rates import CoreRates
+
+
+class PoolingMode(StrEnum):
+    """What is made of the rows, special tokens included: as sentence-transformers' modes of these names."""
+
+    FIRST = "first"  # cls
+    LAST = "last"  # lasttoken
+    MEAN = "mean"
+    MAX = "max"
+    MEAN_SQRT_LEN = "mean_sqrt_len"  # the sum by the root of their number
+    WEIGHTED_MEAN = "weighted_mean"  # the mean, weighed by their place from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling(Keeps):
+    """One row of each sequence, added up in fp32 and in the order of its rows, so that bits do not depend on
+    the batch.
+
+    x has a row a token, `out` one a sequence: a batch wants one row of each, and all of a sequence's rows are
+    in it.
+    """
+
+    x: Value
+    mode: PoolingMode
+
+    def contradiction(self) -> str | None:
+        fits = self.x.rows == TOKENS and self.out.rows == WANTED
+        return None if fits else "Pooling makes one wanted row of rows of tokens"
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.x, Passes(one=1), fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        x = at[self.x]
+        rows = [pooled(x[a:b], self.mode) for a, b in pairwise(at.inputs.sequence_starts)]
+        return round_to(np.stack(rows), at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.pool(self.mode.value, at.buffer(self.x), at.buffer(self.out))
+
+
+def pooled(x: F32, mode: PoolingMode) -> F32:
+    """One row [width] of a sequence's [rows, width], unrounded."""
+    count = np.float32(len(x))
+    places = np.arange(1, len(x) + 1, dtype=np.float32)
+    match mode:
+        case PoolingMode.FIRST:
+            row = x[0]
+        case PoolingMode.LAST:
+            row = x[-1]
+        case PoolingMode.MEAN:
+            row = x.sum(axis=0) / count
+        case PoolingMode.MAX:
+            row = x.max(axis=0)
+        case PoolingMode.MEAN_SQRT_LEN:
+            row = x.sum(axis=0) / np.sqrt(count)
+        case PoolingMode.WEIGHTED_MEAN:
+            row = (x * places[:, None]).sum(axis=0) / places.sum()
+    return np.asarray(row, np.float32)
