@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -18,41 +20,101 @@ from corepipe.models.checkpoints import integrity
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.neuron.graph import FORMATS
-from corepipe.serving.api.app import create_app, serve
+from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.api.cassettes.deck import Deck
+from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
+from corepipe.serving.engine.host_limits import host_cpus
+from corepipe.serving.engine.sharing import Tenancy, shared
 from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.child import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 
 
-def launch(engine: EngineConfig, server: ServerConfig) -> None:
-    """Serves until a signal.  Raises UserError for what cannot be served, Exit where the engine dies loading.
+def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+    """Serves until a signal: each of these models, at the port and with the keys and limits of the first.
 
-    Listens first, so that a port in use is known at once; the engine loads behind the open port.
+    Raises UserError for what cannot be served, Exit where an engine dies loading.  Listens first, so that a
+    port in use is known at once; the engines load behind the open port.
     """
+    _, server = asked[0]
     listeners = open_ports(server)
     deck = None if server.record is None and server.replay is None else Deck(server)
-    with progress_bar(errors()) as report:
-        path = hub.resolve(engine.model, report)
-        if server.verify:
-            integrity.verify(path, report)
-    tokenizer = _tokenizer(path, server)
-    resolved = engine.model_copy(update={"model": str(path)})
+    found = [_Found.of(engine, own) for engine, own in asked]
     urls = [url_of(one, server) for one in listeners]
-    client = _AnnouncedClient(resolved, urls, server.max_queue_seconds)
-    app = create_app(client, tokenizer, engine, server, __version__, deck=deck)
-    service = app.state.models.first
-    service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
-    client.notes.append(service.dialect.summary())
+    models = Models([_service(one, urls, found) for one in _with_shares(found)])
+    app = create_app_of(models, server, deck)
     tell_of_faults(server)
     _tell_of_cassettes(server, deck)
     try:
-        with cache.in_use(path):
+        with ExitStack() as stack:
+            for one in found:
+                stack.enter_context(cache.in_use(one.path))
             uvloop.run(serve(app, server, listeners))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model that is here.  engine: as it was asked for; resolved: with its path, and its share."""
+
+    path: Path
+    tokenizer: Tokenizer
+    engine: EngineConfig
+    resolved: EngineConfig
+    server: ServerConfig
+
+    @classmethod
+    def of(cls, engine: EngineConfig, server: ServerConfig) -> _Found:
+        """Fetched if need be.  Raises UserError."""
+        with progress_bar(errors()) as report:
+            path = hub.resolve(engine.model, report)
+            if server.verify:
+                integrity.verify(path, report)
+        resolved = engine.model_copy(update={"model": str(path)})
+        return cls(path, _tokenizer(path, server), engine, resolved, server)
+
+    @property
+    def name(self) -> str:
+        return self.server.served_model_names[0]
+
+    def with_share(self, resolved: EngineConfig) -> _Found:
+        """As the engine is to run it; what is told of it knows its cores, too."""
+        cores = {"first_core": resolved.first_core, "cores": resolved.cores}
+        return replace(self, engine=self.engine.model_copy(update=cores), resolved=resolved)
+
+
+def _with_shares(found: Sequence[_Found]) -> list[_Found]:
+    """Where there are several: each with its part of the device and of the host.  Raises UserError."""
+    if len(found) == 1:
+        return list(found)
+    models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
+    configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
+    return [one.with_share(config) for one, config in zip(found, configs, strict=True)]
+
+
+def _timed(one: _Found) -> registry.Architecture:
+    timed = one.resolved.timing_model
+    return registry.load(one.path) if timed is None else timing_model(timed)
+
+
+def _service(one: _Found, urls: list[str], found: Sequence[_Found]) -> Service:
+    """Its engine, which is yet to start, and its text."""
+    names = [each.name for each in found] if len(found) > 1 else []
+    client = _AnnouncedClient(
+        one.resolved, _Announcement(one.name, names, urls), one.server.max_queue_seconds
+    )
+    tokenizer, template = one.tokenizer, one.server.chat_template
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
+    service = Service(client, tokenizer, one.engine, one.server, __version__)
+    service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
+    client.notes.append(service.dialect.summary())
+    return service
 
 
 def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
@@ -83,13 +145,37 @@ def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
         errors().print(f"recording into {folder}", markup=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """What is said when a model has loaded: where the server is, once the last of them has.
+
+    names: of all models, where there are several.
+    """
+
+    name: str
+    names: Sequence[str]
+    urls: Sequence[str]
+
+    def line(self, ready: Ready) -> str:
+        """For stderr."""
+        whose = f"{self.name}: " if self.names else ""
+        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}"
+        room = f"(up to {ready.max_model_len} tokens a request)"
+        return f"{loaded}: {self.urls[0]}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
+
+    @property
+    def last(self) -> bool:
+        return not self.names or self.name == self.names[-1]
+
+
 class _AnnouncedClient(ProcessClient):
     """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
 
-    def __init__(self, config: EngineConfig, urls: list[str], queue_seconds: float | None) -> None:
-        super().__init__(config, queue_seconds=queue_seconds)
+    def __init__(self, config: EngineConfig, said: _Announcement, queue_seconds: float | None) -> None:
+        whose = f"the engine of {said.name}" if said.names else "the engine"
+        super().__init__(config, queue_seconds=queue_seconds, called=whose)
         self.notes: list[str] = []
-        self._urls = urls
+        self._said = said
         self._model, self._format = config.model, config.format
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
@@ -107,10 +193,7 @@ class _AnnouncedClient(ProcessClient):
             console.print(weights, markup=False)
         for note in self.notes:
             console.print(note, markup=False)
-        console.print(
-            f"ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}: "
-            f"{self._urls[0]}/v1 (up to {ready.max_model_len} tokens a request); Ctrl-C ends it",
-            markup=False,
-        )
-        tell_of_admin_port(self._urls)
+        console.print(self._said.line(ready), markup=False)
+        if self._said.last:
+            tell_of_admin_port(self._said.urls)
         return ready

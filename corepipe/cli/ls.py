@@ -38,8 +38,10 @@ def ls(
         print_json({"devices": devices, "placement": placement} if placement else devices)
         return
     typer.echo(table(shown))
-    if placement:
-        print_placement(results(), placement)
+    for placed in (placement or {}).get("models", [placement] if placement else []):
+        if "name" in placed:
+            results().print(f"{placed['name']}:", markup=False)
+        print_placement(results(), placed)
 
 
 def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:

@@ -151,6 +151,14 @@ ServedNames = Annotated[
     list[str] | None,
     _option("--served-model-name", help="Name in the API (repeatable; the first is reported).", panel=SERVER),
 ]
+Also = Annotated[
+    list[str] | None,
+    _option(
+        "--also",
+        help="A further model and what is its own, as NAME=PATH,dtype=fp32,threads=2 (repeatable).",
+        panel=SERVER,
+    ),
+]
 ChatTemplate = Annotated[
     Path | None,
     _option("--chat-template", help="Jinja file that replaces the model's chat template.", panel=SERVER),

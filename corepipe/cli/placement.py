@@ -20,7 +20,7 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     timed = placement["timing_model"] or placement["model"]
     console.print(
         f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
-        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}",
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}{_part(placement)}",
         markup=False,
     )
     if why := placement.get("hypothetical"):
@@ -40,6 +40,12 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
         cores.add_row(numbers, stage, ranks, *held)
     console.print(cores)
+
+
+def _part(placement: Mapping[str, Any]) -> str:
+    """Which cores of the instance they are, where other models have others."""
+    numbers = placement.get("neuroncore_ids")
+    return f", on NeuronCores {span(numbers)}" if numbers else ""
 
 
 def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:

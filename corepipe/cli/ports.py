@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from corepipe.cli.common import errors
 from corepipe.serving.api.app import listen_all
@@ -37,7 +38,7 @@ def tell_of_faults(server: ServerConfig) -> None:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
 
 
-def tell_of_admin_port(urls: list[str]) -> None:
+def tell_of_admin_port(urls: Sequence[str]) -> None:
     """`urls`: of all ports, the public one first."""
     for admin_url in urls[1:]:
         errors().print(f"metrics, placement and control: {admin_url}", markup=False)

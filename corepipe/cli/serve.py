@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from corepipe import signals
 from corepipe.cli import options
-from corepipe.cli.settings import config_fields, flag_of
-from corepipe.errors import UserError
+from corepipe.cli.settings import config_fields, flag_of, text_of
 from corepipe.models import hub
 from corepipe.scheduler import defaults
 from corepipe.serving.stderr import write_without_waiting
@@ -35,6 +33,7 @@ def serve(
     insecure: options.Insecure = False,
     allowed_origin: options.AllowedOrigins = None,
     served_model_name: options.ServedNames = None,
+    also: options.Also = None,
     chat_template: options.ChatTemplate = None,
     trust_request_chat_template: options.TrustRequestTemplate = False,
     allow_special_tokens_in_text: options.SpecialTokensInText = False,
@@ -81,16 +80,21 @@ def serve(
     signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
     write_without_waiting()
     # Heavy: the other commands do without.
+    from corepipe.cli.also import also_asked  # noqa: PLC0415
     from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
 
     given = _given(ctx.params)
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
+    others = also_asked(also or (), engine, server)
     if server.replays_alone:
-        from corepipe.cli.replay import replay as start  # noqa: PLC0415 -- a model would take seconds
+        from corepipe.cli.replay import replay as answer_again  # noqa: PLC0415 -- a model would take seconds
+
+        answer_again(engine, server)
     else:
-        from corepipe.cli.launch import launch as start  # noqa: PLC0415
-    start(engine, server)
+        from corepipe.cli.launch import launch  # noqa: PLC0415
+
+        launch([(engine, server), *others])
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, object]:
@@ -103,18 +107,9 @@ def _given(flags: Mapping[str, Any]) -> dict[str, object]:
         **flags,
         "model": model,
         "served_model_name": flags["served_model_name"] or names,
-        "chat_template": _text(flags["chat_template"]),
+        "chat_template": text_of(flags["chat_template"], "--chat-template"),
         "api_key": flags["api_key"] or [],
         "admin_api_key": flags["admin_api_key"] or [],
         "allowed_origin": flags["allowed_origin"] or [],
         "inject": flags["inject"] or "",
     }
-
-
-def _text(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--chat-template {path}: {error}", "chat_template") from error

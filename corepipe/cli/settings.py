@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from corepipe.errors import UserError
 
 if TYPE_CHECKING:  # heavy
     from pydantic import BaseModel
@@ -32,3 +35,13 @@ def config_fields(config: type[BaseModel], given: Mapping[str, object]) -> dict[
 def flag_of(setting: str) -> str:
     flags = {name: flag for flag, name in SETTINGS.items()}
     return "--" + flags.get(setting, setting).replace("_", "-")
+
+
+def text_of(path: Path | None, flag: str) -> str | None:
+    """What a file holds that `flag` names; None where it names none.  Raises UserError."""
+    if path is None:
+        return None
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path}: {error}", flag.lstrip("-").replace("-", "_")) from error

@@ -129,6 +129,8 @@ class Instance(Sourced):
 
     `link_bytes_per_second` is what one chip sends to its neighbours, all links together.
     `tensor_degrees`: what the Neuron stack accepts.  None: not published.
+
+    part: where others have the rest, the cores that a deployment may take; it counts them from 0.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Instance(Sourced):
     on_demand_per_hour: float | None
     reserved_per_hour: float | None
     lnc: int
+    part: range | None = None
 
     @property
     def family(self) -> str:
@@ -153,7 +156,7 @@ class Instance(Sourced):
 
     @property
     def cores(self) -> int:
-        return self.chips * self.cores_per_chip
+        return self.chips * self.cores_per_chip if self.part is None else len(self.part)
 
     @property
     def cores_per_bank(self) -> int:
@@ -183,10 +186,22 @@ class Instance(Sourced):
         return self.reserved_per_hour if self.on_demand_per_hour is None else self.on_demand_per_hour
 
     def chip_of(self, core: int) -> int:
-        return core // self.cores_per_chip
+        return (self._first + core) // self.cores_per_chip
 
     def bank_of(self, core: int) -> int:
-        return core // self.cores_per_bank
+        return (self._first + core) // self.cores_per_bank
+
+    @property
+    def _first(self) -> int:
+        return 0 if self.part is None else self.part.start
+
+    def room(self, bank: int) -> int:
+        """Bytes of a bank: where its cores are shared out, of a part those of its cores' share."""
+        if self.part is None:
+            return self.bank_bytes
+        begin = bank * self.cores_per_bank
+        held = len(range(max(begin, self.part.start), min(begin + self.cores_per_bank, self.part.stop)))
+        return self.bank_bytes * held // self.cores_per_bank
 
     def neighbours(self, chip: int) -> tuple[int, ...]:
         """Chips linked to `chip`, in the order in which neuron-ls lists them."""
@@ -244,6 +259,10 @@ class Instance(Sourced):
             allowed = " or ".join(map(str, sorted({1, self.chip.default_lnc})))
             raise UserError(f"{self.name} has {allowed} physical cores in a logical one, not {lnc}", "lnc")
         return replace(self, lnc=lnc)
+
+    def with_part(self, first: int, cores: int) -> Instance:
+        """The same instance, of which a deployment may take so many cores, from core `first` on."""
+        return replace(self, part=range(first, first + cores))
 
 
 def hypothetical(instance: Instance) -> dict[str, str]:

@@ -135,10 +135,11 @@ def blocks_that_fit(
         fixed[bank] += core.weights + core.buffers
         weights[bank] += core.weights
         growing[bank] += core.block
-    size = instance.bank_bytes
-    left = {bank: size - used for bank, used in fixed.items()}
+    left = {bank: instance.room(bank) - used for bank, used in fixed.items()}
     if budget is not None:
-        left = {bank: min(room, budget.bytes(size, weights[bank])) for bank, room in left.items()}
+        left = {
+            bank: min(room, budget.bytes(instance.room(bank), weights[bank])) for bank, room in left.items()
+        }
     return min(left[bank] // max(1, growing[bank]) for bank in left)
 
 
@@ -224,7 +225,7 @@ def _table(cores: Sequence[CoreMemory], data: int, instance: Instance, limits: L
         sizes = (core.weights, sequence, core.buffers, core.weights + sequence + core.buffers)
         share = sharing[instance.bank_of(i)]
         note = "" if share == 1 else f" for {share} cores"
-        rows.append((i, (*map(_size, sizes), _size(instance.bank_bytes) + note)))
+        rows.append((i, (*map(_size, sizes), _size(instance.room(instance.bank_of(i))) + note)))
     columns = ("weights", f"KV of {limits.max_model_len} tokens", "buffers", "total", "available")
     yield _row("core", columns)
     for cells, run in groupby(rows, key=lambda row: row[1]):

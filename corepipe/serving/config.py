@@ -37,7 +37,8 @@ class _Config(BaseModel):
 class EngineConfig(_Config):
     """One deployment: a model, a format, and where its parts go.
 
-    None stands for "choose for me"; `corepipe.serving.engine.assembly.assemble` resolves it.
+    None stands for "choose for me"; `corepipe.serving.engine.assembly.assemble` resolves it.  `cores`: the
+    NeuronCores of the instance that it may take, from `first_core` on; None: all.
     """
 
     model: str
@@ -67,6 +68,8 @@ class EngineConfig(_Config):
     threads: int | None = Field(default=None, ge=1)
     cache_dir: Path | None = None
     seed: int = 0
+    first_core: int = Field(default=0, ge=0)
+    cores: int | None = Field(default=None, ge=1)
 
     @field_validator("time_scale")
     @classmethod

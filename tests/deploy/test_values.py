@@ -11,6 +11,7 @@ import pytest
 import typer.main
 import yaml
 
+from corepipe.cli.also import OWN, also_asked
 from corepipe.cli.app import app
 from corepipe.cli.options import ModeOption
 from corepipe.cli.settings import SETTINGS as FLAG_SETTINGS
@@ -76,7 +77,7 @@ SETTINGS = {
 OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
     "allowed_origin",
     "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
-    "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections",
+    "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections", "also",
     "record", "record_redact", "replay", "replay_else", "replay_pace",
 }  # fmt: skip
 """Flags that tests of their own look at, that follow from other values, or that are for CI alone."""
@@ -115,6 +116,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"faults": {"inject": "429:5%"}, "apiKeys": {"existingSecret": "keys"}},
         r"faults.withKeys: faults make requests fail",
+    ),
+    ({"also": [{"name": "a"}]}, r"at '/also/0': missing property 'model'"),
+    ({"also": [{"name": "a,b", "model": "m"}]}, r"at '/also/0/name': 'a,b' does not match pattern"),
+    (
+        {"also": [{"name": "a", "model": "m", "options": {"port": 80}}]},
+        r"at '/also/0/options': additional properties 'port' not allowed",
     ),
     ({"timeScale": 2}, r"timeScale: only the device's clock has a scale; set clock: device"),
     ({"ingress": {"enabled": True}}, r"apiKeys.existingSecret: .* wants API keys; name a secret"),
@@ -183,6 +190,25 @@ def test_a_value_is_a_setting_of_the_server(key: str) -> None:
     found = rendered({**nested(key, value), **more})
     given = {FLAG_SETTINGS.get(flag, flag): given for flag, given in serve_parameters(found).items()}
     assert given[setting] == value
+
+
+def test_further_models_are_flags_and_share_the_cpus() -> None:
+    also = [{"name": "b", "model": "/m/b", "options": {"dtype": "fp32", "max-num-seqs": 16}}]
+    also += [{"name": "c", "model": "org/c", "options": {"enable-prefix-caching": False, "threads": 2}}]
+    given = serve_parameters(rendered({"also": also}))
+    assert given["also"] == [
+        "b=/m/b,dtype=fp32,max-num-seqs=16",
+        "c=org/c,enable-prefix-caching=false,threads=2",
+    ]
+    assert given["threads"] is None
+    asked = also_asked(given["also"], EngineConfig(model="m"), ServerConfig())
+    assert [(engine.format, engine.prefix_cache) for engine, _ in asked] == [("fp32", True), ("int8", False)]
+    assert serve_parameters(rendered({"also": also, "threads": 3}))["threads"] == 3
+
+
+def test_the_schema_has_the_options_of_a_further_model() -> None:
+    options = schema_of("also")["items"]["properties"]["options"]
+    assert [*options["properties"]] == [*OWN]
 
 
 def test_every_flag_of_the_server_is_a_value() -> None:

@@ -167,10 +167,14 @@ def _faithful(config: EngineConfig) -> bool:
     return config.clock != "host" or config.timing_model is not None
 
 
+def default_kv_bytes(config: EngineConfig) -> int:
+    """Host memory for the KV caches of a deployment that has the host for itself."""
+    return host_memory() // FAITHFUL_SHARE if _faithful(config) else DEFAULT_KV_BYTES
+
+
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
     """KV blocks of a replica: what the device holds, as far as the host spends memory on it."""
-    default = host_memory() // FAITHFUL_SHARE if _faithful(config) else DEFAULT_KV_BYTES
-    most = config.kv_cache_bytes or default
+    most = config.kv_cache_bytes or default_kv_bytes(config)
     budget = most // (host.block_bytes(config.block_size) * host.placement.data)
     sequence = -(-host.graph.max_positions // config.block_size)
     wanted = min(config.num_blocks or max(budget, sequence), device.memory.num_blocks)

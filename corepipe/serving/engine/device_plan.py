@@ -84,6 +84,7 @@ class DevicePlan:
             "instance": self.instance.name,
             **hypothetical(self.instance),
             "logical_neuroncore_config": self.instance.lnc,
+            **self._part(),
             "runtime_profile": self.profile.name,
             "pipeline": self.placement.pipeline,
             "tensor": self.placement.tensor,
@@ -95,6 +96,13 @@ class DevicePlan:
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
             ],
         }
+
+    def _part(self) -> dict[str, object]:
+        """Which cores of the instance they are, where other models have others."""
+        if self.instance.part is None:
+            return {}
+        first = self.instance.part.start
+        return {"neuroncore_ids": [*range(first, first + self.placement.cores)]}
 
     def _memory(self, core: CoreMemory) -> dict[str, int]:
         """What a core holds: the KV blocks are there from the start, used or not."""
@@ -111,6 +119,8 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     instance = find_instance(config.instance)
     if config.lnc is not None:
         instance = instance.with_lnc(config.lnc)
+    if config.cores is not None:
+        instance = instance.with_part(config.first_core, config.cores)
     positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
     graph = model.graph(TIMED_FORMATS[config.format], positions)
     runtime = runtime_profile(config)

@@ -57,7 +57,7 @@ class ProcessClient(StreamingClient):
     """The engine of a server, in one child process after another; see `serving.engine.process`.
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `command` starts a
-    child; see `Child`.
+    child; see `Child`.  `called`: what the log calls the engine.
     """
 
     def __init__(
@@ -65,8 +65,10 @@ class ProcessClient(StreamingClient):
         config: EngineConfig,
         command: Sequence[str] = ENGINE_COMMAND,
         queue_seconds: float | None = None,
+        called: str = "the engine",
     ) -> None:
         super().__init__()
+        self._called = called
         self._config = config
         self._program = command
         self._child = Child(command, 0, self._take)
@@ -216,7 +218,7 @@ class ProcessClient(StreamingClient):
         for stats in self._before.values():
             super()._show(idle(stats))
         kept = len(self._journal)
-        _log().warning("the engine %s; %d open requests go to another one", end.words, kept)
+        _log().warning("%s %s; %d open requests go to another one", self._called, end.words, kept)
 
     async def _replace(self, loading: Patience) -> None:
         """Starts engines until one has loaded.  Raises UserError or EngineError where none does."""
@@ -230,7 +232,7 @@ class ProcessClient(StreamingClient):
             except (UserError, EngineError) as error:
                 await self._child.kill()
                 self._restarts["load"] += 1
-                _log().warning("the engine did not load again: %s", error)
+                _log().warning("%s did not load again: %s", self._called, error)
                 failed += not self._child.killed
                 if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
                     words = f"{failed} engines in a row did not load; the last: {error}"
@@ -243,7 +245,7 @@ class ProcessClient(StreamingClient):
         self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
-        _log().warning("the engine is back, loaded in %.1f s", ready.load_seconds)
+        _log().warning("%s is back, loaded in %.1f s", self._called, ready.load_seconds)
 
     def _prepare(self) -> None:
         """A spare engine, with its imports done: more than half of the time until a lost one is replaced."""

@@ -8,12 +8,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+OF_ALL = frozenset({"corepipe_device_dollars_per_hour"})
+"""Families that are of the instance, which the models share."""
+
 
 class ByModel(Collector):
     """Joins what the collectors of each model yield.
 
-    labelled: samples say whose they are, as `model_name`.  Else those that are alike stand once: they are of
-    what the models share.
+    labelled: samples say whose they are, as `model_name`, but those `OF_ALL`.  What is alike without it
+    stands once: it is of what the models share.
     """
 
     def __init__(self, models: Mapping[str, Sequence[Collector]], *, labelled: bool) -> None:
@@ -23,11 +26,11 @@ class ByModel(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for model, collectors in self._models.items():
-            labels = {"model_name": model} if self._labelled else {}
             for family in (one for collector in collectors for one in collector.collect()):
                 joined = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
+                labels = {"model_name": model} if self._labelled and family.name not in OF_ALL else {}
                 joined.samples += [one._replace(labels={**labels, **one.labels}) for one in family.samples]
         for family in families.values():
             alike = {(one.name, *sorted(one.labels.items())): one for one in reversed(family.samples)}

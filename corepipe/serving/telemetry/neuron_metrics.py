@@ -51,6 +51,7 @@ class NeuronMetrics(Collector):
     def __init__(self, model: str, config: EngineConfig, now: Callable[[], float] = monotonic) -> None:
         instance = find_instance(config.instance)
         self._instance = instance if config.lnc is None else instance.with_lnc(config.lnc)
+        self._first_core = config.first_core
         self._paced = config.clock == "device"
         self._time_scale = config.time_scale
         self._now = now
@@ -98,7 +99,9 @@ class NeuronMetrics(Collector):
         for replica in sorted(self._latest):
             busy = self._busy(replica)
             for core, share in enumerate(busy):
-                family.add_metric((*self._runtime.values(), str(replica * len(busy) + core)), share)
+                family.add_metric(
+                    (*self._runtime.values(), str(self._first_core + replica * len(busy) + core)), share
+                )
         return family
 
     def _busy(self, replica: int) -> list[float]:
@@ -132,7 +135,7 @@ class NeuronMetrics(Collector):
                 "neuroncore",
                 "memory_location",
             )
-            for number, core in enumerate(self._cores * len(self._latest)):
+            for number, core in enumerate(self._cores * len(self._latest), self._first_core):
                 labels = (*self._runtime.values(), str(number), "neuron_device")
                 family.add_metric(labels, core[part] if part else 0)
             yield family

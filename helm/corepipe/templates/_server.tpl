@@ -10,6 +10,15 @@
 {{- end }}
 {{- end }}
 
+{{/* A further model as one word: NAME=PATH,OPTION=VALUE... */}}
+{{- define "corepipe.also" -}}
+{{ .name }}={{ .model }}
+{{- range $name, $value := .options }}
+{{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $value = int64 $value }}{{ end -}}
+,{{ $name }}={{ $value }}
+{{- end }}
+{{- end }}
+
 {{- define "corepipe.args" -}}
 - serve
 {{- with .Values.model }}
@@ -23,6 +32,9 @@
 {{- end }}
 {{- range .servedModelNames }}
 {{- include "corepipe.flag" (list "served-model-name" .) }}
+{{- end }}
+{{- range .also }}
+{{- include "corepipe.flag" (list "also" (include "corepipe.also" .)) }}
 {{- end }}
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
@@ -69,7 +81,9 @@
 - --no-enable-prefix-caching
 {{- end }}
 {{- end }}
+{{- if or .threads (not .also) }}
 {{- include "corepipe.flag" (list "threads" (.threads | default (include "corepipe.cpus" .))) }}
+{{- end }}
 {{- if .adminPort.enabled }}
 {{- include "corepipe.flag" (list "admin-host" .bindAddress) }}
 {{- include "corepipe.flag" (list "admin-port" 8001) }}

@@ -271,7 +271,9 @@ class Service:
         """Stable for a configuration: the same one gives the same answers to the same seeds."""
         facts: Mapping[str, Any] = {
             "version": self.version,
-            "engine": self.engine.model_dump(mode="json", exclude={"cache_dir", "threads"}),
+            "engine": self.engine.model_dump(
+                mode="json", exclude={"cache_dir", "threads", "first_core", "cores"}
+            ),
             "placement": self.require_ready().placement,
         }
         digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))

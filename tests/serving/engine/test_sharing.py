@@ -1,0 +1,111 @@
+"""What each of several models has of one server's cores, threads and memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.device_plan import plan_device
+from corepipe.serving.engine.sharing import Tenancy, divided, shared, shares
+from tests.servers import TINY
+
+TINY_MODEL = architecture(str(TINY))
+
+
+def tenancy(name: str, **asked: object) -> Tenancy:
+    config = EngineConfig.model_validate({"model": str(TINY), "instance": "inf2.24xlarge", **asked})
+    return Tenancy(name, config, TINY_MODEL)
+
+
+def cores_of(config: EngineConfig) -> list[int]:
+    """The NeuronCores that the engine would take, as /v1/placement says."""
+    numbers: list[int] = plan_device(config, TINY_MODEL).describe()["neuroncore_ids"]  # type: ignore[assignment]
+    return numbers
+
+
+def test_no_two_models_have_a_core_in_common() -> None:
+    parts = divided([tenancy("a", tensor=2, data=2), tenancy("b", mode="latency"), tenancy("c", pipeline=2)])
+    taken = [cores_of(part) for part in parts]
+    assert taken[0] == [0, 1, 2, 3]
+    assert taken[2] == [taken[1][-1] + 1, taken[1][-1] + 2]
+    every = [core for part in taken for core in part]
+    assert every == [*range(len(every))]
+
+
+def test_one_that_would_take_all_leaves_what_the_others_need() -> None:
+    first, second = divided([tenancy("a", mode="throughput"), tenancy("b", tensor=4)])
+    assert cores_of(first) == [*range(8)]
+    assert cores_of(second) == [8, 9, 10, 11]
+
+
+def test_a_part_is_placed_as_an_instance_of_its_own() -> None:
+    """What a model has on its part it would have on an instance with as many cores."""
+    first, _ = divided(
+        [tenancy("a", mode="throughput", instance="inf2.8xlarge"), tenancy("b", instance="inf2.8xlarge")]
+    )
+    alone = plan_device(
+        tenancy("a", data=1, pipeline=1, tensor=1, instance="inf2.8xlarge").config, TINY_MODEL
+    )
+    part = plan_device(first, TINY_MODEL)
+    assert (part.placement, part.memory) == (alone.placement, alone.memory)
+
+
+def test_too_few_cores_are_told_with_the_instance_that_has_them() -> None:
+    asked = [tenancy(name, instance="inf2.xlarge") for name in ("a", "b", "c")]
+    with pytest.raises(
+        UserError, match=r"3 models need 3 NeuronCores \(a 1, b 1, c 1\), inf2.xlarge has 2; use"
+    ) as caught:
+        divided(asked)
+    name = caught.value.message.rpartition(" ")[2]
+    assert divided([tenancy(one.name, instance=name) for one in asked])
+    assert instance(name).price_per_hour == min(
+        one.price_per_hour
+        for one in INSTANCES
+        if one.cores >= 3 and one.price_per_hour and not one.hypothetical
+    )
+
+
+def test_what_no_instance_holds_is_told() -> None:
+    with pytest.raises(UserError, match="no instance of the catalogue holds them so"):
+        divided([tenancy("a", data=200), tenancy("b", data=200)])
+
+
+def test_a_model_that_is_wrong_in_itself_is_named() -> None:
+    with pytest.raises(UserError, match=r"^b: "):
+        divided([tenancy("a"), tenancy("b", max_model_len=100_000)])
+
+
+def test_memory_of_a_bank_is_shared_by_its_cores() -> None:
+    """The four cores of inf1's chip have one bank: a part has as much of it as of the cores."""
+    machine = instance("inf1.xlarge")
+    assert machine.with_part(1, 2).room(0) == machine.bank_bytes // 2
+    assert sum(machine.with_part(*part).room(0) for part in ((0, 1), (1, 3))) == machine.bank_bytes
+    assert machine.room(0) == machine.bank_bytes
+    assert [machine.with_part(2, 2).bank_of(core) for core in (0, 1)] == [0, 0]
+    larger = instance("inf2.24xlarge")
+    assert [larger.with_part(3, 2).chip_of(core) for core in (0, 1)] == [1, 2]
+
+
+@given(st.lists(st.none() | st.integers(1, 8), min_size=1, max_size=6), st.integers(1, 16))
+def test_threads_are_shared_out(asked: list[int | None], whole: int) -> None:
+    found = shares(asked, whole)
+    free = [size for size, one in zip(found, asked, strict=True) if one is None]
+    assert [size for size, one in zip(found, asked, strict=True) if one is not None] == [
+        one for one in asked if one
+    ]
+    if free:
+        left = whole - sum(one or 0 for one in asked)
+        assert sum(free) == max(left, len(free))
+        assert max(free) - min(free) <= 1
+        assert free == sorted(free, reverse=True)
+
+
+def test_host_memory_is_shared_out() -> None:
+    first, second = shared([tenancy("a"), tenancy("b", kv_cache_bytes=5)], cpus=3, kv_bytes=1000)
+    assert (first.kv_cache_bytes, second.kv_cache_bytes) == (500, 5)
+    assert (first.threads, second.threads) == (2, 1)

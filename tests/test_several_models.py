@@ -1,0 +1,127 @@
+"""Two models in one server, in real processes: addressed, killed, held up, drained, and told of."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
+
+OTHER = TINY.parent / "qwen2"
+FLAGS = (TINY, "--served-model-name", "a", "--also", f"b={OTHER},dtype=fp32,max-num-seqs=4")
+LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(*FLAGS) as one:
+        yield one
+
+
+def greedy(server: Served, model: str) -> str:
+    body = {"model": model, "prompt": "Hello world", "max_tokens": 8, "temperature": 0}
+    answer = server.post("/v1/completions", json=body, timeout=PATIENCE_SECONDS)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def engine_of(server: Served, name: str) -> psutil.Process:
+    """By what the server tells of its state."""
+    pids = {line.split(": ")[0]: int(line.split("engine ")[1].split(",")[0]) for line in told(server)}
+    return psutil.Process(pids[name])
+
+
+def told(server: Served) -> list[str]:
+    """The lines on each model that SIGUSR1 has the server say, of now."""
+    before = len(server.stderr)
+    server.process.send_signal(signal.SIGUSR1)
+    assert until(lambda: [line for line in server.stderr[before:] if "replica 0" in line][1:])
+    return [line for line in server.stderr[before:] if line.startswith(("a: ", "b: ")) and "engine " in line]
+
+
+def states(server: Served) -> dict[str, str]:
+    found: dict[str, str] = server.get("/health").json()["models"]
+    return found
+
+
+def ready(server: Served) -> bool:
+    return states(server) == {"a": "ready", "b": "ready"}
+
+
+def test_each_says_what_it_says_alone(server: Served) -> None:
+    with served(OTHER, "--served-model-name", "b", "--dtype", "fp32") as alone:
+        assert greedy(server, "b") == greedy(alone, "b")
+    with served(TINY, "--served-model-name", "a") as alone:
+        assert greedy(server, "a") == greedy(alone, "a")
+
+
+def test_cores_and_threads_are_shared_out(server: Served) -> None:
+    placed = server.get("/v1/placement").json()["models"]
+    assert [(one["name"], one["neuroncore_ids"]) for one in placed] == [("a", [0]), ("b", [1])]
+    assert [one["format"] for one in placed] == ["int8", "fp32"]
+    shown = run("ls", "--url", server.url).stdout
+    assert "NeuronCores 0" in shown
+    assert "NeuronCores 1" in shown
+    cpus = len(psutil.Process().cpu_affinity() or [1])
+    lines = [line for line in server.stderr if ": ready in " in line]
+    assert [line.partition(":")[0] for line in lines] == ["a", "b"]
+    assert sum(int(line.partition("kernels, ")[2].split()[0]) for line in lines) == max(2, cpus)
+
+
+def test_one_that_is_killed_comes_back_and_the_other_does_not_notice(server: Served) -> None:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "model": "a"}, timeout=PATIENCE_SECONDS
+    ) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        engine_of(server, "b").kill()
+        assert until(lambda: any("the engine of b was ended by SIGKILL" in line for line in server.stderr))
+        assert greedy(server, "a")
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert until(lambda: ready(server))
+    assert greedy(server, "b")
+    text = server.get("/metrics").text
+    assert 'corepipe_engine_restarts_total{model_name="b",reason="killed"} 1.0' in text
+    assert 'corepipe_engine_restarts_total{model_name="a",reason="killed"} 0.0' in text
+
+
+def test_one_that_stands_still_holds_nobody_up(server: Served) -> None:
+    still = engine_of(server, "a")
+    still.suspend()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(greedy, server, "a")
+        assert greedy(server, "b")
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have been taken for one that hangs
+            still.resume()
+        assert waiting.result()
+    assert until(lambda: ready(server))
+
+
+def test_both_are_drained_and_end_with_the_server() -> None:
+    with served(*FLAGS, "--shutdown-timeout", PATIENCE_SECONDS) as server:
+        with contextlib.ExitStack() as stack:
+            answers = [
+                stack.enter_context(
+                    httpx.stream(
+                        "POST",
+                        f"{server.url}/v1/completions",
+                        json={**LONG, "model": name},
+                        timeout=PATIENCE_SECONDS,
+                    )
+                )
+                for name in ("a", "b")
+            ]
+            lines = [answer.iter_lines() for answer in answers]
+            assert all(next(each).startswith("data: ") for each in lines)
+            children = engines(server.process.pid)
+            server.process.send_signal(signal.SIGTERM)
+            assert [[line for line in each if line][-1] for each in lines] == ["data: [DONE]"] * 2
+        assert server.process.wait(PATIENCE_SECONDS) == 0
+        assert until(lambda: not any(child.is_running() for child in children))
