@@ -15,8 +15,9 @@ from types import MappingProxyType
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.config import MAX_HIDDEN, MAX_JSON_BYTES, MAX_POSITIONS, Fields, read_json
-from corepipe.models.tasks import Activation, Dense, Normalize, Pooling, Vectors
+from corepipe.models.tasks import Activation, Dense, Normalize, Vectors
 from corepipe.neuron.graph import Function
+from corepipe.neuron.ops import PoolingMode
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -36,24 +37,24 @@ MAX_MODULES = 64
 MAX_PROMPTS = 256
 MAX_PROMPT = 1 << 16
 
-MODES: Mapping[str, Pooling] = MappingProxyType(
+MODES: Mapping[str, PoolingMode] = MappingProxyType(
     {
-        "cls": Pooling.CLS,
-        "max": Pooling.MAX,
-        "mean": Pooling.MEAN,
-        "mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
-        "weightedmean": Pooling.WEIGHTED_MEAN,
-        "lasttoken": Pooling.LAST,
+        "cls": PoolingMode.FIRST,
+        "max": PoolingMode.MAX,
+        "mean": PoolingMode.MEAN,
+        "mean_sqrt_len_tokens": PoolingMode.MEAN_SQRT_LEN,
+        "weightedmean": PoolingMode.WEIGHTED_MEAN,
+        "lasttoken": PoolingMode.LAST,
     }
 )
-FLAGS: Mapping[str, Pooling] = MappingProxyType(
+FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
     {
-        "pooling_mode_cls_token": Pooling.CLS,
-        "pooling_mode_max_tokens": Pooling.MAX,
-        "pooling_mode_mean_tokens": Pooling.MEAN,
-        "pooling_mode_mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
-        "pooling_mode_weightedmean_tokens": Pooling.WEIGHTED_MEAN,
-        "pooling_mode_lasttoken": Pooling.LAST,
+        "pooling_mode_cls_token": PoolingMode.FIRST,
+        "pooling_mode_max_tokens": PoolingMode.MAX,
+        "pooling_mode_mean_tokens": PoolingMode.MEAN,
+        "pooling_mode_mean_sqrt_len_tokens": PoolingMode.MEAN_SQRT_LEN,
+        "pooling_mode_weightedmean_tokens": PoolingMode.WEIGHTED_MEAN,
+        "pooling_mode_lasttoken": PoolingMode.LAST,
     }
 )
 """As the library spelled the modes before its release 6."""
@@ -168,7 +169,7 @@ def _prompts(told: Fields) -> Mapping[str, str]:
     for name, text in value.items():
         if text is not None and (not isinstance(text, str) or len(text) > MAX_PROMPT):
             raise told.error("prompts", f"has no text of up to {MAX_PROMPT} characters for {shown(name)}")
-    return MappingProxyType({name: text for name, text in value.items() if text is not None})
+    return {name: text for name, text in value.items() if text is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ def _config(folder: Path, module: _Module) -> Fields:
     return _optional_fields(folder / module.place / "config.json" if module.place else folder / "-")
 
 
-def _pooling(fields: Fields, prompted: bool) -> Pooling:
+def _pooling(fields: Fields, prompted: bool) -> PoolingMode:
     """The mode; several, whose results the library concatenates, are refused."""
     if prompted and not fields.flag("include_prompt", default=True):
         raise fields.error("include_prompt", "must be true: pooling without the prompt is not supported")
@@ -263,7 +264,7 @@ def _pooling(fields: Fields, prompted: bool) -> Pooling:
         key = on[-1] if on else ""
     if len(found) > 1:
         raise fields.error(key, f"concatenated poolings ({', '.join(found)}) are not supported")
-    return found[0] if found else Pooling.MEAN
+    return found[0] if found else PoolingMode.MEAN
 
 
 def _step(folder: Path, module: _Module) -> Dense | Normalize | None:

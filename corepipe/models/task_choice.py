@@ -10,8 +10,9 @@ from types import MappingProxyType
 from corepipe.errors import UserError, shown
 from corepipe.models.config import MAX_POSITIONS, MAX_VOCAB, Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_activation
-from corepipe.models.tasks import Activation, Dense, Head, Normalize, Pooling, Scores, Task, TaskInfo, Vectors
+from corepipe.models.tasks import Activation, Dense, Head, Normalize, Scores, Task, TaskInfo, Vectors
 from corepipe.neuron.graph import Graph, InputKind
+from corepipe.neuron.ops import PoolingMode
 
 SEQUENCE, TOKENS, IMAGE = "ForSequenceClassification", "ForTokenClassification", "ForImageClassification"
 MAX_LABEL = 1 << 10
@@ -100,8 +101,8 @@ def _embed(subject: Subject) -> TaskInfo:
     if not (subject.encoder or subject.graph.is_decoder):
         raise _refused(subject, Task.EMBED, "it is neither an encoder nor a decoder alone")
     sentence, causal = subject.sentence, subject.graph.causal
-    head = sentence.head or Vectors(Pooling.LAST if causal else Pooling.MEAN)
-    if causal and head.pooling is not Pooling.LAST:
+    head = sentence.head or Vectors(PoolingMode.LAST if causal else PoolingMode.MEAN)
+    if causal and head.pooling is not PoolingMode.LAST:
         raise _refused(subject, Task.EMBED, f"{head.pooling} pooling of a decoder is not supported")
     widths = [step.width for step in head.steps if isinstance(step, Dense)]
     width = widths[-1] if widths else subject.width

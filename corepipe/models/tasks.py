@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from corepipe.neuron.graph import Function
+from corepipe.neuron.ops import PoolingMode
 
 
 class Task(StrEnum):
@@ -24,17 +25,6 @@ class Activation(StrEnum):
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
     IDENTITY = "identity"
-
-
-class Pooling(StrEnum):
-    """How the rows of a sequence become one, as sentence-transformers has it."""
-
-    CLS = "cls"  # the first row
-    MEAN = "mean"
-    MAX = "max"
-    MEAN_SQRT_LEN = "mean_sqrt_len"  # the sum, divided by the root of the number of rows
-    WEIGHTED_MEAN = "weightedmean"  # row n, counted from 1, has weight n
-    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class Normalize:
 class Vectors:
     """A vector of each text: its rows pooled, then so many steps."""
 
-    pooling: Pooling
+    pooling: PoolingMode
     steps: tuple[Dense | Normalize, ...] = ()
 
 

@@ -11,8 +11,9 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.models.sentence_transformers import read_sentence_model
-from corepipe.models.tasks import Activation, Dense, Normalize, Pooling, Scores, Task, TaskInfo, Vectors
+from corepipe.models.tasks import Activation, Dense, Normalize, Scores, Task, TaskInfo, Vectors
 from corepipe.neuron.graph import Function
+from corepipe.neuron.ops import PoolingMode
 
 SMALL: dict[str, Any] = {
     "model_type": "bert",
@@ -70,12 +71,12 @@ def test_a_checkpoint_says_what_it_is_for(config: dict[str, Any], task: Task, tm
 
 def test_an_encoder_that_says_nothing_is_pooled_by_the_mean(tmp_path: Path) -> None:
     told = task_of(tmp_path, SMALL)
-    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(Pooling.MEAN))
+    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(PoolingMode.MEAN))
 
 
 def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     told = task_of(tmp_path, LLAMA, "embed")
-    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(Pooling.LAST))
+    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(PoolingMode.LAST))
 
 
 def test_classes_have_names(tmp_path: Path) -> None:
@@ -186,22 +187,22 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
         normalized=True,
         matryoshka=(10, 20),
         types=True,
-        head=Vectors(Pooling.CLS, steps),
+        head=Vectors(PoolingMode.FIRST, steps),
     )
 
 
 @pytest.mark.parametrize(
     ("config", "pooling"),
     [
-        ({}, Pooling.MEAN),
-        ({"pooling_mode": "weightedmean"}, Pooling.WEIGHTED_MEAN),
-        ({"pooling_mode": ["lasttoken"]}, Pooling.LAST),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, Pooling.MEAN_SQRT_LEN),
-        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, Pooling.MAX),
+        ({}, PoolingMode.MEAN),
+        ({"pooling_mode": "weightedmean"}, PoolingMode.WEIGHTED_MEAN),
+        ({"pooling_mode": ["lasttoken"]}, PoolingMode.LAST),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, PoolingMode.MEAN_SQRT_LEN),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, PoolingMode.MAX),
     ],
 )
 def test_poolings_of_old_and_new_releases(
-    config: dict[str, object], pooling: Pooling, tmp_path: Path
+    config: dict[str, object], pooling: PoolingMode, tmp_path: Path
 ) -> None:
     write(tmp_path, {"modules.json": MODULES, "1_Pooling/config.json": config})
     assert read_sentence_model(tmp_path).head == Vectors(pooling)

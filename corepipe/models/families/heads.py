@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.errors import UserError
 from corepipe.models.config import ModelConfig
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.tasks import Dense, Head, Pooling, Scores, Vectors
+from corepipe.models.tasks import Dense, Head, Scores, Vectors
 from corepipe.neuron.graph import (
     WANTED,
     AxisKind,
@@ -19,7 +18,7 @@ from corepipe.neuron.graph import (
     fixed,
     hidden,
 )
-from corepipe.neuron.ops import Linear, Scale
+from corepipe.neuron.ops import Linear, Normalize, Pooling, PoolingMode, Scale
 
 EACH = "classifier"
 """The matrix that gives each token its classes, in every family."""
@@ -86,14 +85,14 @@ def _vectors(b: GraphBuilder, x: Value, head: Vectors) -> Value:
             pooled = b.linear(pooled, f"{step.name}.linear", hidden(step.width), step.bias)
             pooled = pooled if step.function is None else b.activation(pooled, step.function)
         else:
-            raise UserError("task: normalized vectors are not computed yet", "task")
+            pooled = b.append(Normalize(b.layer, b.like(pooled), pooled))
     return pooled
 
 
-def _pooled(b: GraphBuilder, x: Value, pooling: Pooling) -> Value:
-    """The first row of an encoder's text is the one that is wanted; a decoder's wanted row is its last."""
+def _pooled(b: GraphBuilder, x: Value, mode: PoolingMode) -> Value:
+    """The row that is wanted of an encoder's text is the first, and of a decoder's the last."""
     if x.rows == WANTED:
         return x
-    if pooling is not Pooling.CLS:
-        raise UserError(f"task: {pooling} pooling is not computed yet", "task")
-    return b.select_rows(x)
+    if mode is PoolingMode.FIRST:
+        return b.select_rows(x)
+    return b.append(Pooling(b.layer, b.value(x.axis, WANTED), x, mode))
