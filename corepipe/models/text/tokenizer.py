@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
@@ -36,7 +36,7 @@ MAX_TOKENIZER_BYTES = 1 << 27
 """Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 
-CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
+CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 """Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -304,13 +304,18 @@ def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) 
         ) from error
 
 
-def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
+def from_directory(
+    path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None, *, lowercase: bool = False
+) -> Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face directory.
 
-    A directory without tokenizer.json goes through transformers, if that is installed.
+    A directory without tokenizer.json goes through transformers, if that is installed.  lowercase: texts
+    first, where the tokenizer does not do it itself.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     backend = _read_backend(path)
+    if lowercase:
+        _lowercase(backend)
     special = {name: text for name in SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     if "add_bos_token" in config or "add_eos_token" in config:
         set_bos_eos(
@@ -322,6 +327,14 @@ def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None =
     said = config.get("response_template")
     response_template = said if isinstance(said, dict) else None
     return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id, response_template)
+
+
+def _lowercase(backend: Backend) -> None:
+    """Makes `encode` lower texts, unless it does."""
+    own = backend.normalizer
+    state = b"" if own is None else own.__getstate__()
+    if b'"lowercase":true' not in state and b'"Lowercase"' not in state:
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if own is None else [own])])
 
 
 def _read_backend(path: Path) -> Backend:
