@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers, processors
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
@@ -36,7 +36,7 @@ MAX_TOKENIZER_BYTES = 1 << 27
 """Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 
-CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -129,6 +129,38 @@ class Tokenizer:
         room = max(most - len(front) - len(back), 0)
         kept = inner[len(inner) - room :] if side == "left" else inner[:room]
         return [*front, *kept, *back][:most]
+
+    def pair(
+        self,
+        first: str,
+        second: str,
+        add_special_tokens: bool = True,
+        *,
+        most: int | None = None,
+        most_second: int | None = None,
+    ) -> tuple[list[int], int]:
+        """Token ids of two texts as one, and where the second begins: its token types, with what ends it.
+
+        most_second: tokens kept of the second text.  most: tokens kept of all; the longer text is cut, and
+        where that is not enough both are, as transformers' `longest_first` does.
+        """
+        with _unencodable():
+            one, two = self._bare(first), self._bare(second)
+            if most_second is not None:
+                _truncate(two, most_second)
+            if most is not None:
+                put = self._backend.num_special_tokens_to_add(is_pair=True) if add_special_tokens else 0
+                kept = _shares(len(one.ids), len(two.ids), max(most - put, 0))
+                _truncate(one, kept[0])
+                _truncate(two, kept[1])
+            joined = self._backend.post_process(one, two, add_special_tokens)
+        own = next((at for at, text in enumerate(joined.sequence_ids) if text == 1), len(joined.ids))
+        return list(joined.ids), _types_change(joined.type_ids, own)
+
+    def _bare(self, text: str) -> Encoding:
+        """With nothing around it."""
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return found
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
@@ -245,6 +277,28 @@ class Tokenizer:
         return other
 
 
+def _shares(first: int, second: int, most: int) -> tuple[int, int]:
+    """Tokens kept of two texts, `most` in all: the longer one gives way, and if that is not enough, both."""
+    if first + second <= most:
+        return first, second
+    less, more = sorted((first, second))
+    more = max(less, most - less) if less <= most else less
+    if less + more > most:
+        less, more = most // 2, most - most // 2
+    return (more, less) if first > second else (less, more)
+
+
+def _truncate(text: Encoding, most: int) -> None:
+    """Cuts the end off; the library empties what it was to leave as it is, where that is empty."""
+    if len(text.ids) > most:
+        text.truncate(most)
+
+
+def _types_change(types: Sequence[int], otherwise: int) -> int:
+    """Where token types become 1; `otherwise`, where they never do."""
+    return next((at for at, kind in enumerate(types) if kind == 1), otherwise)
+
+
 @contextmanager
 def _unencodable() -> Iterator[None]:
     """What a backend fails on becomes a UserError."""
@@ -304,18 +358,13 @@ def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) 
         ) from error
 
 
-def from_directory(
-    path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None, *, lowercase: bool = False
-) -> Tokenizer:
+def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face directory.
 
-    A directory without tokenizer.json goes through transformers, if that is installed.  lowercase: texts
-    first, where the tokenizer does not do it itself.
+    A directory without tokenizer.json goes through transformers, if that is installed.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     backend = _read_backend(path)
-    if lowercase:
-        _lowercase(backend)
     special = {name: text for name in SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     if "add_bos_token" in config or "add_eos_token" in config:
         set_bos_eos(
@@ -327,14 +376,6 @@ def from_directory(
     said = config.get("response_template")
     response_template = said if isinstance(said, dict) else None
     return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id, response_template)
-
-
-def _lowercase(backend: Backend) -> None:
-    """Makes `encode` lower texts, unless it does."""
-    own = backend.normalizer
-    state = b"" if own is None else own.__getstate__()
-    if b'"lowercase":true' not in state and b'"Lowercase"' not in state:
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if own is None else [own])])
 
 
 def _read_backend(path: Path) -> Backend:
