@@ -111,7 +111,8 @@ def _service(one: _Found, urls: list[str], found: Sequence[_Found]) -> Service:
     tokenizer, template = one.tokenizer, one.server.chat_template
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
-    service = Service(client, tokenizer, one.engine, one.server, __version__)
+    task = registry.load(one.path).task(one.engine.task)
+    service = Service(client, tokenizer, one.engine, one.server, __version__, task)
     service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     client.notes.append(service.dialect.summary())
     return service

@@ -181,8 +181,7 @@ class Model(Architecture):
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         if self._gguf is None:
-            ends, lowercase = self.config.eos_ids, self._sentence.lowercase
-            return from_directory(self.path, ends, self.config.bos_id, lowercase=lowercase)
+            return from_directory(self.path, self.config.eos_ids, self.config.bos_id)
         return from_gguf(self._gguf, self.config.eos_ids)
 
     def check(self, graph: Graph) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers
 
 from corepipe.errors import UserError
 from corepipe.models import registry
@@ -204,27 +202,3 @@ def test_importing_is_cheap() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"transformers", "torch", "gguf", "huggingface_hub"} & set(loaded)
-
-
-def test_a_vocabulary_of_word_pieces_is_enough(tmp_path: Path) -> None:
-    """As the first BERTs' directories have it."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "cafe", ","]
-    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    tokenizer = from_directory(tmp_path)
-    assert tokenizer.encode("Unaffable, Caf\u00e9 x") == [2, 5, 6, 7, 9, 8, 1, 3]
-    assert tokenizer.encode("cafe", add_special_tokens=False) == [8]
-
-
-@pytest.mark.parametrize(
-    "own",
-    [None, normalizers.NFC(), normalizers.Sequence([normalizers.NFC()]), normalizers.BertNormalizer()],
-)
-def test_texts_are_lowered_where_a_directory_asks_for_it(
-    own: normalizers.Normalizer | None, tmp_path: Path
-) -> None:
-    backend = Backend(models.WordLevel({"hello": 0, "HELLO": 1}, unk_token="HELLO"))
-    if own is not None:
-        backend.normalizer = own
-    backend.save(str(tmp_path / "tokenizer.json"))
-    assert from_directory(tmp_path, lowercase=True).encode("HELLO") == [0]

@@ -15,11 +15,13 @@ import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from corepipe.models.tasks import TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving import grammar_checker
 from corepipe.serving.api.app import create_app, listen_all, make_server
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.api.routes.service import GENERATES
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (
     DeviceTimes,
@@ -226,10 +228,14 @@ def running(
     *,
     ready: Ready | None = READY,
     text: Tokenizer | None = None,
+    task: TaskInfo = GENERATES,
     **server: object,
 ) -> Iterator[str]:
-    """The real app behind the real HTTP server, in a thread; yields its URL.  text: another tokenizer."""
-    with running_ports(engine, ready=ready, text=text, **server) as (public, *_):
+    """The real app behind the real HTTP server, in a thread; yields its URL.
+
+    text: another tokenizer; task: what the model is served for.
+    """
+    with running_ports(engine, ready=ready, text=text, task=task, **server) as (public, *_):
         yield public
 
 
@@ -239,23 +245,29 @@ def running_ports(
     *,
     ready: Ready | None = READY,
     text: Tokenizer | None = None,
+    task: TaskInfo = GENERATES,
     **server: object,
 ) -> Iterator[list[str]]:
     """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
     with pytest.MonkeyPatch.context() as patience:
         patience.setattr(grammar_checker, "WAIT_SECONDS", PATIENCE_SECONDS)
-        with _serving(engine, ready, text, ServerConfig.model_validate({"port": 0, **server})) as urls:
+        config = ServerConfig.model_validate({"port": 0, **server})
+        with _serving(engine, ready, text, task, config) as urls:
             yield urls
 
 
 @contextmanager
 def _serving(
-    engine: FakeEngine | NoEngine, ready: Ready | None, text: Tokenizer | None, config: ServerConfig
+    engine: FakeEngine | NoEngine,
+    ready: Ready | None,
+    text: Tokenizer | None,
+    task: TaskInfo,
+    config: ServerConfig,
 ) -> Iterator[list[str]]:
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
     deck = None if config.record is None and config.replay is None else Deck(config)
     vocabulary = None if config.replays_alone else text or tokenizer()
-    app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, deck)
+    app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, deck, task)
     listeners = listen_all(config)
     http = make_server(app, config)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
+from corepipe.models.tasks import TaskInfo
 from corepipe.serving.api import http_errors
 from corepipe.serving.api.admin_router import STATE_KEY, AdminRouter
 from corepipe.serving.api.cassettes.deck import Deck, replayed_routes
@@ -36,7 +37,7 @@ from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.route import Route
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.service import GENERATES, Service
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
     INSTEAD,
@@ -80,17 +81,18 @@ def create_app(
     version: str,
     ready: Ready | None = None,
     deck: Deck | None = None,
+    task: TaskInfo = GENERATES,
 ) -> FastAPI:
     """The ASGI application of one deployment; as `create_app_of`.
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
     lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
     `run_server` then raises what made the start fail.  A `deck` that replays alone needs no `tokenizer`.
-    Raises UserError for a bad chat template or key file.
+    `task`: what the model is served for.  Raises UserError for a bad chat template or key file.
     """
     if tokenizer is not None and server.chat_template is not None:
         tokenizer = tokenizer.with_chat_template(server.chat_template)
-    service = Service(client, tokenizer, engine, server, version)
+    service = Service(client, tokenizer, engine, server, version, task)
     if ready is not None:
         service.set_ready(ready)
     return create_app_of(Models([service]), server, deck)

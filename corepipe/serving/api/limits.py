@@ -17,6 +17,10 @@ from corepipe.serving.keys import bearer
 
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
+TENSORS = b"inference-header-content-length"
+"""The header of a body that goes on with binary tensors after its JSON.  A web page may not send it unless it
+is allowed to, as with another content type than those of forms."""
+
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
 
@@ -162,7 +166,7 @@ class Guard:
 
     def _check_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """By all headers of a name, not by one of them: another reader may take the other one."""
-        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
+        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set(), TENSORS: set()}
         length = b""
         for name, value in headers:
             if name == b"content-length":
@@ -173,7 +177,10 @@ class Guard:
             raise self._too_large()
         if given[b"content-encoding"] - {b"identity"}:
             raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
-        if given[b"content-type"] != {b"application/json"} and length != b"0":
+        kind = given[b"content-type"]
+        if given[TENSORS] and kind <= {b"application/octet-stream"}:
+            return
+        if kind != {b"application/json"} and length != b"0":
             raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
 
     def _counted(self, receive: Receive) -> Receive:

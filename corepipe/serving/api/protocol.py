@@ -33,7 +33,8 @@ REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 # What a body may hold.  Making Python objects of more would hold up everybody else.
 LIGHT_BODY = 64 * 1024
 """Bytes up to which a body is not weighed: there is no room in it for too much."""
-MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 262_144}
+# 300,000 token ids are what embeddings may be asked for at once.
+MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
 
 GUIDED = (*FIELDS, "whitespace_pattern")
 """Fields that vLLM once had, after `guided_`."""

@@ -19,8 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corepipe.serving.api.protocol import GenerationRequest
-from corepipe.serving.api.routes.generation import TRACE
+from corepipe.serving.api.protocol import GenerationRequest, ModelRequest
+from corepipe.serving.api.routes.submission import TRACE
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.telemetry.requests import Finished
 
@@ -119,7 +119,7 @@ class Trace:
         self._span.set_status(Status(StatusCode.ERROR))
 
     def answered(
-        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
+        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[Finished]
     ) -> None:
         """All sequences of the answer have ended."""
         if not self._span.is_recording():
@@ -189,11 +189,17 @@ def _http(scope: Scope) -> Attributes:
     return told
 
 
-def _asked(operation: str, request: GenerationRequest) -> Attributes:
+def _asked(operation: str, request: ModelRequest) -> Attributes:
     told: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "corepipe",
-        "gen_ai.request.model": request.model,
+        "gen_ai.request.model": request.model or "",
+    }
+    return told | _drawn(request) if isinstance(request, GenerationRequest) else told
+
+
+def _drawn(request: GenerationRequest) -> Attributes:
+    told: Attributes = {
         "gen_ai.request.stream": request.stream,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.top_p": request.top_p,
@@ -210,16 +216,16 @@ def _asked(operation: str, request: GenerationRequest) -> Attributes:
     return told
 
 
-def _said(request: GenerationRequest, answer_id: str, parts: Sequence[Finished]) -> Attributes:
+def _said(request: ModelRequest, answer_id: str, parts: Sequence[Finished]) -> Attributes:
     """Prompts count once, however many choices each has."""
-    prompts = parts[:: request.n]
+    prompts = parts[:: parts[0].n]
     asked = sum(part.prompt_tokens for part in prompts)
     generated = sum(part.generated_tokens for part in parts)
     return {
         "gen_ai.request.max_tokens": parts[0].max_tokens,
         "gen_ai.request.id": answer_id,
         "gen_ai.response.id": answer_id,
-        "gen_ai.response.model": request.model,
+        "gen_ai.response.model": request.model or "",
         "gen_ai.response.finish_reasons": [part.reason for part in parts],
         "gen_ai.usage.input_tokens": asked,
         "gen_ai.usage.output_tokens": generated,

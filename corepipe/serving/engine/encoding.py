@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import TOKENS, Graph, InputKind, WeightSpec
-from corepipe.neuron.ops import AddEmbedding, RowIndex
+from corepipe.neuron.graph import TOKENS, Graph, InputKind
 from corepipe.neuron.program import Executor, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
 from corepipe.serving.engine.requests import SampledRequest
@@ -43,14 +42,13 @@ class Encoding:
 
     per_token: it gives a row for each token; otherwise one a sequence, at the first of its rows, or where
     each token only sees those before it (`causal`) at the last.  keeps_state: in KV blocks.  types: it is
-    told which of two texts a token is of, or where its table of types has a single row (`one_type`) always 0.
+    told which of two texts a token is of.
     """
 
     per_token: bool = False
     causal: bool = False
     keeps_state: bool = False
     types: bool = False
-    one_type: bool = False
 
     @classmethod
     def of(cls, graph: Graph) -> Self:
@@ -60,7 +58,6 @@ class Encoding:
             causal=graph.causal,
             keeps_state=any(True for _ in graph.states()),
             types=any(given.kind is InputKind.TYPES for given in graph.inputs),
-            one_type=any(table.shape[0] == 1 for table in _tables_of_types(graph)),
         )
 
 
@@ -97,7 +94,7 @@ class EncodingRunner:
             sequence_starts=starts,
             block_tables=self._block_tables(chunks),
             logit_rows=wanted,
-            types=self._types(chunks),
+            types=_types(chunks) if self._encoding.types else NO_IDS,
         )
         ticket = self._executor.submit(inputs, None)
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted))
@@ -121,13 +118,6 @@ class EncodingRunner:
         samples = np.array([chunk.samples for chunk in chunks], np.bool_)
         rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
         return np.ascontiguousarray(rows[samples], np.int32)
-
-    def _types(self, chunks: Sequence[Chunk]) -> Ids:
-        """For all rows; none where the graph does not ask."""
-        if not self._encoding.types:
-            return NO_IDS
-        types = _types(chunks)
-        return np.zeros_like(types) if self._encoding.one_type else types
 
     def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
         """Where the values of each chunk are in a result; nowhere, where more of its prompt is to come."""
@@ -155,13 +145,6 @@ def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
     assert values is not None
     found: npt.NDArray[np.float32] = values[rows.start : rows.stop]
     return found.astype(LITTLE_ENDIAN, copy=False).tobytes(), len(rows)
-
-
-def _tables_of_types(graph: Graph) -> Iterator[WeightSpec]:
-    """What rows of the graph get added by their token type."""
-    for op in graph.ops:
-        if isinstance(op, AddEmbedding) and op.by is RowIndex.TYPE:
-            yield op.table
 
 
 def _types(chunks: Sequence[Chunk]) -> Ids:

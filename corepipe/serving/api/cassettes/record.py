@@ -13,10 +13,10 @@ from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, P
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import Writer
 from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import GenerationRequest, decode
-from corepipe.serving.api.routes.generation import TRACE, Trace
+from corepipe.serving.api.protocol import ModelRequest, decode
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.rendering import Emulated
+from corepipe.serving.api.routes.submission import TRACE, Trace
 from corepipe.serving.api.routes.table import is_recorded
 from corepipe.serving.messages import DeviceTimes
 from corepipe.serving.telemetry.requests import Finished
@@ -103,7 +103,7 @@ class _Device:
         self._model: str | None = None
 
     def answered(
-        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
+        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[Finished]
     ) -> None:
         self._times = [part.last.device if part.last else None for part in parts]
         self._model = request.model

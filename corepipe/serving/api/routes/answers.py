@@ -65,3 +65,10 @@ class DeviceTimes(Strict):
     arrived_at_s: float | None
     time_to_first_token_ms: float | None
     time_per_output_token_ms: float | None
+
+
+class PooledUsage(Strict):
+    """Of what generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int

@@ -85,7 +85,7 @@ class Choice:
         answer = self.answer
         if output.finish_reason in ("error", "abort"):
             answer.last, self.failure = output, output.finish_reason
-            raise _failure(output)
+            raise failure(output)
         before = answer.generated
         parts = answer.take(output)
         if answer.generated > before:
@@ -135,13 +135,14 @@ class Choice:
         self._last_at = now
 
 
-def _failure(output: Output) -> ApiError:
+def failure(output: Output) -> ApiError:
+    """What is answered where this is the engine's last word."""
     if output.finish_reason == "abort":
         return unavailable("The request was aborted by the server.")
     if output.error_kind == "overloaded":
         return overloaded(output.error or "The queue is full.", output.retry_seconds)
     if output.error_kind in _FAILURES:
-        failure, reason = _FAILURES[output.error_kind]
-        return failure(output.error or reason)
+        make, reason = _FAILURES[output.error_kind]
+        return make(output.error or reason)
     logging.getLogger(__name__).error("request %s failed: %s", output.id, output.error)
     return internal()

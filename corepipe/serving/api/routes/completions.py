@@ -22,6 +22,7 @@ from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
 from corepipe.serving.api.routes.generation import Plan
 from corepipe.serving.api.routes.rendering import Shape
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
+from corepipe.serving.api.routes.texts import check_ids, entries
 from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
 from corepipe.serving.messages import TokenLogprobs
 from corepipe.serving.parts import Finish, Logprobs
@@ -106,7 +107,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
         return CompletionShape(vocabulary)
 
     async def plan(self, body: CompletionRequest, grammar: str) -> list[Plan]:
-        listed = prompt_list(body.prompt)
+        listed = entries(body.prompt, "prompt")
         if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
         context = self.service.require_ready().max_model_len
@@ -165,24 +166,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     def _check_ids(self, ids: Sequence[int], suffix: str) -> None:
         if suffix:
             raise invalid("suffix needs a prompt of text.", "suffix", "unsupported_value")
-        size = self.service.tokenizer.vocab_size
-        if ids and not (min(ids) >= 0 and max(ids) < size):
-            raise invalid(f"prompt: token ids must be from 0 to {size - 1}.", "prompt")
-
-
-def prompt_list(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts in any of the four shapes: text, ids, a list of either.  Raises ApiError for a mixture."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("prompt must not be empty.", "prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if len(several) != len(prompt) or len({type(item) for item in several}) > 1:
-        raise invalid("prompt mixes texts, token ids and lists of them.", "prompt", "invalid_type")
-    return several
+        check_ids(ids, self.service.tokenizer.vocab_size, "prompt")
 
 
 class CompletionShape:

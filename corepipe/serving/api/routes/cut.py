@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from corepipe.models.text.tokenizer import Side
 from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import GenerationRequest
 
 READABLE = 65_536
 """Tokens up to which a text is sure to be read whole, to be cut then: each takes 350 bytes meanwhile."""
+
+
+class Asked(Protocol):
+    """A body that says how prompts are cut."""
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None: ...
+    @property
+    def truncation_side(self) -> Side: ...
 
 
 class Cut(NamedTuple):
@@ -19,7 +27,7 @@ class Cut(NamedTuple):
     side: Side
 
     @staticmethod
-    def of(body: GenerationRequest, context: int, answer: int) -> Cut | None:
+    def of(body: Asked, context: int, answer: int) -> Cut | None:
         """None where the request asks for no cut.
 
         -1 keeps what leaves room for an answer of `answer` tokens.  Raises ApiError for more than a context.

@@ -11,11 +11,13 @@ from typing import ClassVar, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from corepipe.models.tasks import Task
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, parse
-from corepipe.serving.api.routes.generation import TRACE, Exchange, Generation, Plan
+from corepipe.serving.api.routes.generation import Exchange, Generation, Plan
 from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Shape
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.submission import TRACE
 from corepipe.serving.api.routes.token_details import NamedById, Vocabulary
 from corepipe.serving.api.tenants import tenant_of
 
@@ -58,6 +60,7 @@ class Endpoint(ABC, Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
         body = await read_request(service, receive, self.request, self.neutral)
+        service.require_task(Task.GENERATE)
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
         plans = await self.plan(body, await service.grammar(body))
@@ -76,7 +79,7 @@ class Endpoint(ABC, Generic[B]):
             renderer=self.renderer(body, envelope),
             operation=self.operation,
             arrival=arrival,
-            device_metrics=wants_device_metrics(body, scope),
+            device_metrics=asks_device(body.device_metrics, scope),
             tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
@@ -108,6 +111,6 @@ class ChoicesEndpoint(Endpoint[B]):
         )
 
 
-def wants_device_metrics(body: GenerationRequest, scope: Scope) -> bool:
-    """Asked for in the body, or by the header `x-corepipe-device: 1`."""
-    return body.device_metrics or (b"x-corepipe-device", b"1") in scope["headers"]
+def asks_device(in_body: bool, scope: Scope) -> bool:
+    """Whether the device's times are asked for: in the body, or by the header `x-corepipe-device: 1`."""
+    return in_body or (b"x-corepipe-device", b"1") in scope["headers"]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.types import Receive, Send
 
 from corepipe.serving.api.http_errors import ApiError, internal, invalid
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes.choice import Choice, Details
-from corepipe.serving.api.routes.news import News, news_of, while_connected
+from corepipe.serving.api.routes.news import News, news_of
 from corepipe.serving.api.routes.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.submission import Trace, charged, followed
 from corepipe.serving.api.tenants import ANYONE, Tenant
 from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.messages import Submit
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parts import Prompt
 from corepipe.serving.supervision.streams import OutputStream
-from corepipe.serving.telemetry.requests import Finished
 from corepipe.serving.text_answer import Echo, TextAnswer
 
 _SSE_HEADERS = [
@@ -28,17 +27,6 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-TRACE = "corepipe.trace"
-"""Where the scope of a request that is traced has its Trace."""
-
-
-class Trace(Protocol):
-    """Who is told how an answer went; `tracing.Trace`."""
-
-    def answered(
-        self, operation: str, request: GenerationRequest, answer_id: str, parts: Sequence[Finished]
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +107,19 @@ class Generation:
 
         The sequences are aborted as soon as the client goes away.
         """
-        quota = self._exchange.tenant.quota
-        if quota is None:
-            await self._answer(receive, send)
-            return
-        with quota.holding(len(self._choices) - 1):  # the guard holds one
-            quota.charge(sum(len(plan.prompt) for plan in self._exchange.plans))
-            try:
-                await self._answer(receive, send)
-            finally:
-                quota.charge(sum(choice.answer.generated for choice in self._choices))
+        prompts = sum(len(plan.prompt) for plan in self._exchange.plans)
+        with charged(self._exchange.tenant.quota, len(self._choices), prompts, self._generated):
+            streams = [self._service.client.submit(choice.answer.submit) for choice in self._choices]
+            news = news_of(streams)
+            async with followed(streams, receive, lambda: self._tell(streams)):
+                answered = self._stream if self._exchange.body.stream else self._whole
+                try:
+                    await answered(news, send)
+                finally:
+                    await news.close()
 
-    async def _answer(self, receive: Receive, send: Send) -> None:
-        streams = [self._service.client.submit(choice.answer.submit) for choice in self._choices]
-        news = news_of(streams)
-        try:
-            async with while_connected(receive):
-                await (self._stream(news, send) if self._exchange.body.stream else self._whole(news, send))
-        finally:
-            await news.close()
-            self._tell(streams)
+    def _generated(self) -> int:
+        return sum(choice.answer.generated for choice in self._choices)
 
     def _answers(self) -> Iterator[TextAnswer]:
         exchange, service = self._exchange, self._service

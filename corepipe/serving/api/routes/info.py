@@ -24,6 +24,7 @@ class ModelCard(Strict):
     permission: list[Any]
     tool_call_parser: str | None
     reasoning_parser: str | None
+    task: str
 
 
 class ModelList(Strict):
@@ -58,6 +59,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "permission": [],
         "tool_call_parser": dialect.calls.name if dialect.calls else None,
         "reasoning_parser": dialect.reasoning.name if dialect.reasoning else None,
+        "task": service.task.task.value,
     }
 
 

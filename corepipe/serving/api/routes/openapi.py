@@ -94,7 +94,7 @@ MESSAGES = (Message, AssistantMessage, ToolMessage)
 
 def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
     """The document of a server with these routes, serving `models`, perhaps with API keys."""
-    types = [kind for one in routes for kind in (one.answer, one.request) if kind is not None]
+    types = [kind for one in routes for kind in (one.answer, one.request, *one.failures) if kind is not None]
     inner = list(_nested(NESTED))
     _, schemas = msgspec.json.schema_components(
         [*types, Failure, *MESSAGES, *(one.request for one in inner)],
@@ -158,11 +158,10 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, An
 
 
 def _failure(one: Route, status: int) -> dict[str, Any]:
-    """A probe that fails says so in its own words."""
+    """A probe that fails says so in its own words, and so do routes of others' protocols."""
     failure = _reference(Failure)
-    if one.answer is Health and status == 503:
-        return {"anyOf": [_reference(Health), failure]}
-    return failure
+    own = (Health,) if one.answer is Health and status == 503 else one.failures
+    return {"anyOf": [*map(_reference, own), failure]} if own else failure
 
 
 def _success(one: Route) -> dict[str, Any]:

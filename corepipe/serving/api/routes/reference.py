@@ -128,6 +128,22 @@ sandbox, on servers with `--trust-request-chat-template`; the special tokens tha
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
 - When the client goes away its requests are aborted at once.
 
+What is made of texts ([embeddings](embeddings.md)):
+
+- A route that needs another task than the model is served for answers 400, code `task_not_served`, and names
+  the task, its routes and `--task`.
+- A request has up to 2,048 texts and 300,000 tokens; of these up to 256 texts are in the engine at a time.
+- A text that is longer than the model reads is refused; `truncate_prompt_tokens` has it cut (-1: to what
+  fits), at its end unless `truncation_side` is `left`. Of a pair the longer text gives way first, at its end.
+  `max_tokens_per_doc` cuts documents before that.
+- `prompt_name` names one of the model's prompts, `input_type` (`query`, `document`, ...) asks for the one of
+  such texts. Without, the model's default prompt goes before a text, if it has one; never before token ids.
+- `dimensions` is for models that are made for it; what is kept is normalised anew where vectors have
+  length 1.
+- `/score` and the rerank routes have pairs read by a cross-encoder. A model of vectors compares the vectors
+  of the two texts (cosine), with its prompts for queries and documents where it has them.
+- Answers of `/v2` have the shape of the Open Inference Protocol, failures too: `{"error": "..."}`.
+
 ## Errors
 
 Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault.
@@ -138,7 +154,8 @@ Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` name
 | 400 | `missing_required_parameter` | something is not there |
 | 400 | `unsupported_parameter`, `unsupported_value` | it asks for what this server does not do |
 | 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
-| 400 | `context_length_exceeded` | prompt and answer do not fit |
+| 400 | `context_length_exceeded` | prompt and answer do not fit, or a text is longer than the model reads |
+| 400 | `task_not_served` | the model is served for another task |
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
 | 403 | `origin_not_allowed` | a web page of an origin that is not allowed |
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
@@ -184,9 +201,13 @@ def _listed(routes: Sequence[Route]) -> str:
 
 
 def _sections() -> Iterator[str]:
+    alike: dict[type[msgspec.Struct], list[Route]] = {}
     for one in ROUTES:
         if one.request is not None:
-            yield from _section(f"{one.method} {one.path}", one.request, one.neutral)
+            alike.setdefault(one.request, []).append(one)
+    for request, routes in alike.items():
+        paths = ", ".join(one.path for one in routes)
+        yield from _section(f"{routes[0].method} {paths}", request, routes[0].neutral)
     yield from _nested_sections(NESTED)
 
 

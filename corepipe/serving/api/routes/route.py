@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -47,12 +47,12 @@ class Audience(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path; `{name}` in a path stands for its whole rest.
+    """One method of one path; `{name}` in a path stands for all that is there, slashes too.
 
     make: what answers, given the service; of several models each has its own.  summary: what it does, in the
     OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
-    neutral: the request's parameters without effect.  statuses, others: further ones, and further content
-    types of a 200.
+    neutral: the request's parameters without effect.  failures: types of what fails, beside that of all
+    routes.  statuses, others: further ones, and further content types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
     it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
@@ -69,6 +69,7 @@ class Route:
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
     statuses: Mapping[int, str] = field(default_factory=dict)
     others: Sequence[str] = ()
+    failures: Sequence[type[msgspec.Struct]] = ()
     keyless: bool = False
     counted: bool = True
     generates: bool = False
@@ -93,8 +94,30 @@ class Route:
 
     def matches(self, path: str) -> bool:
         """Whether a request's path is this one."""
-        before, _, name = self.path.partition("{")
-        return path.startswith(before) if name else path == before
+        before, _, rest = self.path.partition("{")
+        if not rest:
+            return path == before
+        after = rest.partition("}")[2]
+        named = path.removeprefix(before).removesuffix(after)
+        return path.startswith(before) and path.endswith(after) and len(before + named + after) == len(path)
+
+
+class Paths(Collection[str]):
+    """The paths of some routes, as requests have them."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        routes = [*routes]
+        self._plain = frozenset(one.path for one in routes if "{" not in one.path)
+        self._named = [one for one in routes if "{" in one.path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._plain or any(one.matches(str(path)) for one in self._named)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._plain, *(one.path for one in self._named)])
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._named)
 
 
 def plain(handler: Handler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:

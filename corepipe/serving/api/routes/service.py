@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
@@ -33,6 +34,17 @@ from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
+
+ROUTES_OF: Mapping[Task, str] = {
+    Task.GENERATE: "/v1/chat/completions or /v1/completions",
+    Task.EMBED: "/v1/embeddings, /score or /rerank",
+    Task.CLASSIFY: "/classify or /pooling",
+    Task.SCORE: "/rerank or /score",
+}
+"""Where a task is asked for."""
+
+GENERATES = TaskInfo(Task.GENERATE, max_tokens=0, dimensions=0)
+"""Where nothing else is said."""
 
 STATES = {
     "loading": "The engine is loading.",
@@ -62,6 +74,8 @@ class Service:
     """One deployment behind a server, which may have others: `models`.  `ready` is None until the engine has
     loaded.
 
+    `task` is what the model does, and what is known of it.
+
     Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
     server is about to end; what is under way goes on, and nothing more is taken.  `one_of_several`: what is
@@ -75,8 +89,10 @@ class Service:
         engine: EngineConfig,
         server: ServerConfig,
         version: str,
+        task: TaskInfo = GENERATES,
     ) -> None:
         self.client = client
+        self.task = task
         self._tokenizer = tokenizer
         self.engine = engine
         self.version = version
@@ -178,6 +194,22 @@ class Service:
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
 
+    def require_task(self, *tasks: Task) -> None:
+        """Raises ApiError (400) unless the model does one of these; it says what the model does, where."""
+        task = self.task.task
+        if task not in tasks:
+            wanted = " or ".join(f"--task {one}" for one in tasks)
+            message = (
+                f"The model {echo(self.names[0])} is served with --task {task}: ask {ROUTES_OF[task]}. "
+                f"This route needs a server that was started with {wanted}."
+            )
+            raise invalid(message, "model", "task_not_served")
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a text that something is made of: as many as the model reads, and the engine takes."""
+        return min(self.task.max_tokens, self.require_ready().max_model_len)
+
     def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
         """How the model writes under this tokenizer's template, which may be a request's own."""
         return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
@@ -199,12 +231,7 @@ class Service:
         too long.
         """
 
-        def encoded() -> list[int]:
-            if len(text) > max(most, LONG_TEXT):
-                _check_length(text, field, most, encode)
-            return encode(text)
-
-        return await self.beside(len(text), encoded)
+        return await self.beside(len(text), lambda: encoded(text, field, most, encode))
 
     async def beside(self, size: int, work: Callable[[], R]) -> R:
         """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.
@@ -280,11 +307,20 @@ class Service:
         return f"fp_{digest.hexdigest()[:10]}"
 
 
-def _check_length(text: str, field: str, most: int, encode: Encode) -> None:
+def encoded(text: str, field: str, most: int, encode: Encode) -> list[int]:
+    """As `Service.encode`, wherever it is called."""
+    check_length(text, field, most, encode)
+    return encode(text)
+
+
+def check_length(text: str, field: str, most: int, encode: Encode) -> None:
     """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
 
     Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+    Raises ApiError (400).
     """
+    if len(text) <= max(most, LONG_TEXT):
+        return
     count = 0
     for at in range(0, len(text), LONG_TEXT):
         count += len(encode(text[at : at + LONG_TEXT]))

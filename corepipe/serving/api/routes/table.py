@@ -7,19 +7,31 @@ from collections.abc import Sequence
 from corepipe.serving.api.routes import (
     admin,
     chat,
+    classify,
     completions,
+    embeddings,
+    inference,
     info,
     invocations,
     openapi,
+    pooling,
     probes,
+    rerank,
+    score,
     tokens,
 )
-from corepipe.serving.api.routes.route import Audience, Route
+from corepipe.serving.api.routes.route import Audience, Paths, Route
 
 ROUTES: Sequence[Route] = (
     completions.ROUTE,
     chat.ROUTE,
     invocations.ROUTE,
+    embeddings.ROUTE,
+    pooling.ROUTE,
+    classify.ROUTE,
+    *score.ROUTES,
+    *rerank.ROUTES,
+    *inference.ROUTES,
     *info.ROUTES,
     *tokens.ROUTES,
     *probes.ROUTES,
@@ -29,7 +41,7 @@ ROUTES: Sequence[Route] = (
 
 KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
 """What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
-GENERATING_PATHS = frozenset(route.path for route in ROUTES if route.generates)
+GENERATING_PATHS = Paths(route for route in ROUTES if route.generates)
 """What is traced, and meets faults that are injected."""
 _RECORDED = tuple(route for route in ROUTES if route.recorded)
 

@@ -1,0 +1,112 @@
+"""POST /classify, in vLLM's shape, and a like one for classes of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.models.tasks import Activation, Task
+from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.values import F32, activated, array
+
+encode = msgspec.json.encode
+
+
+class ClassifyRequest(PooledRequest, frozen=True, kw_only=True):
+    """POST /classify."""
+
+    input: Annotated[
+        Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
+    ]
+    add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
+    use_activation: Annotated[
+        bool | None, Meta(description="false: scores as the model computes them, instead of probabilities")
+    ] = None
+
+
+class TokenClass(Strict):
+    """Of a token of the text, its place counted from 0, special ones too."""
+
+    position: int
+    token: str
+    label: str
+    probs: list[float]
+
+
+class Classes(Strict):
+    """`label` and `probs` of a text; `tokens` where the model classifies tokens."""
+
+    index: int
+    num_classes: int
+    label: str | UnsetType = UNSET
+    probs: list[float] | UnsetType = UNSET
+    tokens: list[TokenClass] | UnsetType = UNSET
+
+
+class Classification(Strict):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classes]
+    usage: PooledUsage
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
+    """The endpoint."""
+
+    request = ClassifyRequest
+    neutral = NEUTRAL_POOLED
+    prefix = "classify"
+    operation = "classify"
+    tasks = (Task.CLASSIFY,)
+
+    async def plan(self, body: ClassifyRequest, reading: Reading) -> list[Prompt]:
+        reading = reading._replace(special=body.add_special_tokens)
+        return await read_entries(self.service, entries(body.input, "input"), "input", reading)
+
+    def render(self, body: ClassifyRequest, results: Sequence[Result], told: Told) -> bytes:
+        task = self.service.task
+        activation = Activation.IDENTITY if body.use_activation is False else task.activation
+        data = []
+        for index, (prompt, output) in enumerate(results):
+            scores = activated(array(output), activation)
+            told_of = self._of_tokens(prompt, scores) if task.per_token else self._of_text(scores)
+            data.append(encode({"index": index, **told_of, "num_classes": scores.shape[1]}))
+        return told.listing(data)
+
+    def _of_text(self, scores: F32) -> dict[str, object]:
+        (row,) = scores
+        return {"label": self._label(row), "probs": row.tolist()}
+
+    def _of_tokens(self, prompt: Prompt, scores: F32) -> dict[str, object]:
+        name = self.service.tokenizer.decode_token
+        tokens = [
+            {"position": at, "token": name(token), "label": self._label(row), "probs": row.tolist()}
+            for at, (token, row) in enumerate(zip(prompt.ids, scores, strict=True))
+        ]
+        return {"tokens": tokens}
+
+    def _label(self, row: F32) -> str:
+        return self.service.task.labels[int(row.argmax())]
+
+
+ROUTE = Route(
+    "POST",
+    "/classify",
+    "Classes of texts, or of their tokens",
+    ClassifyEndpoint,
+    "the likeliest `label`, and `probs` of all",
+    request=ClassifyRequest,
+    neutral=NEUTRAL_POOLED,
+    answer=Classification,
+    statuses=NO_MODEL,
+    generates=True,
+)

@@ -1,0 +1,170 @@
+"""POST /v1/embeddings: its body, its prompts, its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.http_errors import echo, invalid
+from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.values import F32, Encoding, array, normalized, to_json
+from corepipe.serving.messages import Output
+
+InputType = Literal[
+    "query", "document", "passage", "search_query", "search_document", "classification", "clustering"
+]
+PROMPTS_OF: Mapping[InputType, tuple[str, ...]] = {
+    "query": ("query", "search_query"),
+    "search_query": ("search_query", "query"),
+    "document": ("document", "passage", "search_document"),
+    "passage": ("passage", "document", "search_document"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""Names that models have for the prompt of each type, the likeliest first."""
+
+
+class VectorRequest(PooledRequest, frozen=True, kw_only=True):
+    """What is asked of vectors, wherever they are asked for."""
+
+    encoding_format: Annotated[
+        Encoding, Meta(description="`base64` is of the numbers' bytes, little-endian fp32")
+    ] = "float"
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None,
+        Meta(description="keep so many numbers, and normalise anew; of models that are made for it"),
+    ] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="the model's prompt to put before each text; none with an empty name")
+    ] = None
+    input_type: Annotated[
+        InputType | None, Meta(description="the prompt of such texts, by the names that models have for it")
+    ] = None
+    add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
+    use_activation: Annotated[
+        bool | None, Meta(description="true: vectors of length 1; probabilities instead of scores")
+    ] = None
+
+    def check(self, task: TaskInfo) -> None:
+        super().check(task)
+        if self.dimensions is not None:
+            check_dimensions(self.dimensions, task)
+        if self.prompt_name is not None and self.input_type is not None:
+            raise invalid("Send either prompt_name or input_type.", "input_type")
+        if self.use_activation is False and task.task is Task.EMBED and task.normalized:
+            message = "use_activation: this model's vectors are of length 1; there are no others."
+            raise invalid(message, "use_activation", "unsupported_value")
+
+    def prompt(self, task: TaskInfo) -> str:
+        """What is put before each text.  Raises ApiError for a prompt that the model has not."""
+        if self.input_type is not None:
+            names = PROMPTS_OF[self.input_type]
+            return _prompt(task, next((n for n in names if n in task.prompts), names[0]), "input_type")
+        name = task.default_prompt if self.prompt_name is None else self.prompt_name
+        return _prompt(task, name, "prompt_name") if name else ""
+
+
+class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Annotated[
+        Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
+    ]
+
+
+def check_dimensions(wanted: int, task: TaskInfo) -> None:
+    """Raises ApiError unless a part of the model's vectors is a vector, too."""
+    if wanted == task.dimensions:
+        return
+    if task.matryoshka is None:
+        message = f"dimensions: this model's vectors have {task.dimensions}; it is not made to be cut."
+        raise invalid(message, "dimensions", "unsupported_value")
+    if wanted > task.dimensions:
+        raise invalid(f"dimensions is at most {task.dimensions} here.", "dimensions")
+    if task.matryoshka and wanted not in task.matryoshka:
+        known = ", ".join(map(str, task.matryoshka))
+        raise invalid(f"dimensions is one of {known} here.", "dimensions", "unsupported_value")
+
+
+def named_prompt(task: TaskInfo, kind: InputType) -> str:
+    """What is put before texts of a type, where nobody says it: the model's prompt of that type, if any."""
+    named = next((name for name in PROMPTS_OF[kind] if name in task.prompts), task.default_prompt)
+    return task.prompts[named] if named else ""
+
+
+def _prompt(task: TaskInfo, name: str, field: str) -> str:
+    if name not in task.prompts:
+        known = ", ".join(task.prompts) or "none"
+        raise invalid(f"{field}: the model has no prompt {echo(name)}; it has {known}.", field)
+    return task.prompts[name]
+
+
+def vector(output: Output, task: TaskInfo, body: VectorRequest) -> F32:
+    """[dimensions], cut and normalised as asked.  Raises ApiError as `array`."""
+    found: F32 = array(output)[0]
+    unit = task.normalized or body.use_activation is True
+    if body.dimensions is not None and body.dimensions < found.size:
+        found = found[: body.dimensions]
+    elif task.normalized:
+        return found
+    return normalized(found) if unit else found
+
+
+class Embedding(Strict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(Strict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PooledUsage
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
+    """The endpoint."""
+
+    request = EmbeddingRequest
+    neutral = NEUTRAL_POOLED
+    prefix = "embd"
+    operation = "embeddings"
+    tasks = (Task.EMBED,)
+
+    async def plan(self, body: EmbeddingRequest, reading: Reading) -> list[Prompt]:
+        listed = entries(body.input, "input")
+        if "" in listed:
+            raise invalid("input must not be an empty text.", "input")
+        reading = reading._replace(special=body.add_special_tokens)
+        return await read_entries(self.service, listed, "input", reading, body.prompt(self.service.task))
+
+    def render(self, body: EmbeddingRequest, results: Sequence[Result], told: Told) -> bytes:
+        task, encoding = self.service.task, body.encoding_format
+        vectors = (to_json(vector(result.output, task, body), encoding) for result in results)
+        data = [b'{"object":"embedding","index":%d,"embedding":%b}' % item for item in enumerate(vectors)]
+        return told.listing(data)
+
+
+ROUTE = Route(
+    "POST",
+    "/v1/embeddings",
+    "Vectors of texts",
+    EmbeddingsEndpoint,
+    "`float` or `base64`, `dimensions`, texts or token ids",
+    request=EmbeddingRequest,
+    neutral=NEUTRAL_POOLED,
+    answer=Embeddings,
+    statuses=NO_MODEL,
+    generates=True,
+)

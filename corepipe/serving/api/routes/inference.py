@@ -1,0 +1,450 @@
+"""The Open Inference Protocol (KServe's second) over HTTP: health, metadata, and tensors in and out.
+
+Texts go in as they are, or as the token ids that their client made of them; tensors are JSON or binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from corepipe.errors import UserError
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.http_errors import ApiError, invalid
+from corepipe.serving.api.limits import TENSORS, read_body
+from corepipe.serving.api.protocol import MAX_TOKENS, ModelRequest, parse
+from corepipe.serving.api.routes import tensors
+from corepipe.serving.api.routes.answers import Strict
+from corepipe.serving.api.routes.cut import Cut
+from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.pooled import Asked, Naming, Pooling, Result, answer
+from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.tensors import Datatype, Named, TensorInput, TensorOutput
+from corepipe.serving.api.routes.texts import (
+    Pair,
+    Prompt,
+    Reading,
+    check_count,
+    check_ids,
+    check_total,
+    read_entries,
+    read_pairs,
+    too_long,
+)
+from corepipe.serving.api.routes.values import activated, array
+
+VERSION = "1"
+"""Of every model: there is one."""
+BINARY = (b"content-type", b"application/octet-stream")
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+TEXT, SECOND = "text", "text_pair"
+
+
+class Outcome(Strict):
+    """Every failure."""
+
+    error: str
+
+
+class ServerMetadata(Strict):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(Strict):
+    live: bool
+
+
+class ServerReady(Strict):
+    ready: bool
+
+
+class ModelReady(Strict):
+    name: str
+    ready: bool
+
+
+class TensorMetadata(Strict):
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(Strict):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of a whole request; `binary_data_output`: outputs are binary that say nothing else."""
+
+    binary_data_output: bool = False
+    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS)] = 0
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    truncation_side: Literal["left", "right"] = "right"
+
+
+class OutputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether an output follows the JSON."""
+
+    binary_data: bool | None = None
+
+
+class RequestedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An output that is wanted."""
+
+    name: Annotated[str, Meta(max_length=128)]
+    parameters: OutputParameters | None = None
+
+
+class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v2/models/{model}/infer."""
+
+    inputs: Annotated[
+        list[TensorInput],
+        Meta(
+            min_length=1,
+            max_length=8,
+            description="`text` (and `text_pair`), or `input_ids` with what belongs to them",
+        ),
+    ]
+    outputs: Annotated[
+        Annotated[list[RequestedOutput], Meta(max_length=8)] | None, Meta(description="all, if none is named")
+    ] = None
+    id: Annotated[
+        Annotated[str, Meta(max_length=128)] | None, Meta(description="comes back with the answer")
+    ] = None
+    parameters: Annotated[
+        Parameters | None,
+        Meta(description="`binary_data_output`, `priority`, `truncate_prompt_tokens`, `truncation_side`"),
+    ] = None
+
+
+class InferAnswer(Strict):
+    model_name: str
+    model_version: str
+    outputs: list[TensorOutput]
+    id: str | UnsetType = UNSET
+
+
+def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
+    """What a model reads: texts, or token ids; -1 is any number."""
+    if task.task is Task.GENERATE:
+        return []
+    texts = [TEXT, SECOND] if task.pairs else [TEXT]
+    ids = [IDS, MASK, TYPES] if task.types else [IDS, MASK]
+    return [
+        *(TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in texts),
+        *(TensorMetadata(name=name, datatype="INT64", shape=[-1, -1]) for name in ids),
+    ]
+
+
+def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
+    """What a model tells."""
+    rows = [-1, -1] if task.per_token else [-1]
+    if task.task is Task.EMBED:
+        return [TensorMetadata(name="embedding", datatype="FP32", shape=[-1, task.dimensions])]
+    if task.task is Task.SCORE:
+        return [TensorMetadata(name="score", datatype="FP32", shape=[-1])]
+    if task.task is Task.CLASSIFY:
+        return [
+            TensorMetadata(name="probs", datatype="FP32", shape=[*rows, len(task.labels)]),
+            TensorMetadata(name="label", datatype="BYTES", shape=rows),
+        ]
+    return []
+
+
+def computed(task: TaskInfo, results: Sequence[Result]) -> dict[str, Named]:
+    """The outputs of a model, by name.  Rows of tokens end with zeros, and empty labels, where there are no
+    more tokens.  Raises ApiError as `array`."""
+    found = [array(result.output) for result in results]
+    if task.task is Task.EMBED:
+        return _by_name(Named("embedding", "FP32", np.concatenate(found)))
+    scores = [activated(one, task.activation) for one in found]
+    if task.task is Task.SCORE:
+        return _by_name(Named("score", "FP32", np.concatenate(scores)[:, 0]))
+    names = np.array(task.labels, object)
+    if not task.per_token:
+        probs = np.concatenate(scores)
+        return _by_name(Named("probs", "FP32", probs), Named("label", "BYTES", names[probs.argmax(-1)]))
+    longest = max(len(one) for one in scores)
+    padded = np.zeros((len(scores), longest, len(task.labels)), np.float32)
+    labels = np.full((len(scores), longest), "", object)
+    for at, one in enumerate(scores):
+        padded[at, : len(one)] = one
+        labels[at, : len(one)] = names[one.argmax(-1)]
+    return _by_name(Named("probs", "FP32", padded), Named("label", "BYTES", labels))
+
+
+def _by_name(*outputs: Named) -> dict[str, Named]:
+    return {one.name: one for one in outputs}
+
+
+class Infer:
+    """The endpoint, as plain ASGI; failures are in the protocol's own shape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except ApiError as error:
+            await _failed(error)(scope, receive, send)
+        except UserError as error:
+            await _failed(invalid(error.message, error.param))(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival, service = perf_counter(), self._service
+        name = service.require_model(_named(scope["path_params"]["model"]))
+        body, binary = _split(await read_body(receive), scope)
+        request = parse(body, InferRequest, {})
+        service.require_task(Task.EMBED, Task.CLASSIFY, Task.SCORE)
+        wanted = self._wanted(request)
+        asked = request.parameters or Parameters()
+        prompts = await self._prompts([*tensors.read(request.inputs, binary)], asked)
+        named = Naming("infer", "infer")
+        pooling = Pooling(service, Asked.by(scope, ModelRequest(model=name), asked.priority, arrival, named))
+        results = await pooling.results(prompts, receive)
+        if results is None:
+            return
+        size = sum(len(result.output.values) for result in results) // 4
+        head, *others = await service.beside(size, lambda: self._written(name, request, wanted, results))
+        whole = b"".join([head, *others])
+        if any(others):
+            await answer(send, whole, BINARY, (TENSORS, b"%d" % len(head)))
+        else:
+            await answer(send, whole)
+
+    def _wanted(self, request: InferRequest) -> dict[str, bool]:
+        """Names of outputs, and whether they are binary.  Raises ApiError for what the model tells not."""
+        everywhere = request.parameters is not None and request.parameters.binary_data_output
+        known = [one.name for one in outputs_of(self._service.task)]
+        if not request.outputs:
+            return dict.fromkeys(known, everywhere)
+        wanted: dict[str, bool] = {}
+        for at, one in enumerate(request.outputs):
+            if one.name not in known:
+                message = f"outputs[{at}]: the model tells {', '.join(known)}."
+                raise invalid(message, f"outputs[{at}].name")
+            said = None if one.parameters is None else one.parameters.binary_data
+            wanted[one.name] = everywhere if said is None else said
+        return wanted
+
+    async def _prompts(self, sent: Sequence[Named], asked: Parameters) -> list[Prompt]:
+        task = self._service.task
+        given = {one.name: one for one in sent}
+        known = {one.name: one for one in inputs_of(task)}
+        for at, one in enumerate(sent):
+            fits = one.name in known and one.datatype == known[one.name].datatype
+            if not fits or given[one.name] is not one:
+                takes = ", ".join(f"{name} ({known[name].datatype})" for name in known)
+                message = f"inputs[{at}]: the model takes {takes}, each once."
+                raise invalid(message, f"inputs[{at}].name")
+        if asked.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "parameters")
+        most = self._service.most_tokens
+        reading = Reading(most, Cut.of(asked, most, 0))
+        if (TEXT in given) == (IDS in given):
+            raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
+        if IDS in given:
+            return self._of_ids(given, most)
+        texts = _texts(given[TEXT])
+        if not task.pairs:
+            return await read_entries(self._service, texts, TEXT, reading)
+        if SECOND not in given:
+            raise invalid(f"inputs: the model reads pairs; send {SECOND}, too.", "inputs")
+        seconds = _texts(given[SECOND])
+        if len(seconds) != len(texts):
+            raise invalid(f"{TEXT} and {SECOND} have not the same shape.", "inputs")
+        pairs = [Pair(str(one), str(two), SECOND) for one, two in zip(texts, seconds, strict=True)]
+        return await read_pairs(self._service, pairs, SECOND, reading)
+
+    def _of_ids(self, given: Mapping[str, Named], most: int) -> list[Prompt]:
+        if TEXT in given or SECOND in given:
+            raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
+        ids = given[IDS].array
+        if ids.ndim != 2 or 0 in ids.shape:
+            raise invalid(f"{IDS} wants a shape of [texts, tokens], neither 0.", IDS)
+        check_count(len(ids), IDS)
+        mask = given[MASK].array if MASK in given else np.ones_like(ids)
+        types = given[TYPES].array if TYPES in given else np.zeros_like(ids)
+        for name, one in ((MASK, mask), (TYPES, types)):
+            if one.shape != ids.shape:
+                raise invalid(f"{name} has not the shape of {IDS}, {list(ids.shape)}.", name)
+        lengths = mask.sum(1)
+        places = np.arange(ids.shape[1])
+        if not (np.array_equal(mask, places < lengths[:, None]) and lengths.all()):
+            raise invalid(f"{MASK} wants ones, one at least, then zeros: padding goes to the right.", MASK)
+        prompts = [
+            Prompt(row[:length].tolist(), _second(kinds[:length]))
+            for row, kinds, length in zip(ids, types, lengths.tolist(), strict=True)
+        ]
+        for prompt in prompts:
+            check_ids(prompt.ids, self._service.tokenizer.vocab_size, IDS)
+            if len(prompt.ids) > most:
+                raise too_long(len(prompt.ids), most, IDS)
+        check_total(int(lengths.sum()), IDS)
+        return prompts
+
+    def _written(
+        self, name: str, request: InferRequest, wanted: Mapping[str, bool], results: Sequence[Result]
+    ) -> list[bytes]:
+        """The JSON of an answer, then its binary tensors."""
+        found = computed(self._service.task, results)
+        written = [tensors.write(found[one], binary=binary) for one, binary in wanted.items()]
+        told = {"model_name": name, "model_version": VERSION, "outputs": [one for one, _ in written]}
+        if request.id is not None:
+            told["id"] = request.id
+        return [msgspec.json.encode(told), *(data for _, data in written)]
+
+
+def _second(types: tensors.Array) -> int:
+    """Where zeros become ones (0: they are zeros).  Raises ApiError for other types."""
+    ones = int(types.sum())
+    second = types.size - ones if ones else 0
+    if not np.array_equal(types, np.arange(types.size) >= second if second else np.zeros_like(types)):
+        raise invalid(f"{TYPES} wants zeros, then ones.", TYPES)
+    return second
+
+
+def _texts(tensor: Named) -> list[str | list[int]]:
+    if tensor.array.ndim > 2 or tensor.array.shape[1:] not in ((), (1,)) or not tensor.array.size:
+        raise invalid(f"{tensor.name} wants a shape of [texts] or [texts, 1].", tensor.name)
+    return list(tensor.array.ravel())
+
+
+def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
+    """The JSON, and the binary tensors after it, as a header says."""
+    given = [value for name, value in scope["headers"] if name == TENSORS]
+    if not given:
+        return body, b""
+    if len(given) > 1 or not (given[0].isdigit() and len(given[0]) < 10 and int(given[0]) <= len(body)):
+        raise invalid("Inference-Header-Content-Length is no length of the body's JSON.")
+    return body[: int(given[0])], body[int(given[0]) :]
+
+
+def _named(name: str) -> str:
+    return name.replace("%2F", "/")  # as clients encode a name with slashes
+
+
+def _failed(error: ApiError) -> Response:
+    return JSONResponse({"error": error.message}, error.status, error.headers)
+
+
+async def _server(models: Models, _: Request) -> Response:
+    version = models.first.version
+    return JSONResponse({"name": "corepipe", "version": version, "extensions": ["binary_tensor_data"]})
+
+
+async def _live(_models: Models, _: Request) -> Response:
+    return JSONResponse({"live": True})
+
+
+async def _ready(models: Models, _: Request) -> Response:
+    ready = models.state in ("ready", "degraded")
+    return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+
+async def _model_ready(service: Service, request: Request) -> Response:
+    try:
+        name = service.require_model(_named(request.path_params["model"]))
+    except ApiError as error:
+        return _failed(error)
+    ready = service.state == "ready"
+    return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
+
+
+async def _model(service: Service, request: Request) -> Response:
+    try:
+        name = service.require_model(_named(request.path_params["model"]))
+    except ApiError as error:
+        return _failed(error)
+    metadata = ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform="corepipe",
+        inputs=inputs_of(service.task),
+        outputs=outputs_of(service.task),
+    )
+    return Response(msgspec.json.encode(metadata), media_type="application/json")
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v2",
+        "The server, by the Open Inference Protocol",
+        Common(_server),
+        answer=ServerMetadata,
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/health/live",
+        "Alive",
+        Common(_live),
+        audience=Audience.ALL,
+        answer=Live,
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/health/ready",
+        "Whether requests are taken",
+        Common(_ready),
+        audience=Audience.ALL,
+        answer=ServerReady,
+        failures=(ServerReady,),
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{model}/ready",
+        "Whether a model takes requests",
+        plain(_model_ready),
+        answer=ModelReady,
+        failures=(Outcome, ModelReady),
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+    Route(
+        "POST",
+        "/v2/models/{model}/infer",
+        "Tensors of texts or token ids to tensors",
+        Infer,
+        "JSON or binary; what KServe's and Triton's clients speak",
+        request=InferRequest,
+        answer=InferAnswer,
+        failures=(Outcome,),
+        statuses=NO_MODEL,
+        others=("application/octet-stream",),
+        generates=True,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{model}",
+        "What a model takes and tells",
+        plain(_model),
+        answer=ModelMetadata,
+        failures=(Outcome,),
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+)

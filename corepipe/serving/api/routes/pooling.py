@@ -1,0 +1,95 @@
+"""POST /pooling, in vLLM's shapes: what the model computes, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.embeddings import VectorRequest, vector
+from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.values import F32, activated, array, to_json
+from corepipe.serving.messages import Output
+
+PoolingTask = Literal["embed", "classify", "score", "token_classify"]
+
+
+class PoolingRequest(VectorRequest, frozen=True, kw_only=True):
+    """POST /pooling."""
+
+    input: Annotated[
+        Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
+    ]
+    task: Annotated[PoolingTask | None, Meta(description="what the model is served for, if anything")] = None
+
+    def check(self, task: TaskInfo) -> None:
+        super().check(task)
+        served = "token_classify" if task.per_token else task.task.value
+        if self.task not in (None, served):
+            raise invalid(f"task: this model is served for {served}.", "task", "unsupported_value")
+        if task.task is not Task.EMBED and self.dimensions is not None:
+            raise invalid("dimensions is for vectors; this model has scores.", "dimensions")
+
+
+class Pooled(Strict):
+    index: int
+    object: Literal["pooling"]
+    data: list[float | list[float]] | str
+
+
+class PooledList(Strict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: PooledUsage
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
+    """The endpoint.  Of a token classifier a text's data are rows, one a token."""
+
+    request = PoolingRequest
+    neutral = NEUTRAL_POOLED
+    prefix = "pool"
+    operation = "pooling"
+    tasks = (Task.EMBED, Task.CLASSIFY, Task.SCORE)
+
+    async def plan(self, body: PoolingRequest, reading: Reading) -> list[Prompt]:
+        reading = reading._replace(special=body.add_special_tokens)
+        before = body.prompt(self.service.task)
+        return await read_entries(self.service, entries(body.input, "input"), "input", reading, before)
+
+    def render(self, body: PoolingRequest, results: Sequence[Result], told: Told) -> bytes:
+        data = (to_json(self._values(result.output, body), body.encoding_format) for result in results)
+        return told.listing([b'{"index":%d,"object":"pooling","data":%b}' % item for item in enumerate(data)])
+
+    def _values(self, output: Output, body: PoolingRequest) -> F32:
+        task = self.service.task
+        if task.task is Task.EMBED:
+            return vector(output, task, body)
+        scores = array(output)
+        if body.use_activation is not False:
+            scores = activated(scores, task.activation)
+        return scores if task.per_token else scores[0]
+
+
+ROUTE = Route(
+    "POST",
+    "/pooling",
+    "What the model computes of texts",
+    PoolingEndpoint,
+    "vectors, or scores of classes, as the model is made for",
+    request=PoolingRequest,
+    neutral=NEUTRAL_POOLED,
+    answer=PooledList,
+    statuses=NO_MODEL,
+    generates=True,
+)

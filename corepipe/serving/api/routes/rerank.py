@@ -1,0 +1,153 @@
+"""POST /rerank, /v1/rerank and /v2/rerank: documents by how well they answer a query (Jina, Cohere, vLLM)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.serving.api.protocol import MAX_TOKENS, Count
+from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.texts import Prompt, Reading
+
+DOCUMENTS_A_UNIT = 100
+"""Documents that Cohere bills as one search."""
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A document's text."""
+
+    text: str
+
+
+class RerankRequest(PooledRequest, frozen=True, kw_only=True):
+    """POST /rerank."""
+
+    query: Annotated[str, Meta(description="what is looked for")]
+    documents: Annotated[
+        list[str | Document], Meta(min_length=1, description="up to 2048 texts, or objects with a `text`")
+    ]
+    top_n: Annotated[Count | None, Meta(description="so many results, the best; 0 = all")] = None
+    return_documents: Annotated[
+        bool | None,
+        Meta(description="each result has its `document`; default: true, at `/v2/rerank` false"),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None,
+        Meta(description="keep so many tokens of each document, from its beginning"),
+    ] = None
+    use_activation: Annotated[bool | None, Meta(description="false: scores as the model computes them")] = (
+        None
+    )
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class Ranked(Strict):
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class ApiVersion(Strict):
+    version: str
+
+
+class BilledUnits(Strict):
+    search_units: int
+
+
+class RankingMeta(Strict):
+    """What Cohere's clients read."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class Ranking(Strict):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PooledUsage
+    meta: RankingMeta
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class Rerank(PooledEndpoint[RerankRequest]):
+    """The endpoint of Jina's and Cohere's first version, and vLLM's."""
+
+    request = RerankRequest
+    neutral = NEUTRAL_POOLED
+    prefix = "rerank"
+    operation = "rerank"
+    tasks = SCORED
+    version: ClassVar[str] = "1"
+    tells_documents: ClassVar[bool] = True
+
+    async def plan(self, body: RerankRequest, reading: Reading) -> list[Prompt]:
+        reading = reading._replace(most_second=body.max_tokens_per_doc or 0)
+        documents = Side(body.texts, "documents")
+        return await plan_scores(self.service, Side([body.query], "query"), documents, reading)
+
+    def render(self, body: RerankRequest, results: Sequence[Result], told: Told) -> bytes:
+        found = scores(self.service, results, 1, body.use_activation)
+        best = sorted(range(len(found)), key=lambda at: (-found[at], at))
+        texts = body.texts if self._tells(body) else None
+        units = -(-len(found) // DOCUMENTS_A_UNIT)
+        answer = {
+            "id": told.id,
+            "model": told.model,
+            "results": [_ranked(at, found[at], texts) for at in best[: body.top_n or None]],
+            "usage": told.usage,
+            "meta": {"api_version": {"version": self.version}, "billed_units": {"search_units": units}},
+        }
+        return msgspec.json.encode(answer | told.more)
+
+    def _tells(self, body: RerankRequest) -> bool:
+        return self.tells_documents if body.return_documents is None else body.return_documents
+
+
+class RerankV2(Rerank):
+    """That of Cohere's second version, whose results have no documents."""
+
+    version = "2"
+    tells_documents = False
+
+
+def _ranked(index: int, score: float, texts: Sequence[str] | None) -> dict[str, Any]:
+    told = {"index": index, "relevance_score": score}
+    return told if texts is None else {**told, "document": {"text": texts[index]}}
+
+
+_RERANK = Route(
+    "POST",
+    "/rerank",
+    "Documents by how well they answer a query",
+    Rerank,
+    "`top_n`, `return_documents`, `max_tokens_per_doc`",
+    request=RerankRequest,
+    neutral=NEUTRAL_POOLED,
+    answer=Ranking,
+    statuses=NO_MODEL,
+    generates=True,
+)
+ROUTES = (
+    _RERANK,
+    replace(_RERANK, path="/v1/rerank", summary="The same", details="for clients of Jina and Cohere"),
+    replace(
+        _RERANK,
+        path="/v2/rerank",
+        make=RerankV2,
+        summary="The same",
+        details="for clients of Cohere's second version: results without documents",
+    ),
+)

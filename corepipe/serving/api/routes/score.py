@@ -1,0 +1,101 @@
+"""POST /score and /v1/score, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.texts import Prompt, Reading
+
+Texts = str | list[str]
+NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+"""What the two sides are called; one pair of these is sent."""
+
+
+class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
+    """POST /score."""
+
+    text_1: Annotated[Texts | None, Meta(description="a text, or as many as `text_2` has")] = None
+    text_2: Annotated[Texts | None, Meta(description="a text, or up to 2048")] = None
+    queries: Annotated[Texts | None, Meta(description="another name of `text_1`")] = None
+    documents: Annotated[Texts | None, Meta(description="another name of `text_2`")] = None
+    data_1: Annotated[Texts | None, Meta(description="another name of `text_1`")] = None
+    data_2: Annotated[Texts | None, Meta(description="another name of `text_2`")] = None
+    use_activation: Annotated[bool | None, Meta(description="false: scores as the model computes them")] = (
+        None
+    )
+
+    def sides(self) -> tuple[Side, Side]:
+        """Raises ApiError unless there is one pair of them."""
+        sent = [pair for pair in NAMES if any(getattr(self, name) is not None for name in pair)]
+        if len(sent) > 1:
+            raise invalid(f"Send {sent[0][1]} or {sent[1][1]}, not both.", sent[1][1])
+        first, second = sent[0] if sent else NAMES[0]
+        return self._side(first), self._side(second)
+
+    def _side(self, name: str) -> Side:
+        given: Texts | None = getattr(self, name)
+        if given is None:
+            raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+        if not given and isinstance(given, list):
+            raise invalid(f"{name} must not be empty.", name)
+        return Side([given] if isinstance(given, str) else given, name)
+
+
+class Score(Strict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Strict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PooledUsage
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
+    """The endpoint."""
+
+    request = ScoreRequest
+    neutral = NEUTRAL_POOLED
+    prefix = "score"
+    operation = "score"
+    tasks = SCORED
+
+    async def plan(self, body: ScoreRequest, reading: Reading) -> list[Prompt]:
+        return await plan_scores(self.service, *body.sides(), reading)
+
+    def render(self, body: ScoreRequest, results: Sequence[Result], told: Told) -> bytes:
+        firsts, _ = body.sides()
+        found = scores(self.service, results, len(firsts.texts), body.use_activation)
+        data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(found)]
+        return told.listing([msgspec.json.encode(one) for one in data])
+
+
+_SCORE = Route(
+    "POST",
+    "/score",
+    "How well texts go with others",
+    ScoreEndpoint,
+    "one with one, one with many, or as many with as many",
+    request=ScoreRequest,
+    neutral=NEUTRAL_POOLED,
+    answer=Scores,
+    statuses=NO_MODEL,
+    generates=True,
+)
+ROUTES = (_SCORE, replace(_SCORE, path="/v1/score", summary="The same", details=""))

@@ -1,0 +1,67 @@
+"""How well texts go with others: read as pairs by a cross-encoder, or compared as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from corepipe.models.tasks import Activation, Task
+from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.routes.embeddings import InputType, named_prompt
+from corepipe.serving.api.routes.pooled import Result
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.texts import Pair, Prompt, Reading, read_entries, read_pairs
+from corepipe.serving.api.routes.values import activated, array, normalized
+
+SCORED = (Task.SCORE, Task.EMBED)
+"""Tasks that scores can be had of."""
+
+
+class Side(NamedTuple):
+    """Texts on one side of a comparison, and the field that they came in."""
+
+    texts: Sequence[str]
+    field: str
+
+
+async def plan_scores(service: Service, firsts: Side, seconds: Side, reading: Reading) -> list[Prompt]:
+    """Prompts to compare the first text with each of the second, or as many texts with as many.
+
+    Raises ApiError for other numbers of texts, and as `read_pairs` and `read_entries`.
+    """
+    if len(firsts.texts) not in (1, len(seconds.texts)) or not seconds.texts:
+        counts = f"{firsts.field} has {len(firsts.texts)} texts and {seconds.field} {len(seconds.texts)}"
+        message = f"{counts}: send one and any number, or as many of both."
+        raise invalid(message, seconds.field)
+    if service.task.task is Task.EMBED:
+        left = await _vectors(service, firsts, "query", reading._replace(most_second=0))
+        return left + await _vectors(service, seconds, "document", reading)
+    if not service.task.pairs:
+        raise invalid("The model that is served reads no pairs of texts.", "model", "task_not_served")
+    both = list(firsts.texts) * (len(seconds.texts) // len(firsts.texts))
+    pairs = [
+        Pair(first, second, f"{seconds.field}[{at}]")
+        for at, (first, second) in enumerate(zip(both, seconds.texts, strict=True))
+    ]
+    return await read_pairs(service, pairs, seconds.field, reading)
+
+
+def scores(
+    service: Service, results: Sequence[Result], firsts: int, use_activation: bool | None
+) -> list[float]:
+    """One for each of the second texts; `firsts`: how many first ones there are."""
+    outputs = [result.output for result in results]
+    task = service.task
+    if task.task is Task.EMBED:
+        vectors = normalized(np.concatenate([array(output) for output in outputs])).astype(np.float64)
+        cosines: list[float] = (vectors[:firsts] * vectors[firsts:]).sum(-1).tolist()
+        return cosines
+    activation = Activation.IDENTITY if use_activation is False else task.activation
+    return [float(activated(array(output), activation)[0, 0]) for output in outputs]
+
+
+async def _vectors(service: Service, side: Side, kind: InputType, reading: Reading) -> list[Prompt]:
+    before = named_prompt(service.task, kind)
+    return await read_entries(service, list(side.texts), side.field, reading, before)

@@ -1,0 +1,550 @@
+"""Embeddings, classes, scores and rankings over HTTP: bodies, limits, answers, refusals."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import openai
+import pytest
+
+from corepipe.models.tasks import TaskInfo
+from corepipe.serving.api.routes import classify, embeddings, pooling, rerank, score
+from corepipe.serving.api.routes.texts import MAX_ENTRIES, MAX_INPUT_TOKENS
+from corepipe.serving.messages import Output
+from tests.servers import until
+from tests.serving.encoder_support import (
+    CLASSIFY,
+    EMBED,
+    LABELS,
+    MATRYOSHKA,
+    MOST,
+    PROMPTS,
+    RAW,
+    SCORE,
+    TAG,
+    WIDTH,
+    bert,
+    computed,
+    computing,
+)
+from tests.serving.http_support import FOREVER, MODEL, FakeEngine, replaying, running
+
+KIND = {"content-type": "application/json"}
+Serve = Callable[[TaskInfo], tuple[str, FakeEngine]]
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    """A server for each task, started when it is first asked for."""
+    with contextlib.ExitStack() as open_ones:
+        found: dict[int, tuple[str, FakeEngine]] = {}
+
+        def served(task: TaskInfo) -> tuple[str, FakeEngine]:
+            if id(task) not in found:
+                engine = FakeEngine(computing(task))
+                found[id(task)] = (
+                    open_ones.enter_context(running(engine, text=bert(), task=task)),
+                    engine,
+                )
+            return found[id(task)]
+
+        yield served
+
+
+def post(url: str, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json={"model": MODEL, **body}, timeout=60)
+
+
+def told(answer: httpx.Response, kind: Any) -> Any:
+    assert answer.status_code == 200, answer.text
+    msgspec.json.decode(answer.content, type=kind)
+    return answer.json()
+
+
+def refused(answer: httpx.Response, param: str) -> str:
+    """The message of a 400 that names the field."""
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    return str(error["message"])
+
+
+def vector(text: str, task: TaskInfo = EMBED) -> list[float]:
+    return computed(bert().encode(text), 0, task)[0].tolist()
+
+
+# Embeddings
+
+
+def test_vectors_by_the_openai_client_in_both_encodings(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    texts = ["the cat sat", "a dog"]
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        for more in ({}, {"encoding_format": "float"}):  # the client asks for base64 if nobody says
+            answer = client.embeddings.create(model=MODEL, input=texts, **more)
+            assert [one.embedding for one in answer.data] == [vector(text) for text in texts]
+            assert [one.index for one in answer.data] == [0, 1]
+            count = sum(len(bert().encode(text)) for text in texts)
+            assert answer.usage.model_dump(exclude_unset=True) == {
+                "prompt_tokens": count,
+                "total_tokens": count,
+            }
+            assert answer.model == MODEL
+
+
+def test_base64_is_of_little_endian_fp32(serve: Serve) -> None:
+    answer = post(serve(EMBED)[0], "/v1/embeddings", input="the cat", encoding_format="base64")
+    (one,) = told(answer, embeddings.Embeddings)["data"]
+    assert np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() == vector("the cat")
+
+
+def test_token_ids_are_taken_as_they_are(serve: Serve) -> None:
+    url, engine = serve(EMBED)
+    ids = bert().encode("the cat")
+    for sent in (ids, [ids], [ids, ids]):
+        data = told(post(url, "/v1/embeddings", input=sent), embeddings.Embeddings)["data"]
+        assert {tuple(one["embedding"]) for one in data} == {tuple(vector("the cat"))}
+        assert engine.submitted[-1].prompt == ids
+
+
+def test_vectors_that_may_be_cut_are_normalised_anew(serve: Serve) -> None:
+    url, _ = serve(MATRYOSHKA)
+    answer = post(url, "/v1/embeddings", input="cat", dimensions=4, prompt_name="")
+    (one,) = told(answer, embeddings.Embeddings)["data"]
+    whole = np.array(vector("cat", MATRYOSHKA)[:4])
+    assert one["embedding"] == pytest.approx((whole / np.linalg.norm(whole)).tolist(), rel=1e-6)
+    assert "4, 8" in refused(post(url, "/v1/embeddings", input="cat", dimensions=5), "dimensions")
+    assert str(WIDTH) in refused(post(url, "/v1/embeddings", input="cat", dimensions=17), "dimensions")
+
+
+def test_other_vectors_may_not_be_cut(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    assert "not made" in refused(post(url, "/v1/embeddings", input="cat", dimensions=4), "dimensions")
+    (one,) = told(post(url, "/v1/embeddings", input="cat", dimensions=WIDTH), embeddings.Embeddings)["data"]
+    assert one["embedding"] == vector("cat")
+
+
+def test_length_one_on_request(serve: Serve) -> None:
+    url, _ = serve(RAW)
+    raw = np.array(vector("cat", RAW))
+    for asked, wanted in ((None, raw), (False, raw), (True, raw / np.linalg.norm(raw))):
+        answer = post(url, "/v1/embeddings", input="cat", use_activation=asked)
+        (one,) = told(answer, embeddings.Embeddings)["data"]
+        assert one["embedding"] == pytest.approx(wanted.tolist(), rel=1e-6)
+    refused(post(serve(EMBED)[0], "/v1/embeddings", input="cat", use_activation=False), "use_activation")
+
+
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [
+        ({}, PROMPTS["document"]),
+        ({"prompt_name": ""}, ""),
+        ({"prompt_name": "query"}, PROMPTS["query"]),
+        ({"input_type": "search_query"}, PROMPTS["query"]),
+        ({"input_type": "passage"}, PROMPTS["document"]),
+    ],
+)
+def test_prompts_go_before_texts(serve: Serve, asked: dict[str, str], before: str) -> None:
+    url, engine = serve(MATRYOSHKA)
+    told(post(url, "/v1/embeddings", input="cat", **asked), embeddings.Embeddings)
+    assert engine.submitted[-1].prompt == bert().encode(before + "cat")
+
+
+def test_a_prompt_that_the_model_has_not(serve: Serve) -> None:
+    assert "query, document" in refused(
+        post(serve(MATRYOSHKA)[0], "/v1/embeddings", input="cat", prompt_name="other"), "prompt_name"
+    )
+    refused(post(serve(EMBED)[0], "/v1/embeddings", input="cat", input_type="query"), "input_type")
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ("", "input"),
+        ([], "input"),
+        (["a", ""], "input"),
+        ([[]], "input[0]"),
+        ([[5], []], "input[1]"),
+        (["a", 5], "input"),
+        (["a", [5]], "input"),
+        ([5, [5]], "input"),
+        ([-1], "input"),
+        ([10**6], "input"),
+        ([[5], [67]], "input[1]"),
+        ([2**63], "input"),
+        ([0.5], "input[0]"),
+        (None, "input"),
+        ({"text": "a"}, "input"),
+        (["a"] * (MAX_ENTRIES + 1), "input"),
+        ([[5] * 60] * (MAX_INPUT_TOKENS // 60 + 1), "input"),
+        ("cat " * MOST, "input"),
+        (["a", "cat " * MOST], "input[1]"),
+        ("cat " * 25_000, "input"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_and_named(serve: Serve, sent: Any, param: str) -> None:
+    url, engine = serve(EMBED)
+    before = len(engine.submitted)
+    answer = post(url, "/v1/embeddings", input=sent)
+    assert answer.status_code == 400, answer.text
+    found = answer.json()["error"]["param"]
+    assert found is not None
+    assert found.split("[")[0] == param.split("[", maxsplit=1)[0]
+    assert len(engine.submitted) == before
+
+
+def test_what_is_odd_is_embedded(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    odd = ["   ", "\0", "中" * 40, "x" * 100_000, "🦄 [CLS] [MASK]"]
+    data = told(post(url, "/v1/embeddings", input=odd), embeddings.Embeddings)["data"]
+    assert [one["embedding"] for one in data] == [vector(text) for text in odd]
+
+
+def test_as_many_entries_as_may_be_keep_their_order(serve: Serve) -> None:
+    url, engine = serve(EMBED)
+    before = len(engine.submitted)
+    texts = [f"{chr(97 + at % 26)} {chr(97 + at // 26 % 26)}" for at in range(MAX_ENTRIES)]
+    data = told(post(url, "/v1/embeddings", input=texts), embeddings.Embeddings)["data"]
+    assert [one["index"] for one in data] == list(range(MAX_ENTRIES))
+    assert [one["embedding"] for one in data] == [vector(text) for text in texts]
+    assert len(engine.submitted) == before + MAX_ENTRIES
+
+
+@pytest.mark.parametrize(("most", "side"), [(5, "right"), (5, "left"), (-1, "right"), (1, "right")])
+def test_texts_are_cut_where_that_is_asked_for(serve: Serve, most: int, side: str) -> None:
+    url, engine = serve(EMBED)
+    text = "cat dog " * MOST
+    asked = {"truncate_prompt_tokens": most, "truncation_side": side}
+    told(post(url, "/v1/embeddings", input=text, **asked), embeddings.Embeddings)
+    wanted = bert().cut(bert().encode(text), MOST if most == -1 else most, side, framed=True)
+    assert engine.submitted[-1].prompt == wanted
+    assert len(wanted) == (MOST if most == -1 else most)
+
+
+@pytest.mark.parametrize("most", [0, MOST + 1, -2])
+def test_cuts_that_are_none(serve: Serve, most: int) -> None:
+    sent = {"input": "a", "truncate_prompt_tokens": most}
+    refused(post(serve(EMBED)[0], "/v1/embeddings", **sent), "truncate_prompt_tokens")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"encoding_format": "bytes"},
+        {"embed_dtype": "float16"},
+        {"endianness": "big"},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"normalize": True},
+        {"dimensions": 0},
+        {"stream": True},
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(serve: Serve, more: dict[str, Any]) -> None:
+    refused(post(serve(EMBED)[0], "/v1/embeddings", input="a", **more), next(iter(more)))
+
+
+def test_what_asks_for_nothing_is_taken(serve: Serve) -> None:
+    more = {"user": "me", "embed_dtype": "float32", "endianness": "little", "dimensions": None}
+    told(post(serve(EMBED)[0], "/v1/embeddings", input="a", **more), embeddings.Embeddings)
+
+
+def test_the_devices_times(serve: Serve) -> None:
+    answer = post(serve(EMBED)[0], "/v1/embeddings", input="a", device_metrics=True)
+    found = told(answer, embeddings.Embeddings)["corepipe"]
+    assert (found["emulated"], found["time_to_first_token_ms"]) == (True, 12.5)
+
+
+def test_numbers_that_are_none_are_an_error(serve: Serve) -> None:
+    url, engine = serve(EMBED)
+    bad = np.array([1, float("nan")], np.float32).tobytes()
+    script, engine.script = (
+        engine.script,
+        lambda submit: [Output(submit.id, finish_reason="stop", values=bad)],
+    )
+    try:
+        answer = post(url, "/v1/embeddings", input="a")
+    finally:
+        engine.script = script
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "logits_overflow")
+
+
+def test_one_failure_ends_the_request(serve: Serve) -> None:
+    url, engine = serve(EMBED)
+    engine.aborted.clear()
+    full = {"finish_reason": "error", "error": "full", "error_kind": "overloaded", "retry_seconds": 3}
+    script = engine.script
+
+    def failing(submit: Any) -> list[Any]:
+        number = submit.id.rsplit("-")[-1]
+        return {"1": [Output(submit.id, **full)], "2": [FOREVER]}.get(number) or list(script(submit))
+
+    engine.script = failing
+    try:
+        answer = post(url, "/v1/embeddings", input=["a", "b", "c"])
+    finally:
+        engine.script = script
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    assert [name.rsplit("-")[-1] for name in engine.aborted] == ["2"]
+
+
+def test_a_client_that_goes_away_is_noticed(serve: Serve) -> None:
+    url, engine = serve(EMBED)
+    engine.aborted.clear()
+    script, engine.script = engine.script, lambda _submit: [FOREVER]
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url + "/v1/embeddings", json={"model": MODEL, "input": ["a", "b"]}, timeout=0.5)
+        assert until(lambda: len(engine.aborted) == 2)
+    finally:
+        engine.script = script
+
+
+def test_the_metrics_count_texts(serve: Serve) -> None:
+    url, _ = serve(RAW)
+
+    def answered() -> float:
+        lines = httpx.get(url + "/metrics").text.splitlines()
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("vllm:request_success_total") and 'finished_reason="stop"' in line
+        )
+
+    before = answered()
+    told(post(url, "/v1/embeddings", input=["a", "b"]), embeddings.Embeddings)
+    assert answered() == before + 2
+
+
+# Pooling
+
+
+def test_pooling_gives_what_the_model_computes(serve: Serve) -> None:
+    (one,) = told(post(serve(EMBED)[0], "/pooling", input="cat"), pooling.PooledList)["data"]
+    assert one == {"index": 0, "object": "pooling", "data": vector("cat")}
+    raw = computed(bert().encode("cat"), 0, TAG)
+    answer = post(serve(TAG)[0], "/pooling", input="cat", use_activation=False, task="token_classify")
+    (one,) = told(answer, pooling.PooledList)["data"]
+    assert one["data"] == raw.tolist()
+    (one,) = told(post(serve(CLASSIFY)[0], "/pooling", input="cat"), pooling.PooledList)["data"]
+    assert sum(one["data"]) == pytest.approx(1)
+    refused(post(serve(CLASSIFY)[0], "/pooling", input="cat", dimensions=2), "dimensions")
+    refused(post(serve(CLASSIFY)[0], "/pooling", input="cat", task="embed"), "task")
+
+
+# Classes
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
+    found: np.ndarray = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+def test_classes_of_texts(serve: Serve) -> None:
+    texts = ["cat", "the dog sat"]
+    data = told(post(serve(CLASSIFY)[0], "/classify", input=texts), classify.Classification)["data"]
+    for at, (one, text) in enumerate(zip(data, texts, strict=True)):
+        wanted = softmax(computed(bert().encode(text), 0, CLASSIFY))[0]
+        assert one["probs"] == pytest.approx(wanted.tolist(), rel=1e-6)
+        assert (one["index"], one["label"], one["num_classes"]) == (at, LABELS[int(wanted.argmax())], 3)
+
+
+def test_scores_as_they_are(serve: Serve) -> None:
+    answer = post(serve(CLASSIFY)[0], "/classify", input="cat", use_activation=False)
+    (one,) = told(answer, classify.Classification)["data"]
+    assert one["probs"] == computed(bert().encode("cat"), 0, CLASSIFY)[0].tolist()
+
+
+def test_classes_of_tokens(serve: Serve) -> None:
+    (one,) = told(post(serve(TAG)[0], "/classify", input="the cat"), classify.Classification)["data"]
+    wanted = softmax(computed(bert().encode("the cat"), 0, TAG))
+    assert [token["token"] for token in one["tokens"]] == ["[CLS]", "the", "cat", "[SEP]"]
+    assert [token["label"] for token in one["tokens"]] == [LABELS[at] for at in wanted.argmax(-1)]
+    assert one["tokens"][2]["probs"] == pytest.approx(wanted[2].tolist(), rel=1e-6)
+    assert "label" not in one
+
+
+# Scores
+
+
+def scored(first: str, second: str) -> float:
+    ids, at = bert().pair(first, second)
+    return float(1 / (1 + np.exp(-float(computed(ids, at, SCORE)[0, 0]))))
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+@pytest.mark.parametrize("names", score.NAMES)
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        ("cat", "dog", [("cat", "dog")]),
+        ("cat", ["dog", "sat"], [("cat", "dog"), ("cat", "sat")]),
+        (["cat"], ["dog", "sat"], [("cat", "dog"), ("cat", "sat")]),
+        (["cat", "the"], ["dog", "sat"], [("cat", "dog"), ("the", "sat")]),
+    ],
+)
+def test_scores_of_pairs(
+    serve: Serve, path: str, names: tuple[str, str], first: Any, second: Any, pairs: list[tuple[str, str]]
+) -> None:
+    answer = post(serve(SCORE)[0], path, **dict(zip(names, (first, second), strict=True)))
+    data = told(answer, score.Scores)["data"]
+    assert [one["score"] for one in data] == pytest.approx([scored(*pair) for pair in pairs], rel=1e-6)
+
+
+def test_vectors_are_compared_where_no_pair_is_read(serve: Serve) -> None:
+    answer = post(serve(MATRYOSHKA)[0], "/score", text_1="cat", text_2=["cat", "dog"])
+    data = told(answer, score.Scores)["data"]
+    query = np.array(vector(PROMPTS["query"] + "cat", MATRYOSHKA))
+    others = [np.array(vector(PROMPTS["document"] + text, MATRYOSHKA)) for text in ("cat", "dog")]
+    assert [one["score"] for one in data] == pytest.approx([float(query @ one) for one in others], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text_1"),
+        ({"text_1": "a"}, "text_2"),
+        ({"text_1": "a", "documents": "b"}, "documents"),
+        ({"queries": ["a", "b"], "documents": ["c"]}, "documents"),
+        ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "documents"),
+        ({"queries": [], "documents": ["c"]}, "queries"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"text_1": "a", "text_2": ["b"] * (MAX_ENTRIES + 1)}, "text_2"),
+        ({"text_1": "a", "text_2": ["b", "cat " * MOST]}, "text_2[1]"),
+        ({"text_1": [5], "text_2": "b"}, "text_1[0]"),
+    ],
+)
+def test_pairs_that_are_none(serve: Serve, body: dict[str, Any], param: str) -> None:
+    answer = post(serve(SCORE)[0], "/score", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param.split("[", maxsplit=1)[0])
+
+
+def test_pairs_are_cut_where_that_is_asked_for(serve: Serve) -> None:
+    url, engine = serve(SCORE)
+    told(post(url, "/score", text_1="cat", text_2="dog " * MOST, truncate_prompt_tokens=-1), score.Scores)
+    submit = engine.submitted[-1]
+    assert (len(submit.prompt), submit.second) == (MOST, 3)
+
+
+# Rankings
+
+
+DOCUMENTS = ["the cat", "a dog", "dog sat", "find z"]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_are_ranked(serve: Serve, path: str) -> None:
+    answer = told(post(serve(SCORE)[0], path, query="cat", documents=DOCUMENTS), rerank.Ranking)
+    wanted = sorted(((scored("cat", text), at) for at, text in enumerate(DOCUMENTS)), reverse=True)
+    assert [one["index"] for one in answer["results"]] == [at for _, at in wanted]
+    scores = [one["relevance_score"] for one in answer["results"]]
+    assert scores == pytest.approx([found for found, _ in wanted], rel=1e-6)
+    told_texts = [one.get("document") for one in answer["results"]]
+    assert told_texts == ([None] * 4 if "v2" in path else [{"text": DOCUMENTS[at]} for _, at in wanted])
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    assert answer["usage"]["total_tokens"] == sum(len(bert().pair("cat", text)[0]) for text in DOCUMENTS)
+
+
+@pytest.mark.parametrize(("top", "count"), [(2, 2), (0, 4), (None, 4), (9, 4)])
+def test_the_best_of_them(serve: Serve, top: int | None, count: int) -> None:
+    sent = {"query": "cat", "documents": [{"text": one} for one in DOCUMENTS], "top_n": top}
+    answer = told(post(serve(SCORE)[0], "/rerank", **sent, return_documents=False), rerank.Ranking)
+    assert len(answer["results"]) == count
+    assert "document" not in answer["results"][0]
+
+
+def test_documents_are_cut_where_that_is_asked_for(serve: Serve) -> None:
+    url, engine = serve(SCORE)
+    sent = {"query": "cat", "documents": ["dog " * MOST]}
+    assert "documents[0]" in refused(post(url, "/rerank", **sent), "documents[0]")
+    told(post(url, "/rerank", **sent, max_tokens_per_doc=4), rerank.Ranking)
+    assert engine.submitted[-1].prompt == bert().pair("cat", "dog dog dog dog")[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"query": "a"}, "documents"),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "a", "documents": []}, "documents"),
+        ({"query": "a", "documents": [{"title": "b"}]}, "documents"),
+        ({"query": "a", "documents": [{"text": "b", "title": "c"}]}, "documents"),
+        ({"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields"),
+        ({"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ({"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+    ],
+)
+def test_rankings_that_are_none(serve: Serve, body: dict[str, Any], param: str) -> None:
+    answer = post(serve(SCORE)[0], "/rerank", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+# Tasks
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "body", "route"),
+    [
+        (EMBED, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "/v1/embeddings"),
+        (EMBED, "/v1/completions", {"prompt": "a"}, "/v1/embeddings"),
+        (EMBED, "/classify", {"input": "a"}, "/v1/embeddings"),
+        (CLASSIFY, "/v1/embeddings", {"input": "a"}, "/classify"),
+        (CLASSIFY, "/rerank", {"query": "a", "documents": ["b"]}, "/classify"),
+        (SCORE, "/v1/embeddings", {"input": "a"}, "/rerank"),
+    ],
+)
+def test_a_task_that_is_not_served(
+    serve: Serve, task: TaskInfo, path: str, body: dict[str, Any], route: str
+) -> None:
+    answer = post(serve(task)[0], path, **body)
+    message = refused(answer, "model")
+    assert answer.json()["error"]["code"] == "task_not_served"
+    assert f"--task {task.task}" in message
+    assert route in message
+
+
+def test_a_model_that_generates_has_no_vectors() -> None:
+    with running(FakeEngine()) as url:
+        for path, body in (
+            ("/v1/embeddings", {"input": "a"}),
+            ("/pooling", {"input": "a"}),
+            ("/score", {"text_1": "a", "text_2": "b"}),
+        ):
+            assert "--task generate" in refused(post(url, path, **body), "model")
+
+
+# Keys
+
+
+def test_a_key_pays_for_what_it_asks(tmp_path: Any) -> None:
+    limits = {"api_keys": ("k",), "max_requests_per_key": 4, "max_tokens_per_minute_per_key": 60}
+    engine = FakeEngine(computing(EMBED))
+    with running(engine, text=bert(), task=EMBED, **limits) as url:
+        headers = {"authorization": "Bearer k"}
+        body = {"model": MODEL, "input": ["a"] * 10}
+        answer = httpx.post(url + "/v1/embeddings", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert 29 <= int(answer.headers["x-ratelimit-remaining-tokens"]) <= 60
+        assert int(answer.headers["x-ratelimit-remaining-requests"]) == 3
+        body = {"model": MODEL, "input": "a", "priority": -1}
+        assert httpx.post(url + "/v1/embeddings", json=body, headers=headers).status_code == 400
+
+
+def test_it_is_recorded_and_replayed(tmp_path: Any) -> None:
+    body = {"model": MODEL, "input": ["the cat", "a"], "encoding_format": "base64"}
+    with running(FakeEngine(computing(EMBED)), text=bert(), task=EMBED, record=tmp_path) as url:
+        first = httpx.post(url + "/v1/embeddings", json=body)
+    with replaying(tmp_path) as url:
+        again = httpx.post(
+            url + "/v1/embeddings", content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+    assert again.content == first.content
