@@ -96,7 +96,7 @@ def engine(shape: str | None, threads: int) -> Driver:
         native().Pool(threads),
     )
     limits = scheduler_config(config, device, BLOCKS, CONTEXT, None)
-    parts = ReplicaParts(executor, device.timeline(0), limits, batch_policy(config))
+    parts = ReplicaParts(executor, device.timeline(0), limits, batch_policy(config, device))
     ready = Ready({}, BLOCKS, config.block_size, CONTEXT, native().isa(), 0.0)
     return Driver(Deployment((parts,), HostClock(), graph.vocab_size, 0, ready, model.tokenizer))
 

@@ -42,6 +42,14 @@ class ClockChoice(StrEnum):
     DEVICE = "device"
 
 
+class Task(StrEnum):
+    AUTO = "auto"
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+    SCORE = "score"
+
+
 class PolicyChoice(StrEnum):
     MIXED = "mixed"
     SEGREGATED = "segregated"
@@ -283,6 +291,10 @@ TimedFormat = Annotated[
 MaxModelLen = Annotated[
     int | None, _option("--max-model-len", help="Longest prompt plus answer, in tokens.", panel=MODEL, min=2)
 ]
+TaskOption = Annotated[
+    Task,
+    _option("--task", help="What is made of texts; auto: what the model was made for.", panel=MODEL),
+]
 Seed = Annotated[int, _option("--seed", help="Seed of requests that bring none.", panel=MODEL)]
 
 Instance = Annotated[
@@ -331,6 +343,16 @@ MaxNumSeqs = Annotated[
 MaxBatchedTokens = Annotated[
     int,
     _option("--max-num-batched-tokens", help="Most tokens in a batch.", panel=BATCHING, min=16, max=16384),
+]
+MaxBatchDelay = Annotated[
+    float,
+    _option(
+        "--max-batch-delay",
+        help="Seconds that a batch of a model that generates nothing waits to be full.",
+        panel=BATCHING,
+        min=0,
+        max=60,
+    ),
 ]
 Policy = Annotated[
     PolicyChoice | None,

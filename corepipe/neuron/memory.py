@@ -52,7 +52,8 @@ class CoreMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What fits: `num_blocks` KV blocks a replica; `cores` are those of one replica."""
+    """What fits: `num_blocks` KV blocks a replica, none where nothing is kept in them; `cores` are those of
+    one replica."""
 
     num_blocks: int
     cores: tuple[CoreMemory, ...]
@@ -80,7 +81,8 @@ def plan_memory(
     if placement.cores <= instance.cores:
         blocks = blocks_that_fit(cores, placement.data, instance, limits.kv_budget)
         if blocks >= limits.blocks_per_sequence:
-            return MemoryPlan(min(blocks, limits.max_blocks), cores)
+            kept = any(core.block for core in cores)
+            return MemoryPlan(min(blocks, limits.max_blocks) if kept else 0, cores)
     advice = _advice(programs, placement, limits, recompile)
     if placement.cores > instance.cores:
         raise UserError(_too_few_cores(placement, instance, advice), "instance")

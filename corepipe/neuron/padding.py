@@ -1,6 +1,7 @@
 """What a runtime profile makes of a batch before the device sees it: static shapes.
 
 Contexts are padded by their mean over the sequences: the real stack takes the bucket of the longest one.
+Sequences that are computed whole are padded to that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def pad(
     `lnc`: physical cores of a core."""
     if not shape.sequences:
         return shape
+    if shape.longest and profile.prefill_buckets is not Buckets.CHUNKS:
+        return _whole(shape, profile, longest, batch)
     if shape.decodes:
         running, context = _decode(shape.sequences, shape.kv_tokens, profile, longest, batch)
         if context is None and running == shape.sequences:
@@ -31,6 +34,31 @@ def pad(
         whole = profile.attention.kernel_of(chunk, lnc) is not AttentionKernel.CAUSAL
         return native_plugin.prefill(shape, longest, chunk, square=whole)
     return _prefill(shape, profile, longest, lnc)
+
+
+def _whole(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None) -> StepShape:
+    """Sequences that are computed in this step alone: all as long as the bucket of the longest one, and as
+    many as the graph is for."""
+    if profile.prefill_buckets is Buckets.EXACT:
+        return shape
+    rows = profile.prefill_buckets.pad(shape.longest, longest)
+    running = shape.sequences
+    if profile.batched_prefill and profile.pads_batch:
+        powers = profile.batch_powers
+        running = native_plugin.decode_batch(running, batch) if powers else max(running, batch or 0)
+    tokens = running * rows
+    results = running if shape.logit_rows else 0
+    return StepShape((tokens, results, *shape.counts[2:]), running, tokens, tokens * rows, rows)
+
+
+def graphs_of(profile: RuntimeProfile, longest: int, batch: int) -> tuple[list[int], list[int]]:
+    """Lengths and batches for which graphs of whole sequences are compiled; empty: any."""
+    lengths = profile.prefill_buckets
+    if lengths in (Buckets.EXACT, Buckets.CHUNKS):
+        return [], []
+    sizes = {_whole(StepShape.whole([rows], 1), profile, longest, batch) for rows in range(1, longest + 1)}
+    counts = {_whole(StepShape.whole([1] * n, n), profile, longest, batch) for n in range(1, batch + 1)}
+    return sorted({size.longest for size in sizes}), sorted({count.sequences for count in counts})
 
 
 def _decode(

@@ -177,6 +177,11 @@ _NXDI_KERNEL = (
     "neuronx-distributed-inference modules/attention/attention_base.py, releases for SDK 2.22 to 2.28"
 )
 
+_TRACED = (
+    "torch_neuronx.trace: a graph for each (batch, length), what is smaller is padded, on every core a copy "
+    "(optimum-neuron docs/source/supported_architectures.mdx)"
+)
+
 _IDEAL = RuntimeProfile(
     name="ideal", host_seconds=0.0, policy="mixed", source="no host, no buckets: what the cores alone take"
 )
@@ -269,6 +274,16 @@ _ALL = (
         source=f"vllm-neuron/docs/ (neuron-scheduler.md, prefix-caching.md, reference-configuration.md, "
         f"padding-batching-block-kv.md, determine_available_memory_design.md, tensor_parallelism.md); "
         f"{_ASYNC_GAP}, where a batch changes; {_EMPTY}",
+    ),
+    replace(
+        _IDEAL,
+        name="traced",
+        host_seconds=28e-6,
+        prefill_buckets=Buckets.POWERS,
+        pads_batch=True,
+        batch_powers=True,
+        batched_prefill=True,
+        source=f"{_TRACED}; {_BUCKETS}; {_EMPTY}",
     ),
     replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),
     replace(

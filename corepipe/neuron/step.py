@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -12,12 +12,20 @@ class StepShape(NamedTuple):
     counts: rows of each of the graph's row sets, at the set's number; those that are not told have none.
     sequences: those that the tokens belong to; kv_tokens: sum of their context lengths, the tokens included;
     attended: sum over tokens of the keys that each attends to.
+    longest: rows of the longest sequence, where all are computed whole; 0: they grow, and nobody asks.
     """
 
     counts: tuple[int, ...]
     sequences: int
     kv_tokens: int
     attended: int
+    longest: int = 0
+
+    @classmethod
+    def whole(cls, lengths: Sequence[int], results: int) -> StepShape:
+        """Of sequences of these lengths, each computed in this step alone."""
+        attended = sum([length * (length + 1) // 2 for length in lengths])
+        return cls((sum(lengths), results), len(lengths), sum(lengths), attended, max(lengths))
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int) -> StepShape:

@@ -59,7 +59,8 @@ def test_images_are_requests_with_one_result() -> None:
         assert words not in shown.stdout
     flags = ("--users", "1", "--requests", "9", "--json")
     image, text = (json.loads(run("simulate", name, *flags).stdout) for name in ("resnet50", "bert-base"))
-    assert image["deployment"]["runtime_profile"] == text["deployment"]["runtime_profile"] == "data-parallel"
+    profiles = [document["deployment"]["runtime_profile"] for document in (image, text)]
+    assert profiles == ["data-parallel", "traced"]
     row = {"model": "resnet50", "instance": "inf2.xlarge", "task": "cnn", "metric": "latency", "unit": "ms"}
     assert image["e2e_ms"]["p50"] == pytest.approx(Predictor().predict(row).value, rel=1e-6)
     assert (image["tpot_ms"], image["requests"]["completed"]) == (None, 9)

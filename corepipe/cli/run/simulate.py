@@ -28,8 +28,8 @@ from corepipe.planning.traces import write_trace
 from corepipe.planning.workload import Workload
 from corepipe.serving.config import EngineConfig, validated
 
-ONCE_PROFILE = "data-parallel"
-"""The software around a model that is run once over its input, where no other is given."""
+IMAGES_PROFILE = "data-parallel"
+"""The software around a model of images, where no other is given: they are all of one size."""
 
 NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""
@@ -82,9 +82,9 @@ def _run_once(given: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
         if given[name] != absent:
             why = "images are all of one size" if name == "input_len" else "it generates no tokens"
             raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
-    changes: dict[str, Any] = {"output_len": "1", "profile": given["profile"] or ONCE_PROFILE}
+    changes: dict[str, Any] = {"output_len": "1"}
     if images:
-        changes["input_len"] = str(graph.max_positions)
+        changes |= {"input_len": str(graph.max_positions), "profile": given["profile"] or IMAGES_PROFILE}
     elif given["input_len"] == INPUT_LEN:
         changes["input_len"] = str(min(int(INPUT_LEN), graph.max_positions))
     return {**given, **changes}

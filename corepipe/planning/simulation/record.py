@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 STEP_COLUMNS = (
     "starts_at", "ready_at", "rows", "sequences", "kv_tokens", "attended", "logit_rows",
-    "blocks_held", "running", "waiting",
+    "blocks_held", "running", "waiting", "longest",
 )  # fmt: skip
 """Of a step: when it runs on the device, its shape, and how things stand once it is scheduled."""
 
@@ -89,6 +89,7 @@ class Record:
             (
                 timing.starts_at, timing.ready_at, shape.rows, shape.sequences, shape.kv_tokens,
                 shape.attended, shape.logit_rows, blocks_held, scheduler.running, scheduler.waiting,
+                shape.longest,
             )
         )  # fmt: skip
 
@@ -107,6 +108,7 @@ class Record:
         rows[:, 2] = rows[:, 3] = rows[:, 6] = size
         rows[:, 4] = rows[:, 5] = kv_tokens
         rows[:, 7], rows[:, 8], rows[:, 9] = held, scheduler.running, scheduler.waiting
+        rows[:, 10] = 0  # they grow
         self._steps[replica.number].frombytes(rows.tobytes())
 
     def tokens(self, requests: Sequence[Request], now: float) -> None:
@@ -137,7 +139,8 @@ class Record:
 
     def completed(self, batch: Completed, now: float) -> list[SimulatedRequest]:
         """A batch is complete at `now`; the requests that ended with it."""
-        self.tokens([event.request for event in batch.events if event.token is not None], now)
+        events = batch.events
+        self.tokens([e.request for e in events if e.token is not None or e.finish_reason is not None], now)
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:
             self._end(request)
@@ -171,7 +174,7 @@ class Record:
         self._requests.extend(
             (
                 request.arrival, request.scheduled_at, request.first_at, request.last_at,
-                len(request.prompt), request.num_generated, request.num_cached, request.num_preemptions,
+                len(request.prompt), request.num_results, request.num_cached, request.num_preemptions,
             )
         )  # fmt: skip
 

@@ -20,7 +20,9 @@ from corepipe.planning.workload import Workload
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.delayed import replica_of
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.loop import Loop
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
 from corepipe.serving.engine.router import load_margin
@@ -69,15 +71,19 @@ def play(
     """Runs the workload to its end, or until it is lost; what happened."""
     engine = _virtual(config.engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
-    if not device.graph.causal:  # whole inputs, and beside each its one result
-        most += 1
-        whole = max(engine.max_num_batched_tokens, engine.max_num_seqs * device.graph.max_positions)
-        engine = engine.model_copy(update={"max_num_batched_tokens": whole})
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
         limits = replace(limits, prefix_cache=False)
     timelines = [device.timeline(replica) for replica in range(device.placement.data)]
-    simulation = Simulation(limits, batch_policy(engine), timelines, workload, patience)
+    simulation = Simulation(
+        limits,
+        batch_policy(engine, device),
+        timelines,
+        workload,
+        patience,
+        encoding=device.encoding,
+        max_batch_delay=engine.max_batch_delay,
+    )
     return simulation.run(progress or _silent)
 
 
@@ -94,7 +100,8 @@ class Simulation:
     Implements `loop.Listener`.
 
     patience: ends the run when it is lost.  step_by_step: without running through repetitions; the same
-    result, later.
+    result, later.  encoding: of a model that generates nothing (None: it does).  max_batch_delay: seconds for
+    which a replica waits for more.
     """
 
     def __init__(
@@ -106,15 +113,26 @@ class Simulation:
         patience: Patience | None = None,
         *,
         step_by_step: bool = False,
+        encoding: Encoding | None = None,
+        max_batch_delay: float = 0.0,
     ) -> None:
         self._clock = VirtualClock()
         replicas = [
-            Replica(number, Scheduler(limits, policy, timeline.rounds), NullRunner(), timeline, paced=True)
+            replica_of(
+                number,
+                Scheduler(limits, policy, timeline.rounds),
+                NullRunner(encoding),
+                timeline,
+                paced=True,
+                delay=max_batch_delay,
+            )
             for number, timeline in enumerate(timelines)
         ]
         self._loop = Loop(replicas, self._clock, self, load_margin(limits.max_num_seqs))
         self._record = Record(limits, replicas, patience)
-        self._source = WorkloadSource(workload, self._loop, self._clock, self._record)
+        self._source = WorkloadSource(
+            workload, self._loop, self._clock, self._record, generates=encoding is None
+        )
         self._lost = False
         apart = len(replicas) == 1 or not workload.chained
         self._run_through = None if step_by_step else fast_forward if apart else fast_forward_together

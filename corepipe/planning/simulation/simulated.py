@@ -13,6 +13,7 @@ from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import StepOutput
 from corepipe.planning.workload import Session, Turn
 from corepipe.scheduler.request import Batch, Request
+from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.runner import Step, StepResult
 
 KEY_BITS = 32
@@ -54,6 +55,11 @@ class SimulatedRequest(Request):
         """What the workload has of it."""
         return self.session.turns[self.turn]
 
+    @property
+    def num_results(self) -> int:
+        """Tokens that were generated; what generates none has one result."""
+        return self.num_generated if self.max_tokens else 1
+
     def append(self, token: int) -> None:  # noqa: ARG002 -- what it is, nobody asks
         self.num_tokens += 1
 
@@ -72,7 +78,13 @@ class SimulatedRequest(Request):
 
 
 class NullRunner:
-    """Implements `replica.BatchRunner`: every batch is ready at once, every token is 0."""
+    """Implements `replica.BatchRunner`: every batch is ready at once, every token is 0.
+
+    encoding: of a model that generates nothing (None: it does).
+    """
+
+    def __init__(self, encoding: Encoding | None = None) -> None:
+        self._encoding = encoding
 
     def add(self, request: Request) -> None:
         """There is nothing to keep of it."""
@@ -82,8 +94,13 @@ class NullRunner:
 
     def submit(self, batch: Batch) -> Step:
         chunks = batch.chunks
-        shape = StepShape.of([(c.start, c.count) for c in chunks], sum([c.samples for c in chunks]))
+        results = sum([c.samples for c in chunks])
+        if self._encoding is not None:
+            return Step(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
+        shape = StepShape.of([(c.start, c.count) for c in chunks], results)
         return Step(0, batch, [], {}, _NO_IDS, shape)
 
     def wait(self, step: Step) -> StepResult:
+        if self._encoding is not None:
+            return StepResult(step, _NO_OUTPUT, [None] * len(step.batch.chunks))
         return StepResult(step, _NO_OUTPUT, [0 if c.samples else None for c in step.batch.chunks])

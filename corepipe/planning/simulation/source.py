@@ -18,9 +18,13 @@ RETRY_SECONDS = 1.0
 
 class WorkloadSource:
     """The requests of a workload in order of their arrival, each added to `loop` when its time has come on
-    `clock`; implements `loop.Source`.  `record` is told of what was sent."""
+    `clock`; implements `loop.Source`.  `record` is told of what was sent; `generates`: whether tokens are
+    asked for."""
 
-    def __init__(self, workload: Workload, loop: Loop, clock: Clock, record: Record) -> None:
+    def __init__(
+        self, workload: Workload, loop: Loop, clock: Clock, record: Record, *, generates: bool = True
+    ) -> None:
+        self._generates = generates
         self._workload = workload
         self._loop = loop
         self._clock = clock
@@ -84,7 +88,8 @@ class WorkloadSource:
         return request
 
     def _add(self, request: SimulatedRequest) -> None:
-        request.max_tokens = min(request.max_tokens, self._record.limits.max_model_len - len(request.prompt))
+        room = self._record.limits.max_model_len - len(request.prompt)
+        request.max_tokens = min(request.max_tokens, room) if self._generates else 0
         try:
             self._record.admitted(self._loop.add(request))
         except QueueFull:

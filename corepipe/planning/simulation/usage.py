@@ -66,8 +66,8 @@ class DeviceUsage:
             engines=taken.engines,
             bound=taken.bound,
             kv_blocks=blocks * len(record.replicas),
-            kv_peak=max([float(s["blocks_held"].max(initial=0.0)) for s in steps]) / blocks,
-            kv_mean=_mean([_time_mean(s, "blocks_held") for s in steps]) / blocks,
+            kv_peak=max([float(s["blocks_held"].max(initial=0.0)) for s in steps]) / max(1, blocks),
+            kv_mean=_mean([_time_mean(s, "blocks_held") for s in steps]) / max(1, blocks),
             batch_mean=_mean([_time_mean(s, "sequences") for s in steps]),
             waiting_mean=fsum(requests["scheduled_at"] - requests["arrival"]) / seconds if seconds else 0.0,
             waiting_max=_most_waiting(requests["arrival"], requests["scheduled_at"]),
@@ -119,7 +119,7 @@ def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[
         until = np.cumsum(of_replica["ready_at"] - of_replica["starts_at"])
         count = max(1, MOMENTS // len(steps))
         at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended")
+        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended", "longest")
         for row in np.stack([of_replica[name][at] for name in names], axis=1).astype(int).tolist():
             yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 

@@ -23,7 +23,15 @@ from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
-from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.serving.engine.device_plan import (
+    DevicePlan,
+    batch_policy,
+    batch_tokens,
+    generates,
+    plan_device,
+    scheduler_config,
+)
+from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
@@ -77,7 +85,8 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
     pool = _pool(cpus.count, beats)
     replicas = _replicas(config, host, device, blocks, weights, pool)
-    _warm_up(replicas)
+    encoding = None if generates(host.graph) else Encoding.of(host.graph)
+    _warm_up(replicas, encoding)
     ready = Ready(
         placement=_describe(config, host, device, blocks),
         blocks=blocks * host.placement.data,
@@ -95,6 +104,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         config.seed,
         ready,
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
+        encoding=encoding,
     )
 
 
@@ -118,7 +128,7 @@ def timing_model(source: str) -> Architecture:
 def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPlan:
     """The Programs that the host runs; a model that stands in for another is not cut.
 
-    Raises UserError where the model that is timed does not generate token after token.
+    Raises UserError where the model that is timed is not of the served one's kind.
     """
     if config.timing_model is None:
         return HostPlan(device.graph, device.placement, device.programs)
@@ -139,7 +149,7 @@ def _replicas(
     weights: PackedWeights,
     pool: _native.Pool,
 ) -> tuple[ReplicaParts, ...]:
-    rows = config.max_num_batched_tokens
+    rows = batch_tokens(config, host.graph)
     cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
     scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)
     return tuple(
@@ -147,17 +157,21 @@ def _replicas(
             executor=NativeExecutor(host.programs, weights, blocks, config.block_size, rows, pool),
             timeline=device.timeline(number),
             scheduler=scheduler,
-            policy=batch_policy(config),
+            policy=batch_policy(config, device),
+            max_batch_delay=config.max_batch_delay,
         )
         for number in range(host.placement.data)
     )
 
 
-def _warm_up(replicas: Sequence[ReplicaParts]) -> None:
+def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> None:
     """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
     time of many others."""
     zero = np.zeros(1, np.int32)
-    step = StepInputs(zero, zero, np.array([0, 1], np.int32), zero.reshape(1, 1), zero)
+    kept = encoding is None or encoding.keeps_state
+    table = zero.reshape(1, 1) if kept else zero[:0].reshape(1, 0)
+    types = zero if encoding is not None and encoding.types else zero[:0]
+    step = StepInputs(zero, zero, np.array([0, 1], np.int32), table, zero, types)
     for replica in replicas:
         replica.executor.wait(replica.executor.submit(step, None))
 
@@ -173,7 +187,10 @@ def default_kv_bytes(config: EngineConfig) -> int:
 
 
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
-    """KV blocks of a replica: what the device holds, as far as the host spends memory on it."""
+    """KV blocks of a replica: what the device holds, as far as the host spends memory on it; none, where
+    nothing is kept in them."""
+    if not any(True for _ in host.graph.states()):
+        return 0
     most = config.kv_cache_bytes or default_kv_bytes(config)
     budget = most // (host.block_bytes(config.block_size) * host.placement.data)
     sequence = -(-host.graph.max_positions // config.block_size)

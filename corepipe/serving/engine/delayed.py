@@ -11,6 +11,15 @@ from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.engine.replica import BatchRunner, InFlight, Replica
 
 
+def replica_of(
+    number: int, scheduler: Scheduler, runner: BatchRunner, timeline: Timeline, *, paced: bool, delay: float
+) -> Replica:
+    """One that waits up to `delay` seconds for more, if that is not 0."""
+    if delay:
+        return DelayedReplica(number, scheduler, runner, timeline, paced=paced, delay=delay)
+    return Replica(number, scheduler, runner, timeline, paced=paced)
+
+
 class DelayedReplica(Replica):
     """Starts a batch when the oldest request has waited `delay` seconds of the clock, or a batch is full.
 

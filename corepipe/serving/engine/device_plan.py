@@ -9,9 +9,10 @@ from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import TIMED_FORMATS, Graph
+from corepipe.neuron.graph import TIMED_FORMATS, Graph, InputKind, OutputKind
 from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
+from corepipe.neuron.padding import graphs_of
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile, profile
 from corepipe.neuron.program import Program
@@ -20,12 +21,14 @@ from corepipe.neuron.uncertainty import LEVEL, Figure, Interval, Point, architec
 from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.encoding import Encoding
 
 DEFAULT_MODEL_LEN = 8192
 """Longest sequence of a model that takes more, unless the config says otherwise."""
 
-HOST_PROFILE, DEVICE_PROFILE = "async", "vllm-neuron"
-"""Of a server that runs as fast as the host can, and of one that behaves like the deployment to come."""
+HOST_PROFILE, DEVICE_PROFILE, ONCE_PROFILE = "async", "vllm-neuron", "traced"
+"""Of a server that runs as fast as the host can, and of one that behaves like the deployment to come: of a
+model that generates, and of one that is run once over its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class DevicePlan:
     profile: RuntimeProfile
     batch: int
     chunk: int | None = None
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What it makes of an input, where it generates nothing; None: it generates."""
+        return None if generates(self.graph) else Encoding.of(self.graph)
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
@@ -91,6 +99,7 @@ class DevicePlan:
             "data": self.placement.data,
             "reason": self.reason,
             "intervals": self.intervals(),
+            **self._buckets(),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
@@ -103,6 +112,13 @@ class DevicePlan:
             return {}
         first = self.instance.part.start
         return {"neuroncore_ids": [*range(first, first + self.placement.cores)]}
+
+    def _buckets(self) -> dict[str, object]:
+        """The graphs that are compiled, where whole inputs are padded to them."""
+        if self.graph.causal:
+            return {}
+        lengths, batches = graphs_of(self.profile, self.graph.max_positions, self.batch)
+        return {"buckets": {"lengths": lengths, "batches": batches}}
 
     def _memory(self, core: CoreMemory) -> dict[str, int]:
         """What a core holds: the KV blocks are there from the start, used or not."""
@@ -123,14 +139,14 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
         instance = instance.with_part(config.first_core, config.cores)
     positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
     graph = model.graph(TIMED_FORMATS[config.format], positions)
-    runtime = runtime_profile(config)
+    runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
-    batch, chunk = config.max_num_seqs, config.max_num_batched_tokens
+    batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
 
 
@@ -140,37 +156,56 @@ def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limi
     return Limits(
         graph.max_positions,
         config.max_num_seqs,
-        config.max_num_batched_tokens,
+        batch_tokens(config, graph),
         config.block_size,
         most,
         runtime.kv_budget,
     )
 
 
-def runtime_profile(config: EngineConfig) -> RuntimeProfile:
+def generates(graph: Graph) -> bool:
+    """Whether it gives the logits of the next token."""
+    return graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
+
+
+def batch_tokens(config: EngineConfig, graph: Graph) -> int:
+    """Tokens of a batch: as asked for, but no fewer than the longest text that is computed whole; of images,
+    which are all of one size, as many as there may be images."""
+    asked, longest = config.max_num_batched_tokens, graph.max_positions
+    if graph.causal:
+        return asked
+    texts = any(given.kind is InputKind.TOKENS for given in graph.inputs)
+    return max(asked, longest if texts else config.max_num_seqs * longest)
+
+
+def runtime_profile(config: EngineConfig, graph: Graph) -> RuntimeProfile:
     """The device's software stack.  Raises UserError for what is neither a profile's name nor its file."""
-    paced = config.clock != "host" or config.timing_model is not None
-    return profile(config.profile or (DEVICE_PROFILE if paced else HOST_PROFILE))
+    if config.clock == "host" and config.timing_model is None:
+        return profile(config.profile or HOST_PROFILE)
+    return profile(config.profile or (DEVICE_PROFILE if graph.causal else ONCE_PROFILE))
 
 
-def batch_policy(config: EngineConfig) -> Policy:
+def batch_policy(config: EngineConfig, device: DevicePlan) -> Policy:
     """The policy that was asked for, or the profile's."""
-    return policy(config.policy or runtime_profile(config).policy)
+    return policy(config.policy or device.profile.policy)
 
 
 def scheduler_config(
     config: EngineConfig, device: DevicePlan, blocks: int, max_model_len: int, max_cached_blocks: int | None
 ) -> SchedulerConfig:
     """The limits of one replica with `blocks` KV blocks."""
+    keeps = any(True for _ in device.graph.states())
     return SchedulerConfig(
         num_blocks=blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=batch_tokens(config, device.graph),
         max_model_len=max_model_len,
-        prefix_cache=config.prefix_cache,
+        prefix_cache=config.prefix_cache and keeps,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         stages=device.placement.pipeline,
         max_cached_blocks=max_cached_blocks,
+        whole_prompts=not device.graph.causal,
+        keeps_state=keeps,
     )

@@ -8,7 +8,7 @@ from math import inf
 
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
-from corepipe.serving.engine.delayed import DelayedReplica
+from corepipe.serving.engine.delayed import replica_of
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.encoding import EncodingRunner
 from corepipe.serving.engine.grammar_pool import GrammarPool
@@ -31,10 +31,8 @@ def _nothing(_started: list[Started]) -> None:
 def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
     scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds)
     runner = _runner(parts, deployment, on_start)
-    place = (number, scheduler, runner, parts.timeline)
-    if parts.max_batch_delay:
-        return DelayedReplica(*place, paced=deployment.clock.paced, delay=parts.max_batch_delay)
-    return Replica(*place, paced=deployment.clock.paced)
+    paced, delay = deployment.clock.paced, parts.max_batch_delay
+    return replica_of(number, scheduler, runner, parts.timeline, paced=paced, delay=delay)
 
 
 def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:

@@ -60,6 +60,12 @@ class Encoding:
             types=any(given.kind is InputKind.TYPES for given in graph.inputs),
         )
 
+    def shape(self, chunks: Sequence[Chunk], results: int) -> StepShape:
+        """What of a batch decides its time."""
+        if self.keeps_state:
+            return StepShape.of([(c.start, c.count) for c in chunks], results)
+        return StepShape.whole([c.count for c in chunks], results)
+
 
 class EncodingRunner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
@@ -97,7 +103,7 @@ class EncodingRunner:
             types=_types(chunks) if self._encoding.types else NO_IDS,
         )
         ticket = self._executor.submit(inputs, None)
-        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted))
+        shape = self._encoding.shape(chunks, len(wanted))
         nothing: list[int | None] = [None] * len(chunks)
         return Step(ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts))
 

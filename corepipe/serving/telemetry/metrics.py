@@ -193,7 +193,7 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:num_preemptions", "Requests that had to give up their KV blocks.", lambda s: s.preemptions),
     (
         "corepipe_overflows",
-        "Requests that ended with an error, as their logits overflowed.",
+        "Requests that ended with an error, as what the model gave overflowed.",
         lambda s: s.overflows,
     ),
     (
@@ -202,6 +202,12 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda s: s.constraint_failures,
     ),
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
+    (
+        "corepipe_padded_tokens",
+        "Rows that the device computed beside those of tokens, in graphs of fixed sizes, where nothing is "
+        "generated.",
+        lambda s: s.padded_tokens,
+    ),
     ("corepipe_host_busy_seconds", "Seconds in which the host computed.", lambda s: s.host_busy_seconds),
 )
 

@@ -6,12 +6,12 @@ would have taken bears the names of corepipe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from corepipe.serving.messages import DeviceTimes, Output
+from corepipe.serving.messages import Output
 from corepipe.serving.telemetry.histogram import (
     CHOICES,
     DEVICE_PER_TOKEN,
@@ -34,6 +34,7 @@ class Finished:
 
     Seconds are the host's, as the server saw them: in all and to the first token, from the request; in the
     queue; from there to the first token; and from that to the last.  None where it did not come so far.
+    One that asks for no token (`max_tokens` 0) has its result in the place of the first.
     """
 
     reason: str
@@ -56,7 +57,9 @@ class Finished:
 
     @property
     def inference_seconds(self) -> float | None:
-        """From the queue to the last token."""
+        """From the queue to the last token, or to the result."""
+        if not self.max_tokens:
+            return self.prefill_seconds
         if self.prefill_seconds is None or self.decoding_seconds is None:
             return None
         return self.prefill_seconds + self.decoding_seconds
@@ -65,7 +68,8 @@ class Finished:
 class RequestMetrics:
     """Histograms are of sequences that were answered: one that was refused took no time, and has no size.
 
-    Of gaps between tokens, and of first tokens, all count, whatever became of their sequence.
+    Of gaps between tokens, and of first tokens, all count, whatever became of their sequence.  What asks for
+    no token is in none of the histograms of tokens.
     """
 
     def __init__(self, longest: int) -> None:
@@ -105,12 +109,14 @@ class RequestMetrics:
             self._reasons[part.reason if part.reason in self._reasons else "error"] += 1
             if part.answered:
                 _observe(self._sequences, _seen(part))
-                _observe(self._device, _on_device(part.last.device if part.last else None))
+                _observe(self._device, _on_device(part))
         n = parts[0].n
         for choices in (parts[at : at + n] for at in range(0, len(parts), n)):
             if all(choice.answered for choice in choices):
                 most = max(choice.generated_tokens for choice in choices)
-                of_prompt = {"request_params_n": n, "request_max_num_generation_tokens": most}
+                asked = any(choice.max_tokens for choice in choices)
+                told = most if asked else None
+                of_prompt = {"request_params_n": n, "request_max_num_generation_tokens": told}
                 _observe(self._sequences, of_prompt)
 
     def families(self, model: str) -> Iterator[Metric]:
@@ -148,7 +154,7 @@ def _observe(histograms: Mapping[str, Histogram], values: Mapping[str, float | N
 
 def _seen(part: Finished) -> dict[str, float | None]:
     decoding, gaps = part.decoding_seconds, part.generated_tokens - 1
-    return {
+    found: dict[str, float | None] = {
         "e2e_request_latency_seconds": part.seconds,
         "request_queue_time_seconds": part.queue_seconds,
         "request_prefill_time_seconds": part.prefill_seconds,
@@ -163,12 +169,32 @@ def _seen(part: Finished) -> dict[str, float | None]:
         "request_num_preemptions": part.last.preemptions if part.last else None,
         "request_prefill_kv_computed_tokens": part.prompt_tokens - part.cached_tokens,
     }
+    return found if part.max_tokens else _without(found, _OF_TOKENS)
 
 
-def _on_device(times: DeviceTimes | None) -> dict[str, float | None]:
+def _without(found: dict[str, float | None], names: Collection[str]) -> dict[str, float | None]:
+    return {name: value for name, value in found.items() if name not in names}
+
+
+_OF_TOKENS = frozenset(
+    {
+        "request_time_per_output_token_seconds",
+        "request_decode_time_seconds",
+        "request_generation_tokens",
+        "request_params_max_tokens",
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "decode_time_seconds",
+    }
+)
+"""Of what generates."""
+
+
+def _on_device(part: Finished) -> dict[str, float | None]:
+    times = part.last.device if part.last else None
     if times is None:
         return {}
-    milliseconds = {
+    milliseconds: dict[str, float | None] = {
         "queue_time_seconds": times.time_in_queue_ms,
         "prefill_time_seconds": times.time_to_first_token_ms - times.time_in_queue_ms,
         "decode_time_seconds": times.total_ms - times.time_to_first_token_ms,
@@ -176,6 +202,7 @@ def _on_device(times: DeviceTimes | None) -> dict[str, float | None]:
         "time_to_first_token_seconds": times.time_to_first_token_ms,
         "time_per_output_token_seconds": times.time_per_output_token_ms,
     }
+    milliseconds = milliseconds if part.max_tokens else _without(milliseconds, _OF_TOKENS)
     return {name: value if value is None else value / 1e3 for name, value in milliseconds.items()}
 
 

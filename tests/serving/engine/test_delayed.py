@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-from corepipe.neuron.clock import HostClock, PacedClock
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Abort, Output
-from tests.serving.engine.test_driver_time import ManualTime
+from corepipe.serving.messages import Abort
+from tests.serving.engine.clocked import Clocked
 from tests.serving.engine_support import encoder, submit
 
 DELAY = 0.05
 STEP = 0.01
 
 
-class Clocked:
-    """A driver in a time that passes only when somebody sleeps; `told` is what it said and when."""
+class Delayed(Clocked):
+    """An encoder whose batches take STEP seconds, and wait."""
 
     def __init__(self, delay: float = DELAY, *, paced: bool = True, **limits: int) -> None:
-        self.time = ManualTime()
-        clock = PacedClock(1.0, self.time.read, self.time.sleep) if paced else HostClock(self.time.read)
-        self.driver = Driver(encoder(delay=delay, clock=clock, **limits))
-        self.told: dict[str, tuple[float, Output]] = {}
+        super().__init__(lambda clock: encoder(delay=delay, clock=clock, **limits), paced=paced)
 
     def add(self, at: float, *names: str, tokens: int = 3) -> None:
-        self.until(at)
-        for name in names:
-            self.driver.handle(submit(name, tokens, 0))
-        self.driver.submit()
-
-    def until(self, at: float) -> None:
-        """Makes all turns before `at`."""
-        while (event := self.driver.next_event()) < at or self.driver.patience() == 0.0:
-            self.time.now = max(self.time.now, min(event, at))
-            self._turn()
-        self.time.now = at
-
-    def _turn(self) -> None:
-        self.driver.complete()
-        self.driver.submit()
-        for output in self.driver.outputs():
-            self.told[output.id] = (round(self.time.now, 4), output)
+        self.submit(at, *[submit(name, tokens, 0) for name in names])
 
     def when(self) -> dict[str, float]:
         self.until(10.0)
         assert not self.driver.busy
-        return {name: at for name, (at, _) in self.told.items()}
+        return {name: round(at, 4) for name, (at, _) in self.told.items()}
 
     def batches(self) -> int:
         return self.driver.stats()[0].steps
 
 
 def test_who_comes_meanwhile_shares_the_batch() -> None:
-    clocked = Clocked()
+    clocked = Delayed()
     clocked.add(1.0, "a")
     clocked.add(1.03, "b")
     clocked.add(1.06, "c")
@@ -59,21 +38,21 @@ def test_who_comes_meanwhile_shares_the_batch() -> None:
 
 
 def test_a_full_batch_waits_for_nobody() -> None:
-    clocked = Clocked(max_num_seqs=2)
+    clocked = Delayed(max_num_seqs=2)
     clocked.add(1.0, "a")
     clocked.add(1.02, "b")
     assert clocked.when() == {"a": 1.03, "b": 1.03}
 
 
 def test_a_batch_is_full_of_tokens_too() -> None:
-    clocked = Clocked()
+    clocked = Delayed()
     clocked.add(1.0, "a", tokens=40)
     clocked.add(1.01, "b", tokens=40)  # a batch holds 64
     assert clocked.when() == {"a": 1.02, "b": 1.07}
 
 
 def test_one_that_waited_while_another_batch_ran_waits_no_longer_than_that() -> None:
-    clocked = Clocked(delay=0.004)
+    clocked = Delayed(delay=0.004)
     clocked.add(1.0, "a")
     clocked.add(1.005, "b")
     clocked.add(1.013, "c")
@@ -82,7 +61,7 @@ def test_one_that_waited_while_another_batch_ran_waits_no_longer_than_that() -> 
 
 def test_the_device_knows_of_the_wait() -> None:
     for paced in (True, False):
-        clocked = Clocked(paced=paced)
+        clocked = Delayed(paced=paced)
         clocked.add(1.0, "a")
         clocked.add(1.02, "b")
         clocked.until(2.0)
@@ -91,7 +70,7 @@ def test_the_device_knows_of_the_wait() -> None:
 
 
 def test_nobody_waits_for_one_that_has_gone() -> None:
-    clocked = Clocked()
+    clocked = Delayed()
     clocked.add(1.0, "a")
     clocked.add(1.02, "b")
     clocked.driver.handle(Abort(["a"]))
@@ -99,7 +78,7 @@ def test_nobody_waits_for_one_that_has_gone() -> None:
 
 
 def test_what_a_lost_engine_had_does_not_wait_again() -> None:
-    clocked = Clocked()
+    clocked = Delayed()
     clocked.until(1.0)
     clocked.driver.handle(submit("a", 3, 0, replay=True))
     clocked.driver.submit()
@@ -107,7 +86,7 @@ def test_what_a_lost_engine_had_does_not_wait_again() -> None:
 
 
 def test_the_hosts_time_counts_where_it_sets_the_pace() -> None:
-    clocked = Clocked(paced=False)
+    clocked = Delayed(paced=False)
     clocked.add(1.0, "a")
     clocked.add(1.03, "b")
     assert clocked.when() == {"a": 1.05, "b": 1.05}
