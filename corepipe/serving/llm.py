@@ -1,4 +1,5 @@
-"""The engine as a library: `LLM(model).generate(prompts)`, in this process and without a thread."""
+"""The engine as a library: `LLM(model).generate(prompts)` or `.embed(texts)`, in this process and without a
+thread."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
+from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.bans import require_some, spelled
@@ -25,6 +27,14 @@ from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.grammars import grammar_of
 from corepipe.serving.llm_prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
+from corepipe.serving.llm_texts import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    EncodedText,
+    ScoreOutput,
+    Texts,
+    as_many,
+)
 from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parsing.choose import AUTO
@@ -95,18 +105,29 @@ class LLM:
             _check_names(options)
             path = str(model) if isinstance(model, Path) else model
             config = validated(EngineConfig, {"model": path, **options})
-            tokenizer = registry.load(hub.resolve(config.model)).tokenizer()
+            if config.max_batch_delay:
+                raise UserError(
+                    "max_batch_delay: a library has all of its texts at once, and waits for none",
+                    "max_batch_delay",
+                )
+            loaded = registry.load(hub.resolve(config.model))
+            tokenizer, task = loaded.tokenizer(), loaded.task(config.task)
             chats = ChatPrompts(tokenizer, (tool_call_parser, reasoning_parser))
-            self._open(assemble(config, lambda _what, _done: None), tokenizer, chats)
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, chats, task)
 
     @classmethod
-    def of(cls, deployment: Deployment, tokenizer: Tokenizer) -> LLM:
-        """Takes a deployment over that is loaded already."""
+    def of(cls, deployment: Deployment, tokenizer: Tokenizer, task: TaskInfo | None = None) -> LLM:
+        """Takes a deployment over that is loaded already, for what else than generating its `task` is."""
         llm = cls.__new__(cls)
-        llm._open(deployment, tokenizer, ChatPrompts(tokenizer))
+        llm._open(deployment, tokenizer, ChatPrompts(tokenizer), task)
         return llm
 
-    def _open(self, deployment: Deployment, tokenizer: Tokenizer, chats: ChatPrompts) -> None:
+    def _open(
+        self, deployment: Deployment, tokenizer: Tokenizer, chats: ChatPrompts, task: TaskInfo | None
+    ) -> None:
+        longest = deployment.ready.max_model_len
+        task = task or TaskInfo(Task.GENERATE, longest, deployment.vocab_size)
+        self._texts = Texts(task, tokenizer, longest)
         self._tokenizer = tokenizer
         self._chats = chats
         self._driver = Driver(deployment)
@@ -126,7 +147,61 @@ class LLM:
         overflow, and after `close`.
         """
         self._check_open()
+        self._texts.require("generate", Task.GENERATE)
         return self._answers([Asked(prompt) for prompt in listed(prompts)], params)
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingOutput]:
+        """A vector of each text, or list of token ids, in their order.
+
+        A text that is too long is cut at its end, as sentence-transformers does.  dimensions: vectors cut to
+        so many, of a model that is made for it.  prompt_name: which of the model's prompts is put before each
+        text, instead of its default one.
+
+        Raises UserError for a model that does not embed, for what is no text, and after `close`.
+        """
+        self._check_open()
+        self._texts.require("embed", Task.EMBED)
+        self._texts.check_dimensions(dimensions)
+        read = self._encoded(self._texts.read(texts, prompt_name))
+        return [self._texts.embedding(text, dimensions) for text in read]
+
+    def classify(
+        self, texts: Prompt | Sequence[Prompt], *, use_activation: bool = True
+    ) -> list[ClassificationOutput]:
+        """The classes of each text, or of each of its tokens, as probabilities or (`use_activation=False`) as
+        the model computes them.  Raises UserError as `embed`."""
+        self._check_open()
+        self._texts.require("classify", Task.CLASSIFY)
+        read = self._encoded(self._texts.read(texts))
+        return [self._texts.classification(text, use_activation=use_activation) for text in read]
+
+    def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[ScoreOutput]:
+        """How well the first text goes with each of the second, or each of the first with its second.
+
+        A cross-encoder reads both as one; of a model that embeds it is the cosine of their vectors.
+        Raises UserError as `embed`.
+        """
+        self._check_open()
+        self._texts.require("score", Task.SCORE, Task.EMBED)
+        if self._texts.task is Task.SCORE:
+            return [self._texts.score(pair) for pair in self._encoded(self._texts.read_pairs(first, second))]
+        firsts, seconds = as_many(first, second)
+        both = self._encoded(self._texts.read(firsts) + self._texts.read(seconds))
+        return self._texts.similarities(both[: len(firsts)], both[len(firsts) :])
+
+    def _encoded(self, texts: list[EncodedText]) -> list[EncodedText]:
+        with _options_for_flags():
+            try:
+                self._run(deque(texts))
+            finally:
+                self._drop_rest()
+        return texts
 
     def _answers(
         self, asked: Sequence[Asked], params: SamplingParams | Sequence[SamplingParams] | None
@@ -167,6 +242,7 @@ class LLM:
         chat_template_kwargs: variables for the template.
         """
         self._check_open()
+        self._texts.require("chat", Task.GENERATE)
         chats = self._chats if chat_template is None else self._chats.with_template(chat_template)
         rendering = Rendering(
             begins_turn(add_generation_prompt, continue_final_message),
@@ -196,9 +272,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, waiting: deque[_Sequence]) -> None:
+    def _run(self, waiting: deque[_Sequence] | deque[EncodedText]) -> None:
         """Keeps enough requests in the queue, without filling it."""
-        running: dict[str, _Sequence] = {}
+        running: dict[str, _Sequence | EncodedText] = {}
         while waiting or running:
             while waiting and len(running) < self._window:
                 sequence = waiting.popleft()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -286,6 +287,29 @@ def assemble_fragile(
         seed=config.seed,
         max_num_seqs=config.max_num_seqs,
     )
+
+
+class FragileEncoder(SummingExecutor):
+    """Sends itself SIGKILL in its third step, unless another engine has done so before it."""
+
+    def __init__(self, once: Path) -> None:
+        super().__init__()
+        self._once = once
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        if len(self.inputs) == 2 and not self._once.exists():
+            self._once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().submit(inputs, sampling)
+
+
+def assemble_fragile_encoder(
+    config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
+) -> Deployment:
+    assert config.cache_dir is not None
+    whole = encoder(clock=HostClock(), max_num_seqs=config.max_num_seqs)
+    executor = FragileEncoder(config.cache_dir / "killed")
+    return replace(whole, replicas=tuple(replace(parts, executor=executor) for parts in whole.replicas))
 
 
 def assemble_once(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:

@@ -14,10 +14,11 @@ from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
+from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import TIMED_FORMATS, Graph
+from corepipe.neuron.graph import Graph, InputKind
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
@@ -28,6 +29,7 @@ from corepipe.serving.engine.device_plan import (
     batch_policy,
     batch_tokens,
     generates,
+    graph_of,
     plan_device,
     scheduler_config,
 )
@@ -75,9 +77,9 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     native()  # says what is missing before anything large is read
     path = hub.resolve(config.model, progress)
     model = registry.load(path)
-    timed = model if config.timing_model is None else timing_model(config.timing_model)
-    device = plan_device(config, timed)  # before the weights are asked for
-    host = plan_host(config, model, device)
+    task = model.task(config.task)
+    device = _device(config, model, task)  # before the weights are asked for
+    host = plan_host(config, model, device, task)
     model.check(host.graph)
     blocks = _host_blocks(config, host, device)
     cache = config.cache_dir or hub.cache_dir()
@@ -88,7 +90,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     encoding = None if generates(host.graph) else Encoding.of(host.graph)
     _warm_up(replicas, encoding)
     ready = Ready(
-        placement=_describe(config, host, device, blocks),
+        placement={"task": task.task.value, **_describe(config, host, device, blocks)},
         blocks=blocks * host.placement.data,
         block_size=config.block_size,
         max_model_len=host.graph.max_positions,
@@ -96,6 +98,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         load_seconds=time.perf_counter() - started,
         pid=os.getpid(),
         threads=str(cpus),
+        task=task.task.value,
     )
     return Deployment(
         replicas,
@@ -106,6 +109,26 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
     )
+
+
+def _device(config: EngineConfig, model: Model, task: TaskInfo) -> DevicePlan:
+    """The emulated side, for the served model's task, or where another one is timed that does not do it for
+    what that does."""
+    config = config.model_copy(update={"task": task.task.value})
+    if config.timing_model is None:
+        return plan_device(config, model)
+    timed = timing_model(config.timing_model)
+    try:
+        timed.task(config.task)
+    except UserError:
+        if task.task is Task.GENERATE:
+            raise _of_another_kind(timed.name, "decoder") from None
+        config = config.model_copy(update={"task": "auto"})
+    return plan_device(config, timed)
+
+
+def _of_another_kind(name: str, kind: str) -> UserError:
+    return UserError(f"--timing-model {name}: it is no {kind}, as the served model is", "timing_model")
 
 
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:
@@ -125,20 +148,26 @@ def timing_model(source: str) -> Architecture:
         raise UserError(f"--timing-model: {error.message}", "timing_model") from error
 
 
-def plan_host(config: EngineConfig, model: Model, device: DevicePlan) -> HostPlan:
+def plan_host(config: EngineConfig, model: Model, device: DevicePlan, task: TaskInfo) -> HostPlan:
     """The Programs that the host runs; a model that stands in for another is not cut.
 
     Raises UserError where the model that is timed is not of the served one's kind.
     """
     if config.timing_model is None:
         return HostPlan(device.graph, device.placement, device.programs)
-    if not device.graph.is_decoder:
-        raise UserError(
-            f"--timing-model {device.graph.name}: it is no decoder, as the served model is", "timing_model"
-        )
-    positions = min(device.graph.max_positions, model.max_positions)
-    graph = model.graph(TIMED_FORMATS[config.format], positions)
+    longest = min(device.graph.max_positions, model.max_positions)
+    graph = graph_of(config.model_copy(update={"max_model_len": None}), model, task, longest)
+    if _kind(device.graph) != _kind(graph):
+        raise _of_another_kind(device.graph.name, _kind(graph))
     return HostPlan(graph, Placement(data=device.placement.data), compile_graph(graph, Placement()))
+
+
+def _kind(graph: Graph) -> str:
+    """What a model must be, to tell the times of another."""
+    if graph.is_decoder:
+        return "decoder" if generates(graph) else "decoder whose last token is a text's vector"
+    texts = any(given.kind is InputKind.TOKENS for given in graph.inputs)
+    return "encoder of texts" if texts and not graph.causal else "other model"
 
 
 def _replicas(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
+from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import TIMED_FORMATS, Graph, InputKind, OutputKind
+from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Graph, InputKind, OutputKind
 from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
 from corepipe.neuron.padding import graphs_of
@@ -129,16 +131,20 @@ class DevicePlan:
 def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     """Places `model` as `config` asks; reads no weights.
 
-    Raises UserError for an instance or a profile that does not exist, for more positions than the model
-    has, and for what does not fit the instance.
+    Raises UserError for an instance or a profile that does not exist, for a task that the model does not do,
+    for more positions than the model has, and for what does not fit the instance.
     """
     instance = find_instance(config.instance)
     if config.lnc is not None:
         instance = instance.with_lnc(config.lnc)
     if config.cores is not None:
         instance = instance.with_part(config.first_core, config.cores)
-    positions = config.max_model_len or min(model.max_positions, DEFAULT_MODEL_LEN)
-    graph = model.graph(TIMED_FORMATS[config.format], positions)
+    graph = graph_of(config, model, timed_task(config.task, model))
+    if config.max_batch_delay and generates(graph):
+        raise UserError(
+            f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
+            "max_batch_delay",
+        )
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
@@ -161,6 +167,33 @@ def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limi
         most,
         runtime.kv_budget,
     )
+
+
+def timed_task(asked: str, model: Architecture) -> TaskInfo | None:
+    """The task that is timed; None: what the model gives by itself, as those of images that are told apart by
+    nobody, and those that guess masked words.
+
+    Raises UserError for a task that is asked for by name, and that the model does not do.
+    """
+    if asked != "auto":
+        return model.task(asked)
+    try:
+        found = model.task()
+    except UserError:
+        return None
+    return None if found.task is Task.EMBED and _guesses_words(model.graph(FORMATS["bf16"])) else found
+
+
+def _guesses_words(graph: Graph) -> bool:
+    return not graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
+
+
+def graph_of(
+    config: EngineConfig, model: Architecture, task: TaskInfo | None, most: int = DEFAULT_MODEL_LEN
+) -> Graph:
+    """A model's graph for a task, for as many positions as are asked for, and else as texts may have."""
+    longest = model.max_positions if task is None else min(task.max_tokens, model.max_positions)
+    return model.graph(TIMED_FORMATS[config.format], config.max_model_len or min(longest, most), task)
 
 
 def generates(graph: Graph) -> bool:

@@ -111,7 +111,7 @@ class EncodingRunner:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         assert output.values is not None
-        bad = ~np.isfinite(output.values).all(axis=1)
+        bad: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(output.values)).any(axis=1)
         failures = [
             Failure(chunk.request, "overflow", OVERFLOW)
             for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)

@@ -22,7 +22,7 @@ from corepipe.serving.supervision.child import Child, EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.serving.supervision.watchdog import Patience
 from corepipe.signals import SHARED
-from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, submit
+from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
 from tests.serving.supervision.test_client import child, collect
 
 CONFIG = EngineConfig(model="none", max_num_seqs=4)
@@ -496,3 +496,19 @@ def test_a_command_that_is_no_program_is_a_failed_start() -> None:
         await client.close()
 
     asyncio.run(main())
+
+
+def test_what_generates_nothing_is_computed_again(tmp_path: Path) -> None:
+    """The engine is killed in its third step: what it had not told is computed by the next one."""
+    texts = [[n + 1, 2 * n + 1, 7] for n in range(24)]
+
+    async def body(client: ProcessClient) -> None:
+        streams = [client.submit(submit(f"r{n}", text, 0, second=1)) for n, text in enumerate(texts)]
+        for text, stream in zip(texts, streams, strict=True):
+            (output,) = [output async for output in stream]
+            assert output.finish_reason == "stop"
+            assert floats(output) == [[sum(text), 2, 3]]
+        assert client.restarts["killed"] == 1
+
+    config = CONFIG.model_copy(update={"cache_dir": tmp_path})
+    supervised(body, "assemble_fragile_encoder", config)
