@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from corepipe.cli.run.reading import Server
 from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
 
 OTHER = TINY.parent / "qwen2"
@@ -73,6 +74,18 @@ def test_cores_and_threads_are_shared_out(server: Served) -> None:
     lines = [line for line in server.stderr if ": ready in " in line]
     assert [line.partition(":")[0] for line in lines] == ["a", "b"]
     assert sum(int(line.partition("kernels, ")[2].split()[0]) for line in lines) == max(2, cpus)
+
+
+def test_top_and_monitor_read_the_first(server: Served) -> None:
+    """And nothing of the other."""
+    for name in ("a", "b"):
+        assert greedy(server, name)
+    with contextlib.closing(Server(server.url, None)) as read:
+        deployment, found = read.deployment(), read.read()
+    assert (deployment.model, deployment.format) == ("llama3", "int8")
+    assert {have["model_name"] for have, _ in found.values("vllm:generation_tokens_total")} == {"a"}
+    assert [have["neuroncore"] for have, _ in found.values("neuroncore_utilization_ratio")] == ["0"]
+    assert len([*found.values("system_vcpu_count")]) == 1
 
 
 def test_one_that_is_killed_comes_back_and_the_other_does_not_notice(server: Served) -> None:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 import httpx
+from prometheus_client.core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from corepipe.errors import UserError
@@ -47,12 +48,16 @@ class Reading:
 
 
 class Server:
-    """A running server.  `url` may leave out the scheme, and may end in /v1 as clients write it."""
+    """A running server; of several models that it serves the first.
+
+    `url` may leave out the scheme, and may end in /v1 as clients write it.
+    """
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS)
+        self._model: str | None = None
 
     def close(self) -> None:
         """Ends the connection."""
@@ -61,8 +66,10 @@ class Server:
     def deployment(self) -> ServedDeployment:
         """What is served where.  Raises UserError where no corepipe server with an engine answers."""
         try:
-            return ServedDeployment(self._get("/v1/placement").json())
-        except (UnreachableError, ValueError) as error:
+            placement = self._get("/v1/placement").json()
+            self._model = placement["models"][0]["name"] if "models" in placement else None
+            return ServedDeployment(placement)
+        except (UnreachableError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
 
     def read(self) -> Reading:
@@ -70,9 +77,14 @@ class Server:
         series: dict[str, list[tuple[Labels, float]]] = {}
         for path in ("/metrics", "/metrics/neuron"):
             for family in text_string_to_metric_families(self._get(path).text):
-                for sample in family.samples:
+                for sample in filter(self._is_of_the_model, family.samples):
                     series.setdefault(sample.name, []).append((sample.labels, sample.value))
         return Reading(time.monotonic(), series)
+
+    def _is_of_the_model(self, sample: Sample) -> bool:
+        """Whether it is of no other one."""
+        tags = (sample.labels.get(label, self._model) for label in ("model_name", "runtime_tag"))
+        return self._model is None or all(tag == self._model for tag in tags)
 
     def _get(self, path: str) -> httpx.Response:
         try:
