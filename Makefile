@@ -10,7 +10,7 @@ CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/pa
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -86,6 +86,11 @@ parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torc
 
 parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against transformers, live, on small random models
 	.venv-parity/bin/python -m tests.parity.all_families $(if $(WRITE),--write) $(ARGS)
+	.venv-parity/bin/python -m tests.parity.all_encoders $(if $(WRITE),--write) $(ARGS)
+
+parity-embeddings: .venv-parity/.parity-$(SETUP_ID)  ## all-MiniLM-L6-v2 and small directories against sentence-transformers, live
+	.venv-parity/bin/python -m tests.parity.sentence_directories
+	.venv-parity/bin/python -m tests.parity.embeddings $(if $(WRITE),--write)
 
 clients: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## real clients against a server, row by row: ARGS='openai --rows tool'
 	$(BIN)/python -m tests.clients.run $(ARGS)

@@ -11,6 +11,7 @@ from corepipe.models.checkpoints.quantization import FORMATS
 from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
+from corepipe.models.sentence_transformers import ACTIVATIONS, MODES, SCORES
 
 _INTRO = """\
 # Models
@@ -48,10 +49,36 @@ What the Graphs of these families leave out, or have in a simpler form:
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
   `num_labels` say how large, and how many classes. transformers has no config for VGG, U-Net and YOLOv4: they
   have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or `--pipeline`.
-- Encoders give what the base model gives: a vector a sequence where it has a pooler, otherwise one a token.
-  `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
+- Encoders that are timed give what the base model gives: a vector a sequence where it has a pooler, otherwise
+  one a token. `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
 - Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; the format is the
   one that is asked for.
+"""
+
+_TASKS = """
+## Tasks
+
+What a checkpoint is served for follows from its files (`--task auto`), by the first of these that fits:
+
+| the directory | is served for |
+|---|---|
+| has a `modules.json` with a pooling | vectors: what its modules make |
+| `...ForSequenceClassification` in `architectures`, one label | scores of pairs of texts |
+| the same with more labels, `...ForTokenClassification` | classes of texts, or of each token |
+| a decoder | tokens |
+| another encoder | vectors: the mean of its rows, as sentence-transformers makes them |
+
+- A decoder that is asked for vectors (`--task embed`) gives its last token's; a decoder's head of classes is
+  refused.
+- Of sentence-transformers' directories these modules are computed: Transformer, Pooling (one of {modes}),
+  Dense ({functions}), Normalize.
+  Several poolings at once, other modules and other options are refused by file and key.
+- Texts are cut at `max_seq_length` of `sentence_bert_config.json`, else at the tokenizer's
+  `model_max_length`, and in any case at the model's positions.
+- Scores of one label go through a sigmoid, classes through a softmax (`problem_type` may say otherwise),
+  unless `activation_fn` names one of {activations}.
+- Masked tokens are computed and compared with transformers, but no task asks for them.
+- RoBERTa counts no positions where a text spells its padding token; here every token has one.
 """
 
 _WEIGHTS = """
@@ -88,13 +115,21 @@ Settings for activations and KV caches are without effect: both have the formats
 
 def reference() -> str:
     """The whole page."""
-    return f"{_INTRO}{_families()}{_LIMITS}{_weights()}\n## Names\n\n" + "\n".join(_names()) + "\n"
+    return f"{_INTRO}{_families()}{_LIMITS}{_tasks()}{_weights()}\n## Names\n\n" + "\n".join(_names()) + "\n"
 
 
 def _families() -> str:
     computed = computed_families()
     rows = [f"| `{name}` | {'computed' if name in computed else 'timed'} |" for name in sorted(FAMILIES)]
     return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
+
+
+def _tasks() -> str:
+    return _TASKS.format(
+        modes=_listed(MODES),
+        functions=_listed(ACTIVATIONS),
+        activations=_listed(SCORES),
+    )
 
 
 def _weights() -> str:

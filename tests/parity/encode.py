@@ -1,0 +1,94 @@
+"""Asks the native executor for the values of an encoder: several texts in a batch, as a server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from corepipe.kernels import native
+from corepipe.models.registry import Model
+from corepipe.models.tasks import TaskInfo
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS, TOKENS, Graph, InputKind
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.program import Executor, StepInputs
+from corepipe.neuron.reference import ReferenceExecutor
+from corepipe.neuron.weights import InMemoryWeights
+
+MAX_ROWS = 1024
+BLOCK = 32
+NO_TYPES = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids; from `second` on they are of the second text (0: there is one)."""
+
+    ids: Sequence[int]
+    second: int = 0
+
+    @property
+    def types(self) -> list[int]:
+        return [int(0 < self.second <= at) for at in range(len(self.ids))]
+
+
+class Encoder:
+    """A model on one core; `task` None for the family's own result."""
+
+    def __init__(self, model: Model, fmt: str, task: TaskInfo | None, executor: str = "native") -> None:
+        self.graph = model.graph(FORMATS[fmt], None, task)
+        programs = compile_graph(self.graph, Placement())
+        blocks = -(-MAX_ROWS // BLOCK)
+        self._executor: Executor
+        if executor == "native":
+            weights = InMemoryWeights(self.graph, model.checkpoint.read)
+            self._executor = NativeExecutor(programs, weights, blocks, BLOCK, MAX_ROWS, native().Pool(2))
+        else:
+            tied = self.graph.tied
+            self._executor = ReferenceExecutor(
+                programs, lambda name: model.checkpoint.read(tied.get(name, name)), blocks, BLOCK
+            )
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def values(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        """Of each text its rows: one, or one a token."""
+        found: list[np.ndarray] = []
+        for batch in _batches(texts):
+            ticket = self._executor.submit(step_of(batch, self.graph), None)
+            values = self._executor.wait(ticket).values
+            assert values is not None
+            by_token = self.graph.outputs[0].value.rows == TOKENS
+            ends = np.cumsum([len(text.ids) if by_token else 1 for text in batch])
+            found += np.split(np.array(values), ends[:-1])
+        return found
+
+
+def step_of(texts: Sequence[Text], graph: Graph) -> StepInputs:
+    """One batch of whole texts; of each the first row is wanted, and a decoder's last."""
+    lengths = [len(text.ids) for text in texts]
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    reads_types = any(given.kind is InputKind.TYPES for given in graph.inputs)
+    blocks = -(-max(lengths) // BLOCK) if graph.causal else 0
+    return StepInputs(
+        tokens=np.concatenate([text.ids for text in texts]).astype(np.int32),
+        positions=np.concatenate([np.arange(length) for length in lengths]).astype(np.int32),
+        sequence_starts=starts,
+        block_tables=np.arange(len(texts) * blocks, dtype=np.int32).reshape(len(texts), blocks),
+        logit_rows=starts[1:] - 1 if graph.causal else starts[:-1],
+        types=np.concatenate([text.types for text in texts]).astype(np.int32) if reads_types else NO_TYPES,
+    )
+
+
+def _batches(texts: Sequence[Text]) -> Iterator[list[Text]]:
+    batch: list[Text] = []
+    for text in texts:
+        if batch and sum(len(one.ids) for one in batch) + len(text.ids) > MAX_ROWS:
+            yield batch
+            batch = []
+        batch.append(text)
+    yield batch

@@ -1,0 +1,54 @@
+"""Every encoder and head on small random models: as transformers', whose answers are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corepipe.models.registry import load
+from tests.parity import encoder_cases
+from tests.parity.encode import Encoder
+from tests.parity.encoder_cases import EncoderCase
+from tests.parity.encoder_expected import BOUND, DATA, difference, load_expected
+
+CASES = {case.name: case for case in encoder_cases.CASES}
+STORED_BYTES = 20_000
+"""Of a family."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = load_expected(name)
+    assert difference(CASES[name], expected, expected.write(tmp_path), "native") <= BOUND
+
+
+@pytest.mark.parametrize("name", ["albert-base", "bert-classes", "roberta-tokens"])
+def test_the_twin_has_the_same(name: str, tmp_path: Path) -> None:
+    expected = load_expected(name)
+    assert difference(CASES[name], expected, expected.write(tmp_path), "reference") <= BOUND
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["bert-classes", "camembert-base", "electra-tokens"])
+def test_a_text_has_the_same_bits_alone_and_among_others(name: str, fmt: str, tmp_path: Path) -> None:
+    case: EncoderCase = CASES[name]
+    model = load(load_expected(name).write(tmp_path))
+    encoder = Encoder(model, fmt, model.task())
+    try:
+        texts = case.texts()
+        together = encoder.values(texts)
+        alone = [encoder.values([text])[0] for text in texts]
+    finally:
+        encoder.close()
+    for one, other in zip(together, alone, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_little_is_stored() -> None:
+    sizes: dict[str, int] = {}
+    for file in DATA.glob("*.npz"):
+        family = file.stem.rpartition("-")[0]
+        sizes[family] = sizes.get(family, 0) + file.stat().st_size
+    assert max(sizes.values()) <= STORED_BYTES
