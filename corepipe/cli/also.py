@@ -9,12 +9,12 @@ from corepipe.cli.settings import config_fields, flag_of, text_of
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig, ServerConfig, validated
 
-COMMON = ("instance", "lnc", "clock", "time_scale", "profile", "seed", "cache_dir")
+COMMON = ("instance", "lnc", "clock", "time_scale", "seed", "cache_dir")
 """Settings of the first model that are the server's: those of the emulated device and its time."""
 
 OWN = (
     "task", "dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "max-batch-delay", "mode",
-    "pipeline", "tensor", "data", "timing-model", "policy", "block-size", "num-blocks",
+    "pipeline", "tensor", "data", "timing-model", "profile", "policy", "block-size", "num-blocks",
     "kv-cache-memory-bytes", "enable-prefix-caching", "max-num-queued-reqs", "max-num-queued-tokens",
     "threads", "chat-template", "tool-call-parser", "reasoning-parser",
 )  # fmt: skip

@@ -83,6 +83,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
         assert refused.json()["error"]["code"] == "model_not_found"
         assert f"{A}, {B}" in refused.json()["error"]["message"]
         assert httpx.get(f"{url}/v1/models/third").status_code == 404
+        assert f"{A}, {B}" in httpx.get(f"{url}/v2/models/third").json()["error"]  # as that protocol has it
         assert httpx.get(f"{url}/v1/models/{B}").json()["root"] == f"/models/{B}"
 
 

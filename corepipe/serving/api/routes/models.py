@@ -10,7 +10,6 @@ from functools import partial
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from corepipe.serving.api.http_errors import ApiError, echo
 from corepipe.serving.api.limits import read_again, read_body
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.telemetry.by_model import joint_registry
@@ -36,20 +35,16 @@ class Models:
         self.on_failure: Callable[[], None] = _nothing
         for one in self.services:
             one.on_failure = partial(self._lose, one)
-            one.one_of_several = self.several
+            one.listed = self.names if self.several else ()
 
     @property
     def several(self) -> bool:
         return len(self.services) > 1
 
     def named(self, name: str | None) -> Service:
-        """The model of that name; the first where there is no name.  Raises ApiError (404) for any other."""
-        if name is None:
-            return self.first
-        if name not in self._by_name:
-            message = f"The model {echo(name)} does not exist; these do: {', '.join(self.names)}."
-            raise ApiError(404, message, code="model_not_found", param="model")
-        return self._by_name[name]
+        """The model of that name; the first where there is no name, or none of it: its routes refuse that, as
+        their protocol has it."""
+        return self.first if name is None else self._by_name.get(name, self.first)
 
     @property
     def state(self) -> str:

@@ -78,8 +78,8 @@ class Service:
 
     Where answers are replayed alone there is no tokenizer, and no engine behind the client.
     `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
-    server is about to end; what is under way goes on, and nothing more is taken.  `one_of_several`: what is
-    said of its state names it.
+    server is about to end; what is under way goes on, and nothing more is taken.  `listed`: the names of all
+    models, where there are others.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Service:
         self.progress: Progress | None = None
         self.failure: Exception | None = None
         self.draining = False
-        self.one_of_several = False
+        self.listed: tuple[str, ...] = ()
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
@@ -182,7 +182,7 @@ class Service:
         """Raises ApiError (503) in every other state."""
         state = self.state
         if self.ready is None or state != "ready":
-            raise unavailable(f"{self.names[0]}: {STATES[state]}" if self.one_of_several else STATES[state])
+            raise unavailable(f"{self.names[0]}: {STATES[state]}" if self.listed else STATES[state])
         return self.ready
 
     def require_model(self, name: str | None) -> str:
@@ -190,7 +190,8 @@ class Service:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
+            known = f"these do: {', '.join(self.listed)}" if self.listed else "/v1/models lists those that do"
+            message = f"The model {echo(name)} does not exist; {known}."
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
 
