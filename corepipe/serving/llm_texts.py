@@ -119,8 +119,8 @@ class Texts:
         """Of two texts each.  Raises UserError for a model that reads none."""
         if not self._task.pairs:
             raise UserError("score: this model reads no pairs of texts", "task")
-        as_many(first, second)
-        raise UserError("score: the library reads no pairs of texts yet", "task")
+        firsts, seconds = as_many(first, second)
+        return [self._pair(one, other) for one, other in zip(firsts, seconds, strict=True)]
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raises UserError where vectors are not made to be cut so."""
@@ -179,6 +179,10 @@ class Texts:
             return EncodedText(None, self._submit([int(token) for token in prompt]))
         ids = self._tokenizer.encode(before + prompt)
         return EncodedText(prompt, self._submit(self._tokenizer.cut(ids, self._most, "right", framed=True)))
+
+    def _pair(self, first: str, second: str) -> EncodedText:
+        ids, begins = self._tokenizer.pair(first, second, most=self._most)
+        return EncodedText(None, self._submit(ids, begins))
 
     def _submit(self, ids: list[int], second: int = 0) -> Submit:
         number, self._numbers = self._numbers, self._numbers + 1

@@ -97,6 +97,14 @@ def test_vectors_are_compared_by_their_angle() -> None:
             llm.score("a", [1])  # type: ignore[list-item]
 
 
+def test_a_cross_encoder_reads_both_as_one() -> None:
+    task = TaskInfo(Task.SCORE, 16, 1, activation=Activation.SIGMOID, pairs=True)
+    with library(task, Encoding(types=True)) as llm:
+        outputs = llm.score("ab", ["c", "d" * 30])
+    assert [output.prompt_token_ids for output in outputs] == [ids("abc"), ids("ab" + "d" * 14)]
+    assert [output.score for output in outputs] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("task", "call", "message"),
     [
