@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice, permutations, product
 from operator import attrgetter
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -23,9 +24,10 @@ import pytest
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
-from corepipe.planning.workload import Session, Synthetic, Turn, Workload, token_ids
+from corepipe.planning.workload import Segment, Session, Synthetic, Turn, Workload, token_ids
 from corepipe.serving.config import EngineConfig
 from tests.servers import TINY, Served, default_model, served
+from tests.tiny_encoders import write_bert
 
 TIMED = "llama-3.1-8b"
 ONE_CORE = {"pipeline": 1, "tensor": 1, "data": 1}
@@ -272,6 +274,55 @@ def alike_for_clients(case: Case, workload: Workload, answers: list[Seen]) -> No
 def test_a_server_and_a_simulation_do_the_same(case: Case) -> None:
     with served(*case.arguments()) as server:
         compare(case, server)
+
+
+async def embed(client: httpx.AsyncClient, tokens: int, at: float) -> tuple[float, float, int]:
+    """Sends a text at `at`, on the host's clock: when it came to the device, was done, and its tokens."""
+    body = {"model": "m", "input": token_ids((Segment(tokens, tokens),), 60), "device_metrics": True}
+    await asyncio.sleep(at - time.perf_counter())
+    answer = await client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()["corepipe"]
+    return told["arrived_at_s"], told["arrived_at_s"] + told["time_to_first_token_ms"] / 1e3, tokens
+
+
+def embedded(answers: Sequence[tuple[float, float, int]]) -> Workload:
+    """The same texts, at the times at which they came to the server's device."""
+
+    def sessions() -> Iterator[Session]:
+        for number, (arrival, _, tokens) in enumerate(answers):
+            yield Session(arrival, (Turn((Segment(number, tokens),), 1, number),))
+
+    return Workload(sessions, shares_prefixes=False)
+
+
+@pytest.mark.parametrize("options", [{"max_batch_delay": 0.02}, {"pipeline": 2}, {"data": 2}], ids=str)
+def test_a_server_of_vectors_and_a_simulation_do_the_same(tmp_path: Path, options: dict[str, object]) -> None:
+    """Every batch had the same texts in it, and was padded to the same graph."""
+    placed = {**ONE_CORE, **options}
+    flags = [part for name, value in placed.items() for part in (f"--{name.replace('_', '-')}", value)]
+    fixed = ["--clock", "device", "--timing-model", "bert-base", "--time-scale", 20, "--threads", 1]
+    lengths = [1 + 37 * number % 120 for number in range(40)]
+
+    async def asked(url: str) -> list[tuple[float, float, int]]:
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+            start = time.perf_counter() + LEAD_SECONDS
+            waiting = [embed(client, tokens, start + 0.03 * at) for at, tokens in enumerate(lengths)]
+            return list(await asyncio.gather(*waiting))
+
+    with served(write_bert(tmp_path), "--served-model-name", "m", *fixed, *flags) as server:
+        answers = asyncio.run(asked(server.url))
+    engine = EngineConfig(model="bert-base", format="int8", clock="device", **placed)
+    found = sorted((arrival, round(end, 9)) for arrival, end, _ in answers)
+    ordered = sorted(answers, key=lambda answer: answer[0])
+    moments = [permutations(together) for _, together in groupby(ordered, lambda answer: answer[0])]
+    orders = (list(chain.from_iterable(order)) for order in product(*moments))
+    for order in islice(orders, MOST_ORDERS):
+        requests = simulate(SimulationConfig(engine), embedded(order)).requests
+        ended = sorted(zip(requests["arrival"], np.round(requests["last_at"], 9), strict=True))
+        if np.allclose(found, ended, rtol=0, atol=2e-9):
+            return
+    raise AssertionError(found)
 
 
 FULL = [
