@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from corepipe.errors import UserError, shown
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-KINDS: tuple[Kind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
+Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+KINDS: tuple[Kind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 FIELDS: dict[str, Kind] = {
     "json": "json_schema",
@@ -20,6 +20,7 @@ FIELDS: dict[str, Kind] = {
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
 """Of StructuredOutputsParams: those that say what is wanted, one at a time."""
 
@@ -27,7 +28,7 @@ OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
 """... and those that say more of JSON."""
 
 SCHEMA_OR_TEXT = {"anyOf": [{"type": "object"}, {"type": "string"}]}
-"""How a schema may be given, as JSON Schema says it."""
+"""How a schema or a structural tag may be given, as JSON Schema says it."""
 
 MAX_BYTES = 256 * 1024
 """Of a schema, list, regular expression or grammar as text."""
@@ -56,9 +57,10 @@ def too_complex(message: str, param: str) -> ConstraintError:
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer must look like, under vLLM's names: one of the first five fields.
+    """What an answer must look like, under vLLM's names: one of the first six fields.
 
-    json: a schema, as an object or as text; in Python also a pydantic class.
+    json: a schema, as an object or as text; in Python also a pydantic class.  structural_tag: see
+    `structural_tags`.
     """
 
     json: Annotated[
@@ -72,6 +74,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     regex: Annotated[str | None, Meta(description="matches the whole answer")] = None
     choice: Annotated[list[str] | None, Meta(description="the answer is one of them")] = None
     grammar: Annotated[str | None, Meta(description="in Lark's syntax or GBNF")] = None
+    structural_tag: Annotated[
+        Any,
+        Meta(
+            description="tags in free text, as an object or as text",
+            extra_json_schema=SCHEMA_OR_TEXT,
+        ),
+    ] = None
     whitespace_pattern: Annotated[
         str | None, Meta(description="white space between JSON's tokens, as a regular expression")
     ] = None
@@ -79,7 +88,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One; `text` is JSON text of a schema or of a list of choices, a regular expression or a grammar.
+    """One; `text` is JSON text of a schema, a structural tag or a list of choices, a regular expression or a
+    grammar.
 
     field: where it came from, for errors.  name: of the schema, if it has one.  whitespace: a pattern of
     what may stand between JSON's tokens; empty for none, None for the default.
@@ -111,7 +121,7 @@ def constraint_of(params: StructuredOutputsParams, spelling: str = "structured_o
     if params.whitespace_pattern is not None and params.disable_any_whitespace:
         where = spelling.format("whitespace_pattern")
         raise ConstraintError(f"{where} is for white space, which disable_any_whitespace forbids.", where)
-    if kind not in ("json_schema", "json_object"):
+    if kind not in ("json_schema", "json_object", "structural_tag"):
         _check_options_are_for_json(params, kind, spelling)
     constraint = Constraint(
         kind=kind,
@@ -173,6 +183,8 @@ def _text(kind: Kind, value: object, field: str) -> str:
         return '{"type":"object"}'
     if kind == "json_schema":
         return schema_text(value, field)
+    if kind == "structural_tag":
+        return json_text(value, field, "a structural tag")
     if kind == "choice":
         return _choices(value, field)
     if not isinstance(value, str) or not value.strip():
@@ -187,10 +199,15 @@ def schema_text(value: object, field: str) -> str:
     describe = getattr(value, "model_json_schema", None)
     if isinstance(value, type) and describe is not None:
         value = describe()
+    return json_text(value, field, "a JSON schema")
+
+
+def json_text(value: object, field: str, wanted: str) -> str:
+    """JSON text of an object, or of its text.  Raises ConstraintError."""
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
-        raise ConstraintError(f"{field} must be a JSON schema, not {shown(repr(value))}.", field)
+        raise ConstraintError(f"{field} must be {wanted}, not {shown(repr(value))}.", field)
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

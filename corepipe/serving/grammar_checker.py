@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from corepipe.errors import UserError
 from corepipe.sandbox import ANSWER_SECONDS, EndedError, Sandbox
 from corepipe.serving.constraints import Constraint, ConstraintError, too_complex, what
+from corepipe.serving.spelling import ANY_TEXT, Spelling
 
 MODULE = "corepipe.serving.grammar_sandbox"
 CPU_SECONDS = 1.0
@@ -27,6 +30,13 @@ WAIT_SECONDS = 10.0
 MOST_KNOWN = 1024
 MOST_BYTES = 16 << 20
 """Of verdicts that are remembered."""
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a process is asked: the constraint, and what the model can write."""
+
+    constraint: Constraint
+    spelling: Spelling = ANY_TEXT
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,10 +62,16 @@ class _Pending:
 
 
 class GrammarChecker:
-    """Its processes start when they are first needed, and again after one was ended."""
+    """Its processes start when they are first needed, and again after one was ended.
 
-    def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
+    spelling: tells what the model can write; asked once, by a thread, when the first process starts.
+    """
+
+    def __init__(
+        self, cpu_seconds: float = CPU_SECONDS, spelling: Callable[[], Spelling] = lambda: ANY_TEXT
+    ) -> None:
         self._cpu_seconds = cpu_seconds
+        self._tell_spelling = spelling
         self._threads = ThreadPoolExecutor(PROCESSES, "grammars")
         self._own = threading.local()
         self._known = _Known(MOST_KNOWN, MOST_BYTES)
@@ -78,6 +94,10 @@ class GrammarChecker:
                 not pending.waiting and pending.work.cancel()
             ):  # its turn has not come: others need not wait for it
                 self._forget(key, pending)
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return self._tell_spelling()
 
     def close(self) -> None:
         """Ends the processes."""
@@ -110,7 +130,8 @@ class GrammarChecker:
             sandbox = self._own.sandbox = Sandbox(MODULE, self._cpu_seconds)
             self._sandboxes.add(sandbox)
         try:
-            verdict = sandbox.ask(msgspec.msgpack.encode(constraint), Verdict, ANSWER_SECONDS)
+            question = Question(constraint, self._spelling)  # while the process starts
+            verdict = sandbox.ask(msgspec.msgpack.encode(question), Verdict, ANSWER_SECONDS)
         except EndedError as error:
             self._own.sandbox = None
             self._sandboxes.discard(sandbox)

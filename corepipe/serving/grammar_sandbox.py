@@ -1,6 +1,6 @@
 """`python -m corepipe.serving.grammar_sandbox SECONDS`: the process that `grammar_checker` asks.
 
-Its input is a socket: a Constraint comes at a time, and a Verdict goes back for each.  Whatever a schema, a
+Its input is a socket: a Question comes at a time, and a Verdict goes back for each.  Whatever a schema, a
 regular expression or a grammar makes of its time and memory, the kernel ends this process and no other.
 """
 
@@ -15,7 +15,7 @@ from corepipe import sandbox
 from corepipe.errors import UserError
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 from corepipe.serving.constraints import Constraint
-from corepipe.serving.grammar_checker import Verdict, failed
+from corepipe.serving.grammar_checker import Question, Verdict, failed
 from corepipe.serving.grammars import grammar_of
 
 MAX_MEMORY = 1 << 30
@@ -32,19 +32,19 @@ def main(cpu_seconds: float) -> None:
     """Serves until the other end is closed."""
     connection = sandbox.connection()
     for constraint in WARM:
-        _verdict(constraint)
+        _verdict(Question(constraint))
     sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            constraint = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Constraint)
+            question = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Question)
             with time_limit(cpu_seconds):
-                verdict = _verdict(constraint)
+                verdict = _verdict(question)
             send(connection, msgspec.msgpack.encode(verdict))
 
 
-def _verdict(constraint: Constraint) -> Verdict:
+def _verdict(question: Question) -> Verdict:
     try:
-        return Verdict(grammar=grammar_of(constraint))
+        return Verdict(grammar=grammar_of(question.constraint, question.spelling))
     except UserError as error:
         return failed(error)
 

@@ -10,8 +10,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,8 @@ from corepipe.errors import UserError, shown
 from corepipe.serving import schemas
 from corepipe.serving.constraints import Constraint, ConstraintError, Kind, unsupported, what
 from corepipe.serving.narrowed import narrow
+from corepipe.serving.spelling import ANY_TEXT, Spelling
+from corepipe.serving.structural_tags import Writer, format_of
 
 if TYPE_CHECKING:  # see `_library`
     from llguidance import LLMatcher
@@ -43,6 +46,7 @@ WAYS = ("l", "h", "lh")
 ALL_BYTES = (1 << 256) - 1
 
 TOO_COMPLEX = "it is too complex"
+UNWRITTEN = "it needs characters that no token of the model has"
 REASONS: Mapping[str, str] = {
     "oneOf constraints are not supported": "'oneOf' of schemas that may hold at once is not permitted",
     "no tokenizer": "special tokens are not supported",
@@ -65,9 +69,12 @@ OPTIONS = re.compile(r"^[ \t]*[?!]*[a-z_][\w-]*[ \t]*\[([^\]\n]*)\][ \t]*:", re.
 HONOURED_OPTIONS = frozenset({"lazy", "suffix", "capture"})
 
 
-def grammar_of(constraint: Constraint) -> str:
-    """The grammar's text.  Raises ConstraintError for what is wrong or cannot be honoured."""
-    return _BUILDERS[constraint.kind](constraint)
+def grammar_of(constraint: Constraint, spelling: Spelling = ANY_TEXT) -> str:
+    """The grammar's text.  Raises ConstraintError for what is wrong or cannot be honoured.
+
+    spelling: of the model that is to answer.
+    """
+    return _BUILDERS[constraint.kind](constraint, spelling)
 
 
 def schema_of(grammar: str) -> schemas.Schema:
@@ -86,22 +93,28 @@ def _library() -> ModuleType:
     return llguidance
 
 
-def _fault(grammar: str) -> str:
-    """What llguidance says against a grammar; nothing where it takes it all, and an answer can begin."""
+def _fault(grammar: str, absent: int) -> str:
+    """What llguidance says against a grammar; nothing where it takes it all, and an answer can begin.
+
+    absent: a bit for each byte that the model cannot write.
+    """
     library = _library()
     limits = library.LLParserLimits(**LIMITS)
     _, messages = library.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
     if messages:
         return str(messages[0])
     matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0, limits=limits)
-    tried = (_first_error(matcher.deep_copy(), way) for way in WAYS)
+    tried = (_first_error(matcher.deep_copy(), way, absent) for way in WAYS)
     return next(filter(None, tried), "")
 
 
-def _first_error(matcher: LLMatcher, way: str) -> str:
+def _first_error(matcher: LLMatcher, way: str, absent: int) -> str:
     """What llguidance says against an answer as it begins: some of its limits are met by the first bytes."""
     for at in range(TRIED_BYTES):
-        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ALL_BYTES
+        wanted = int.from_bytes(matcher.compute_bitmask(), "little")
+        if wanted and not wanted & ~absent:
+            return UNWRITTEN
+        allowed = wanted & ALL_BYTES & ~absent
         if not allowed or matcher.is_error():
             break
         lowest, highest = (allowed & -allowed).bit_length() - 1, allowed.bit_length() - 1
@@ -126,18 +139,51 @@ def _reason(message: str) -> str:
 # Schemas
 
 
-def _json(constraint: Constraint) -> str:
+class _Written(NamedTuple):
+    """How JSON is written: llguidance's options, and bytes that cannot be (see `_fault`)."""
+
+    options: Mapping[str, object]
+    absent: int
+
+
+def _json(constraint: Constraint, spelling: Spelling) -> str:
     document = _document(constraint)
+    with _errors(constraint):
+        _narrow(document, spelling)
+    written = _Written(_spacing(constraint), _bits(spelling.absent))
+    if fault := _schema_fault(document, written):
+        path, fault = _narrowed(document, written, fault)
+        raise _at(constraint, path, _reason(fault), _code(fault, "unsupported_value"))
+    return _schema_grammar(document, written.options)
+
+
+@contextmanager
+def _errors(constraint: Constraint, told: Callable[[schemas.Path], schemas.Path] = tuple) -> Iterator[None]:
+    """Of a SchemaError makes a ConstraintError.  told: makes a path that of the constraint."""
     try:
-        narrow(document, schemas.check(document))
+        yield
     except schemas.SchemaError as error:
         code = "unsupported_value" if error.unsupported else "invalid_value"
-        raise _at(constraint, error.path, error.message, code) from None
-    options = _spacing(constraint)
-    if fault := _schema_fault(document, options):
-        path, fault = _narrowed(document, options, fault)
-        raise _at(constraint, path, _reason(fault), _code(fault, "unsupported_value"))
-    return _schema_grammar(document, options)
+        raise _at(constraint, told(error.path), error.message, code) from None
+
+
+def _narrow(document: schemas.Schema, spelling: Spelling) -> None:
+    """Changes a schema to the one that llguidance is to have.  Raises SchemaError."""
+    places = schemas.check(document)
+    for path, text in schemas.literals(places):
+        _check_spelling(spelling, path, text)
+    narrow(document, places)
+
+
+def _check_spelling(spelling: Spelling, path: schemas.Path, text: str) -> None:
+    """Raises SchemaError for a text that the answer may have to have, and the model cannot write."""
+    if char := spelling.unwritten(text):
+        reason = f"the model has no tokens for U+{ord(char):04X}"
+        raise schemas.SchemaError(path, reason, unsupported=True)
+
+
+def _bits(values: bytes) -> int:
+    return sum(1 << value for value in values)
 
 
 def _document(constraint: Constraint) -> schemas.Schema:
@@ -147,7 +193,7 @@ def _document(constraint: Constraint) -> schemas.Schema:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
         raise ConstraintError(f"{what(constraint)}: it is not JSON: {reason}.", constraint.field) from None
     if not isinstance(document, dict):
-        raise ConstraintError(f"{what(constraint)}: a schema must be a JSON object.", constraint.field)
+        raise ConstraintError(f"{what(constraint)}: it must be a JSON object.", constraint.field)
     return document
 
 
@@ -161,16 +207,14 @@ def _schema_grammar(document: object, options: Mapping[str, object]) -> str:
     return str(_library().LLMatcher.grammar_from_json_schema(text, overrides=dict(options)))
 
 
-def _schema_fault(document: object, options: Mapping[str, object]) -> str:
+def _schema_fault(document: object, written: _Written) -> str:
     try:
-        return _fault(_schema_grammar(document, options))
+        return _fault(_schema_grammar(document, written.options), written.absent)
     except ValueError as error:
         return str(error)
 
 
-def _narrowed(
-    document: schemas.Schema, options: Mapping[str, object], fault: str
-) -> tuple[schemas.Path, str]:
+def _narrowed(document: schemas.Schema, written: _Written, fault: str) -> tuple[schemas.Path, str]:
     """The innermost schema that is refused by itself, and why."""
     shared: schemas.Schema = {key: document[key] for key in ("$defs", "definitions") if key in document}
     path: schemas.Path = ()
@@ -178,7 +222,7 @@ def _narrowed(
         if trials == MAX_TRIALS:
             break
         inside = place.path[: len(path)] == path or "$defs" in place.path or "definitions" in place.path
-        if place.path and inside and (found := _schema_fault({**shared, **place.schema}, options)):
+        if place.path and inside and (found := _schema_fault({**shared, **place.schema}, written)):
             path, fault = place.path, found
     return path, fault
 
@@ -187,6 +231,8 @@ def _code(fault: str, otherwise: str) -> str:
     """For programs: what is too much, what is wrong in itself, and what else it is."""
     if _reason(fault) == TOO_COMPLEX:
         return "request_too_complex"
+    if fault == UNWRITTEN:
+        return "unsupported_value"
     return "invalid_value" if any(words in fault for words in UNFIT) else otherwise
 
 
@@ -199,8 +245,9 @@ def _at(constraint: Constraint, path: schemas.Path, reason: str, code: str) -> C
 # The others
 
 
-def _regex(constraint: Constraint) -> str:
-    return _checked(constraint, _library().LLMatcher.grammar_from_regex(_plain_classes(constraint.text)))
+def _regex(constraint: Constraint, spelling: Spelling) -> str:
+    grammar = _library().LLMatcher.grammar_from_regex(_plain_classes(constraint.text))
+    return _checked(constraint, spelling, grammar)
 
 
 def _plain_classes(pattern: str) -> str:
@@ -220,9 +267,12 @@ def _plain_classes(pattern: str) -> str:
     return re.sub(r"\\.|\[\^?|\]", replaced, pattern, flags=re.DOTALL)
 
 
-def _choice(constraint: Constraint) -> str:
+def _choice(constraint: Constraint, spelling: Spelling) -> str:
     choices = msgspec.json.decode(constraint.text, type=list[str])
-    return _checked(constraint, _lark("start: " + " | ".join(_literal(one) for one in choices)))
+    with _errors(constraint):
+        for number, one in enumerate(choices):
+            _check_spelling(spelling, (str(number),), one)
+    return _checked(constraint, spelling, _lark("start: " + " | ".join(_literal(one) for one in choices)))
 
 
 def _literal(text: str) -> str:
@@ -231,7 +281,7 @@ def _literal(text: str) -> str:
     return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one) == "Cc" else one for one in quoted)
 
 
-def _grammar(constraint: Constraint) -> str:
+def _grammar(constraint: Constraint, spelling: Spelling) -> str:
     _library()
     from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415 -- see `_library`
 
@@ -246,7 +296,57 @@ def _grammar(constraint: Constraint) -> str:
             raise unsupported(message, constraint.field)
     if "%llguidance" in constraint.text:
         raise unsupported(f"{what(constraint)}: %llguidance is not supported.", constraint.field)
-    return _checked(constraint, _lark(text))
+    return _checked(constraint, spelling, _lark(text))
+
+
+def _structural(constraint: Constraint, spelling: Spelling) -> str:
+    document = _document(constraint)
+    if schemas.deeper_than(schemas.MAX_DEPTH, document):
+        raise _at(constraint, (), f"it is nested more than {schemas.MAX_DEPTH} deep", "unsupported_value")
+    with _errors(constraint):
+        form, told = format_of(document)
+    inner = _Inner(_Written(_spacing(constraint), _bits(spelling.absent)), spelling)
+    with _errors(constraint, told):
+        plain, marked = (
+            Writer(inner.text, inner.check, tokens).lark(form) for tokens in ({}, spelling.added)
+        )
+    if fault := _fault(_lark(plain), inner.written.absent):
+        path, found = inner.fault()
+        raise _at(constraint, told(path), _reason(found or fault), _code(fault, "unsupported_value"))
+    return _lark(marked)
+
+
+class _Inner:
+    """The schemas within a structural tag, by their paths there."""
+
+    def __init__(self, written: _Written, spelling: Spelling) -> None:
+        self.written = written
+        self._spelling = spelling
+        self._schemas: dict[schemas.Path, schemas.Schema] = {}
+
+    def text(self, path: schemas.Path, schema: schemas.Schema) -> str:
+        """A schema for a rule.  Raises SchemaError."""
+        if path not in self._schemas:
+            try:
+                _narrow(schema, self._spelling)
+            except schemas.SchemaError as error:
+                raise schemas.SchemaError(
+                    (*path, *error.path), error.message, unsupported=error.unsupported
+                ) from None
+            self._schemas[path] = schema
+        return json.dumps({**schema, "x-guidance": self.written.options}, ensure_ascii=False)
+
+    def check(self, path: schemas.Path, text: str) -> None:
+        """Raises SchemaError for a text that the model cannot write."""
+        _check_spelling(self._spelling, path, text)
+
+    def fault(self) -> tuple[schemas.Path, str]:
+        """The schema that is refused by itself, and why; nothing where each is taken."""
+        for path, schema in self._schemas.items():
+            if fault := _schema_fault(schema, self.written):
+                inside, fault = _narrowed(schema, self.written, fault)
+                return (*path, *inside), fault
+        return (), ""
 
 
 def _options(text: str) -> Iterator[str]:
@@ -258,17 +358,18 @@ def _lark(text: str) -> str:
     return str(_library().LLMatcher.grammar_from_lark(text))
 
 
-def _checked(constraint: Constraint, grammar: str) -> str:
-    if fault := _fault(grammar):
+def _checked(constraint: Constraint, spelling: Spelling, grammar: str) -> str:
+    if fault := _fault(grammar, _bits(spelling.absent)):
         message = f"{what(constraint)}: {_reason(fault)}."
         raise ConstraintError(message, constraint.field, _code(fault, "invalid_value"))
     return grammar
 
 
-_BUILDERS: Mapping[Kind, Callable[[Constraint], str]] = {
+_BUILDERS: Mapping[Kind, Callable[[Constraint, Spelling], str]] = {
     "json_schema": _json,
     "json_object": _json,
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
+    "structural_tag": _structural,
 }

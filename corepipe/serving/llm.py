@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -48,6 +48,7 @@ from corepipe.serving.parts import (
     joined_reasoning,
     joined_text,
 )
+from corepipe.serving.spelling import Spelling
 from corepipe.serving.text_answer import TextAnswer
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -208,7 +209,7 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(asked))
         with _options_for_flags():
-            grammars = _grammars(each)
+            grammars = _grammars(each, lambda: self._chats.spelling)
             sequences = [
                 self._sequence(prompt, one, grammars[id(one)])
                 for prompt, one in zip(asked, each, strict=True)
@@ -379,13 +380,13 @@ def _for_each(params: object, count: int) -> list[SamplingParams]:
     return list(params)
 
 
-def _grammars(params: Sequence[SamplingParams]) -> dict[int, str]:
+def _grammars(params: Sequence[SamplingParams], spelling: Callable[[], Spelling]) -> dict[int, str]:
     """What each holds its answers to, by its identity; empty where that is nothing."""
     grammars: dict[int, str] = {}
     for one in params:
         if id(one) not in grammars:
             constraint = one.constraint()
-            grammars[id(one)] = "" if constraint is None else grammar_of(constraint)
+            grammars[id(one)] = "" if constraint is None else grammar_of(constraint, spelling())
     return grammars
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -20,6 +20,7 @@ from corepipe.serving.parsing.prompt import TAIL_TOKENS, check_callable, reading
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tools import Offer
 from corepipe.serving.schemas import Schema
+from corepipe.serving.spelling import Spelling
 
 Prompt = str | list[int]
 """Text, or token ids."""
@@ -28,10 +29,14 @@ Conversation = Sequence[Mapping[str, object]]
 
 
 class Tools:
-    """Those of a chat; their schemas are narrowed once for all its conversations."""
+    """Those of a chat; their schemas are narrowed once for all its conversations.
 
-    def __init__(self, offer: Offer) -> None:
+    spelling: tells what the model can write.
+    """
+
+    def __init__(self, offer: Offer, spelling: Callable[[], Spelling]) -> None:
         self.offer = offer
+        self._spelling = spelling
 
     @cached_property
     def narrowed(self) -> Mapping[str, Schema]:
@@ -39,7 +44,8 @@ class Tools:
         found = {}
         for name, where, schema in self.offer.arguments:
             text = msgspec.json.encode(schema).decode()
-            found[name] = schema_of(grammar_of(Constraint(kind="json_schema", text=text, field=where)))
+            constraint = Constraint(kind="json_schema", text=text, field=where)
+            found[name] = schema_of(grammar_of(constraint, self._spelling()))
         return found
 
 
@@ -77,6 +83,11 @@ class ChatPrompts:
         self._parsers = parsers
         self._dialect = choose(tokenizer, *parsers)
 
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What the model can write."""
+        return Spelling.of(self._tokenizer)
+
     def with_template(self, text: str) -> ChatPrompts:
         """By another template.  Raises UserError if it is not valid."""
         return ChatPrompts(self._tokenizer.with_chat_template(text), self._parsers)
@@ -84,7 +95,7 @@ class ChatPrompts:
     def asked(self, messages: object, rendering: Rendering, offer: Offer | None) -> list[Asked]:
         """One for each conversation, if there are several.  Raises UserError."""
         check_callable(self._dialect, offer)
-        tools = None if offer is None else Tools(offer)
+        tools = None if offer is None else Tools(offer, lambda: self.spelling)
         return [self._asked(turns, rendering, tools) for turns in _conversations(messages)]
 
     def _asked(self, messages: Conversation, rendering: Rendering, tools: Tools | None) -> Asked:

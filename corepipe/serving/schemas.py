@@ -6,7 +6,8 @@ honoured or refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -94,6 +95,24 @@ def check(document: Schema) -> list[Place]:
         _check_keywords(place)
         _check_free_keys(place)
     return places
+
+
+def literals(places: Iterable[Place]) -> Iterator[tuple[Path, str]]:
+    """What answers may have to have as it stands, as JSON, and where: constants and names of properties."""
+    for path, schema in places:
+        if "const" in schema:
+            yield (*path, "const"), _written(schema["const"])
+        if isinstance(named := schema.get("enum"), list):
+            for number, one in enumerate(named):
+                yield (*path, "enum", str(number)), _written(one)
+        for name in schema.get("properties") or ():
+            yield (*path, "properties", name), name
+        for name in texts(schema.get("required")):
+            yield (*path, "required"), name
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def deeper_than(most: int, value: object) -> bool:

@@ -35,7 +35,7 @@ class Case:
 
 def cases(made_up: int, number: int) -> list[Case]:
     """All of ours, and so many that are made up from the seed `number`."""
-    return [*_models(), *_regexes(), *_choices(), *_grammars(), *_made_up(made_up, number)]
+    return [*_models(), *_regexes(), *_choices(), *_grammars(), *_tags(), *_made_up(made_up, number)]
 
 
 def valid(schema: Any) -> Check:
@@ -121,6 +121,67 @@ def _grammars() -> Iterator[Case]:
     )
     yield Case("grammar in Lark", {"grammar": lark}, check, bounded=True)
     yield Case("grammar in GBNF", {"grammar": gbnf}, check, bounded=True)
+
+
+STEP = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["go", "stop"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["kind", "count"],
+    "additionalProperties": False,
+}
+SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
+TAGGED = {"<step>": (STEP, "</step>"), "<size of it>": (SMALL, "</size>")}
+"""By their beginnings: schemas and ends of tags."""
+
+
+def _tag(begin: str) -> dict[str, Any]:
+    schema, end = TAGGED[begin]
+    return {"begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
+
+
+def _tags() -> Iterator[Case]:
+    structures = [{"begin": begin, "schema": one, "end": end} for begin, (one, end) in TAGGED.items()]
+    triggered = {"triggers": ["<st", "<size"], "tags": [_tag(begin) for begin in TAGGED]}
+    older = {"structures": structures, "triggers": ["<st", "<size"]}
+    yield Case("tags in text", {"structural_tag": json.dumps(older)}, tags_fit(0), bounded=False)
+    one = {"type": "triggered_tags", **triggered, "at_least_one": True, "stop_after_first": True}
+    several = {"type": "triggered_tags", **triggered, "at_least_one": True}
+    listed = {
+        "type": "tags_with_separator",
+        "tags": triggered["tags"],
+        "separator": ", ",
+        "at_least_one": True,
+    }
+    thought = {"type": "tag", "begin": "<thought>", "content": {"type": "any_text"}, "end": "</thought>"}
+    after = {"type": "sequence", "elements": [thought, one]}
+    yield Case("a tag", {"structural_tag": {"format": one}}, tags_fit(1, "^{}$"), bounded=True)
+    yield Case(
+        "a tag, then text", {"structural_tag": {"format": several}}, tags_fit(1, "^{}.*$"), bounded=False
+    )
+    yield Case("tags", {"structural_tag": {"format": listed}}, tags_fit(1, "^{}(, {})*$"), bounded=False)
+    check = tags_fit(1, "^<thought>.*</thought>{}$")
+    yield Case("a thought, then a tag", {"structural_tag": {"format": after}}, check, bounded=False)
+
+
+def tags_fit(least: int, whole: str = "") -> Check:
+    """Each tag that is begun is whole; there are `least`.  whole: a pattern of the text, `{}` is a tag."""
+    begins = "|".join(map(re.escape, TAGGED))
+    tag = "(?:" + "|".join(f"{re.escape(one)}.*?{re.escape(end)}" for one, (_, end) in TAGGED.items()) + ")"
+
+    def check(text: str) -> None:
+        outside = text.partition("</thought>")[2] if text.startswith("<thought>") else text
+        found = re.findall(rf"({begins})(.*?)(</step>|</size>)", outside, re.DOTALL)
+        assert len(found) == len(re.findall(r"<st|<size", outside)) >= least, text
+        for begin, inside, end in found:
+            schema, wanted = TAGGED[begin]
+            assert end == wanted, text
+            jsonschema.validate(json.loads(inside), schema)
+        assert re.search(whole.replace("{}", tag), text, re.DOTALL), text
+
+    return check
 
 
 # Schemas that are made up

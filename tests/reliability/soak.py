@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
+from corepipe.serving.engine.masks import MOST_KEPT
 from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.reliability.disconnects import Held, idle
 from tests.servers import Served, default_model, served, until
@@ -47,6 +48,10 @@ FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16, "
 MIB = 1 << 20
 TEN_MINUTES = 600.0
 
+FIRST_GRAMMARS, AT_ONCE = 8 * MOST_KEPT, 8
+"""That are compiled before it begins, so many at a time.  What the engine's memory takes for grammars grows
+to a bound (those that are kept, and what their threads leave between them), and most of it by these."""
+
 
 @dataclass
 class Soak:
@@ -60,12 +65,19 @@ class Soak:
     stopped: bool = False
 
     async def fill(self) -> None:
-        """Writes to all of every KV block: memory that is touched for the first time is no leak."""
+        """Writes to all of every KV block and every row of logits, and has more grammars compiled than are
+        kept, on all threads that do so: memory that is touched for the first time is no leak."""
         body = {"model": self.model, "max_tokens": 64, "ignore_eos": True}
         prompts = [[number + 5] * (CONTEXT - 64) for number in range(8)]
+        filling = [body | {"prompt": prompt} for prompt in prompts]
+        filling.append(body | {"prompt": prompts[0], "prompt_logprobs": 0, "cache_salt": "whole"})
+        rng = random.Random(4)
         async with aiohttp.ClientSession() as session:
-            asked = [ask(session, self.url, body | {"prompt": prompt}) for prompt in prompts]
+            asked = [ask(session, self.url, one) for one in filling]
             assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {"done"}
+            for _ in range(FIRST_GRAMMARS // AT_ONCE):
+                fresh = [self._fresh_grammar(session, rng) for _ in range(AT_ONCE)]
+                assert set(await asyncio.gather(*fresh)) == {None}
 
     async def run(self, workers: int, seed: int) -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

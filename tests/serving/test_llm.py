@@ -22,6 +22,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.constraints import StructuredOutputsParams
 from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
 from corepipe.serving.messages import Submit
+from corepipe.serving.spelling import Spelling
 from tests.null_executor import NullExecutor
 from tests.servers import TINY
 from tests.serving.engine_support import deployment
@@ -391,10 +392,10 @@ def test_an_answer_is_held_to_what_is_asked(asked: dict[str, Any], same: dict[st
     for form in (StructuredOutputsParams(**asked), asked):
         params = SamplingParams(structured_outputs=form)
         assert params.constraint() is not None
-        grammar = llm_module._grammars([params])[id(params)]
+        grammar = llm_module._grammars([params], Spelling)[id(params)]
         if "grammar" not in asked:
             other = SamplingParams(structured_outputs=same)
-            assert grammar == llm_module._grammars([other])[id(other)]
+            assert grammar == llm_module._grammars([other], Spelling)[id(other)]
         assert grammar
 
 

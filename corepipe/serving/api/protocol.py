@@ -239,7 +239,6 @@ NEUTRAL_JSON_SCHEMA: Mapping[str, Neutral] = {
     "description": Neutral(type=str),
 }
 NEUTRAL_STRUCTURED_OUTPUTS: Mapping[str, Neutral] = {
-    "structural_tag": Neutral(),
     "disable_fallback": Neutral((True, False)),
     "disable_additional_properties": Neutral((True, False)),
 }

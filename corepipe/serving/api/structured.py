@@ -15,8 +15,12 @@ from corepipe.serving.constraints import (
     StructuredOutputsParams,
     check_size,
     constraint_of,
+    json_text,
     schema_text,
 )
+
+TAG = ("format", "structures", "triggers")
+"""Of `ResponseFormat`: a structural tag's."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True):
@@ -27,13 +31,20 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """OpenAI's `response_format`, and llama.cpp's `schema` beside `type`."""
+    """OpenAI's `response_format`, llama.cpp's `schema` beside `type`, and vLLM's `structural_tag`."""
 
-    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="what answers are")]
+    type: Annotated[
+        Literal["text", "json_object", "json_schema", "structural_tag"], Meta(description="what answers are")
+    ]
     json_schema: Annotated[JsonSchemaFormat | None, Meta(description="with type `json_schema`")] = None
     schema: Annotated[
         dict[str, Any] | None, Meta(description="as llama.cpp has it: in place of `json_schema`")
     ] = None
+    format: Annotated[dict[str, Any] | None, Meta(description="with type `structural_tag`")] = None
+    structures: Annotated[
+        list[dict[str, Any]] | None, Meta(description="with type `structural_tag`, in its older form")
+    ] = None
+    triggers: Annotated[list[str] | None, Meta(description="with `structures`")] = None
 
 
 def requested(
@@ -69,6 +80,12 @@ def _formatted(wanted: ResponseFormat) -> Constraint | None:
     if wanted.type != "json_schema" and wanted.json_schema is not None:
         where = f"{field}.json_schema"
         raise ConstraintError(f"{where} is for type json_schema, not for {wanted.type}.", where)
+    tag = {name: value for name in TAG if (value := getattr(wanted, name)) is not None}
+    if wanted.type == "structural_tag":
+        return _tag(wanted, tag)
+    if tag:
+        where = f"{field}.{next(iter(tag))}"
+        raise ConstraintError(f"{where} is for type structural_tag, not for {wanted.type}.", where)
     if wanted.type == "text":
         if wanted.schema is not None:
             raise ConstraintError(f"{field}.schema is for JSON, not for type text.", f"{field}.schema")
@@ -85,5 +102,15 @@ def _formatted(wanted: ResponseFormat) -> Constraint | None:
         raise ConstraintError(f"Missing required parameter: '{where}'.", where, "missing_required_parameter")
     else:
         constraint = Constraint("json_object", '{"type":"object"}', field)
+    check_size(constraint)
+    return constraint
+
+
+def _tag(wanted: ResponseFormat, tag: Mapping[str, Any]) -> Constraint:
+    field = "response_format"
+    if wanted.schema is not None:
+        where = f"{field}.schema"
+        raise ConstraintError(f"{where} is for JSON, not for type structural_tag.", where)
+    constraint = Constraint("structural_tag", json_text(tag, field, "a structural tag"), field)
     check_size(constraint)
     return constraint

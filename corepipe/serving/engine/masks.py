@@ -6,6 +6,7 @@ requests are refused.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from corepipe.errors import UserError, shown
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import mask_words
+from corepipe.serving.freeze_heap import give_back
 from corepipe.serving.grammars import LIMITS
 
 if TYPE_CHECKING:  # it may be missing
@@ -117,11 +119,20 @@ class Vocabulary:
                 self._kept.popitem(last=False)
         return Constraint(matcher, seconds)
 
+    def prepare(self) -> None:
+        """Makes what all grammars need, so that the first of them finds it made.
+
+        That takes up to some 100 ms at a time in which no other thread runs.
+        """
+        with self._lock, contextlib.suppress(GrammarError):  # of which the first request is told
+            self._known_tokenizer()
+
     def _known_tokenizer(self) -> LLTokenizer:
         """Called with the lock held: it is made once."""
         if self._tokenizer is None:
             try:
                 self._tokenizer = _tokenizer(self._read(), self._rows)
+                give_back()
             except (UserError, ValueError, RuntimeError) as error:
                 raise GrammarError(
                     f"answers of this model cannot be constrained: {shown(str(error), MAX_ERROR)}"
@@ -167,7 +178,9 @@ def _tokenizer(tokenizer: Tokenizer, rows: int) -> LLTokenizer:
         from llguidance import LLTokenizer  # noqa: PLC0415 -- see the module's docstring
     except ImportError as error:
         raise ValueError("llguidance is not installed (pip install llguidance)") from error
-    return LLTokenizer(tokenizer.backend.to_str(), n_vocab=rows, eos_token=sorted(tokenizer.eos_ids))
+    ends, slices = sorted(tokenizer.eos_ids), LLTokenizer.general_slices()
+    bare = LLTokenizer(tokenizer.backend.to_str(), n_vocab=rows, eos_token=ends, slices=[])
+    return bare.with_slices(slices)  # by itself: each of the two calls holds up all other threads
 
 
 def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

@@ -92,7 +92,7 @@ def _before(reading: Reading, tokens: Mapping[str, int]) -> str:
     """The reasoning: that which the prompt has begun, or some if the model wants it."""
     if reading.reasoning is None or reading.thought:
         return ""
-    opening = _marker(reading.reasoning.opening, tokens)
+    opening = marker(reading.reasoning.opening, tokens)
     return "thoughts " if reading.thinking else f"({opening} thoughts)? "
 
 
@@ -101,19 +101,20 @@ def _thoughts(reading: Reading, tokens: Mapping[str, int]) -> list[str]:
     if reasoning is None or reading.thought:
         return []
     if reasoning.closing in tokens:
-        return [f'thoughts: {ANY_TEXT} {_marker(reasoning.closing, tokens)} "\\n\\n"']
-    return ['thoughts: thought "\\n\\n"', f"thought[suffix={_quoted(reasoning.closing)}]: {ANY_TEXT}"]
+        return [f'thoughts: {ANY_TEXT} {marker(reasoning.closing, tokens)} "\\n\\n"']
+    return ['thoughts: thought "\\n\\n"', f"thought[suffix={quoted(reasoning.closing)}]: {ANY_TEXT}"]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """As Lark's syntax has a text."""
     return json.dumps(text)
 
 
-def _marker(text: str, tokens: Mapping[str, int]) -> str:
+def marker(text: str, tokens: Mapping[str, int]) -> str:
     """A marker: the token that it is, or its characters; nothing for none."""
     if not text:
         return ""
-    return f"<[{tokens[text]}]>" if text in tokens else _quoted(text)
+    return f"<[{tokens[text]}]>" if text in tokens else quoted(text)
 
 
 class _Writer:
@@ -123,7 +124,7 @@ class _Writer:
         self.form = form
         self._tokens = tokens
         self._narrowed = narrowed
-        self.between = _quoted("\n") if form.lead and form.separator is None else ""
+        self.between = quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: Offer) -> list[str]:
         """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
@@ -131,16 +132,16 @@ class _Writer:
         called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
         rules = [rule for at, tool in called for rule in self._call(at, tool)]
         one = " | ".join(f"call_{at}" for at, _ in called)
-        opening = "" if form.bare else _marker(form.opening, self._tokens)
-        closing = "" if form.bare else _marker(form.closing, self._tokens)
-        lead = _quoted(form.lead) if form.lead else ""
+        opening = "" if form.bare else marker(form.opening, self._tokens)
+        closing = "" if form.bare else marker(form.closing, self._tokens)
+        lead = quoted(form.lead) if form.lead else ""
         first, last = ('"["', '"]"') if form.listed else ("", "")
         more = "" if offer.single else f"{{0,{MAX_CALLS - 1}}}"
         several, tail = "calls: calls_once", ""
         if more and form.separator is None:
             several += f" ({self.between} calls_once){more}"
         elif more:
-            tail = f"({_quoted(form.separator or '')} call){more}"
+            tail = f"({quoted(form.separator or '')} call){more}"
         opened = f"calls_opened: {lead} {first} call {tail} {last} {lead} {closing}"
         return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
 
@@ -149,17 +150,17 @@ class _Writer:
         opening = self.form.opening
         unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
         if opening in self._tokens:
-            return [unopened, f"said: UNOPENED {_marker(opening, self._tokens)}"]
-        return [unopened, f"said[suffix={_quoted(opening)}]: {ANY_TEXT}"]
+            return [unopened, f"said: UNOPENED {marker(opening, self._tokens)}"]
+        return [unopened, f"said[suffix={quoted(opening)}]: {ANY_TEXT}"]
 
     def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
         form, schema = self.form, self._narrowed[tool.name]
         if form.body is Body.OBJECT:
             head = f"{{{_json(form.name_key)}: {_json(tool.name)}, {_json(form.argument_keys[0])}: "
-            yield f'call_{at}: {_quoted(head)} args_{at} "}}"'
+            yield f'call_{at}: {quoted(head)} args_{at} "}}"'
             yield f"args_{at}: %json {_schema(schema)}"
         elif form.body is Body.NAMED:
-            yield f"call_{at}: {_quoted(tool.name)} {_marker(form.after_name, self._tokens)} args_{at}"
+            yield f"call_{at}: {quoted(tool.name)} {marker(form.after_name, self._tokens)} args_{at}"
             yield f"args_{at}: %json {_schema(schema)}"
         else:
             properties = _properties(tool.schema, schema, parameters_of(at))
@@ -246,18 +247,18 @@ def _sequence(
 
 
 def _python(at: int, name: str, properties: Sequence[_Property]) -> Iterator[str]:
-    yield f'call_{at}: {_quoted(name + "(")} some_{at}_0 ")"'
+    yield f'call_{at}: {quoted(name + "(")} some_{at}_0 ")"'
     texts = []
     for number, one in enumerate(properties):
         if not one.name.isidentifier():
             raise UserError(f"{one.where}: no name that Python has for an argument.", one.where)
         yield f"value_{at}_{number}: %json {one.json()}"
-        texts.append(f"{_quoted(one.name + '=')} value_{at}_{number}")
+        texts.append(f"{quoted(one.name + '=')} value_{at}_{number}")
     yield from _sequence(at, texts, properties, '", "')
 
 
 def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> Iterator[str]:
-    head, foot = _quoted(f"{tags.function}{name}{tags.mark}\n"), _quoted(tags.function_end)
+    head, foot = quoted(f"{tags.function}{name}{tags.mark}\n"), quoted(tags.function_end)
     yield f"call_{at}: {head} some_{at}_0 {foot}"
     texts = []
     for number, one in enumerate(properties):
@@ -266,12 +267,12 @@ def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> 
         held = _tag_value(one)
         if held is None:
             body, end = _tag_text(one, tags)
-            yield f"value_{at}_{number}[suffix={_quoted(end)}]: {body}"
-            closing = _quoted("\n")
+            yield f"value_{at}_{number}[suffix={quoted(end)}]: {body}"
+            closing = quoted("\n")
         else:
             yield f"value_{at}_{number}: {held}"
-            closing = _quoted(f"\n{tags.parameter_end}\n")
-        opening = _quoted(f"{tags.parameter}{one.name}{tags.mark}\n")
+            closing = quoted(f"\n{tags.parameter_end}\n")
+        opening = quoted(f"{tags.parameter}{one.name}{tags.mark}\n")
         texts.append(f"{opening} value_{at}_{number} {closing}")
     yield from _sequence(at, texts, properties, "")
 
@@ -293,7 +294,7 @@ def _tag_value(one: _Property) -> str | None:
     words = text.get("enum", [text["const"]] if "const" in text else None)
     if words is None:
         return None
-    return " | ".join(_quoted(word) for word in words if isinstance(word, str))
+    return " | ".join(quoted(word) for word in words if isinstance(word, str))
 
 
 def _tag_text(one: _Property, tags: Tags) -> tuple[str, str]:

@@ -58,6 +58,18 @@ def grammar(kind: Any, text: str, whitespace: str | None = None) -> str:
     return grammar_of(Constraint(kind, text, "", whitespace=whitespace))
 
 
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+OF_TAG = grammar("structural_tag", json.dumps(TAG))
+NEWER = {
+    "type": "tag",
+    "begin": "<f>",
+    "content": {"type": "json_schema", "json_schema": SCHEMA},
+    "end": "</f>",
+}
 OBJECT = grammar("json_object", '{"type":"object"}')
 OF_SCHEMA = grammar("json_schema", json.dumps(SCHEMA))
 
@@ -81,6 +93,12 @@ HONOURED: list[tuple[dict[str, Any], str]] = [
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
         grammar("json_schema", json.dumps(SCHEMA), ""),
     ),
+    ({"response_format": TAG}, OF_TAG),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, OF_TAG),
+    (
+        {"response_format": {"type": "structural_tag", "format": NEWER}},
+        grammar("structural_tag", json.dumps({"format": NEWER})),
+    ),
     ({"guided_json": SCHEMA}, OF_SCHEMA),
     ({"guided_json": json.dumps(SCHEMA), "guided_decoding_backend": "xgrammar"}, OF_SCHEMA),
     ({"guided_json_object": True}, OBJECT),
@@ -103,7 +121,15 @@ def test_what_is_asked_for_reaches_the_engine(ask, engine, fields, wanted):
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
-    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "invalid_value"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "invalid_value"),
+    ({"response_format": TAG | {"type": "text"}}, "response_format.structures", "invalid_value"),
+    ({"response_format": TAG | {"schema": {}}}, "response_format.schema", "invalid_value"),
+    ({"response_format": TAG | {"format": {}}}, "response_format", "invalid_value"),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}},
+        "response_format",
+        "unsupported_value",
+    ),
     (
         {"response_format": {"type": "json_schema"}},
         "response_format.json_schema",
@@ -136,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"structured_outputs": {"structural_tag": "{}"}},
         "structured_outputs.structural_tag",
-        "unsupported_parameter",
+        "invalid_value",
     ),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "invalid_value"),
     ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "invalid_type"),

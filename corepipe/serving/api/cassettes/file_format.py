@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -52,7 +52,15 @@ class _Headers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     warning: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,2000}$")] | UnsetType = UNSET
 
 
-class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Object(msgspec.Struct, frozen=True):
+    """Any; it is not looked into."""
+
+
+E = TypeVar("E", Raw, _Object | str)
+"""An event: as it stands, or as far as it is looked at before it is wanted."""
+
+
+class _Answer(msgspec.Struct, Generic[E], frozen=True, forbid_unknown_fields=True):
     """One of `body` (JSON), `text` and `events`.
 
     Those are of each piece of a stream: texts, or what the data of an event has besides `common`.
@@ -64,19 +72,22 @@ class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: Raw = Raw()
     text: str | UnsetType = UNSET
     common: Members = {}
-    events: list[list[Raw]] | UnsetType = UNSET
+    events: list[list[E]] | UnsetType = UNSET
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _File(msgspec.Struct, Generic[E], frozen=True, forbid_unknown_fields=True):
     cassette: Literal[1]
     request: _Request
-    answer: _Answer
+    answer: _Answer[E]
     device: dict[str, Any] = {}
 
 
-_DECODER = msgspec.json.Decoder(_File)
+_DECODER = msgspec.json.Decoder(_File[Raw])
+_CHECKER = msgspec.json.Decoder(_File[_Object | str])
 _MEMBERS = msgspec.json.Decoder(Members)
-_EVENTS = msgspec.json.Decoder(list[list[Raw]])
+
+AT_ONCE = 64 * 1024
+"""Bytes of a file whose exchange is made when it is read: making one holds up who else is answered."""
 
 
 def to_text(exchange: Exchange) -> bytes:
@@ -106,22 +117,41 @@ def to_text(exchange: Exchange) -> bytes:
         raise Malformed("the answer is no text") from error
 
 
-def from_text(data: bytes, most: int) -> Exchange:
-    """The exchange of a file, whose answer may have so many bytes.  Raises Malformed."""
+class Recording:
+    """A file that has been looked through: `asked` is its request, its exchange is made when it is wanted.
+
+    A stream in parts takes twice the memory of its file, and most of the time that reading one would take.
+    """
+
+    def __init__(self, asked: Asked, plain: bytes) -> None:
+        self.asked = asked
+        self._plain = plain
+        self._made = _made(asked, plain) if len(plain) > AT_ONCE else None
+
+    def exchange(self) -> Exchange:
+        """The file's, whose answer is put together."""
+        return self._made or _made(self.asked, self._plain)
+
+
+def read(data: bytes, most: int) -> Recording:
+    """What a file records, whose answer may have so many bytes.  Raises Malformed."""
     try:
         data.decode()  # what is kept as it is, is not looked into
-        file = _DECODER.decode(unfold(data))
-        if _size(file.answer) > most:
-            raise Malformed(f"the answer is larger than {most} bytes")
+        plain = compact(unfold(data))
+        file = _CHECKER.decode(plain)
+        _check(file.answer, len(plain), most)
         asked = file.request
-        body = compact(bytes(asked.body)) if bytes(asked.body) else b""
-        return Exchange(
-            Asked(asked.method, asked.path, body, bool(asked.headers)), _answered(file.answer), file.device
-        )
+        body, device = bytes(asked.body), bool(asked.headers)
+        return Recording(Asked(asked.method, asked.path, body, device), plain)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Malformed(str(error)) from error
     except RecursionError as error:
         raise Malformed("nested too deeply") from error
+
+
+def from_text(data: bytes, most: int) -> Exchange:
+    """The exchange of a file, as `read`."""
+    return read(data, most).exchange()
 
 
 def compact(raw: bytes) -> bytes:
@@ -219,45 +249,46 @@ def _indented(raw: bytes, depth: int) -> bytes:
     return msgspec.json.format(compact(raw), indent=2).replace(b"\n", b"\n" + b"  " * depth)
 
 
-# Reading
+# Reading: an answer is checked first, and made later, which cannot fail any more.
 
 
-def _answered(answer: _Answer) -> Answered:
+def _made(asked: Asked, plain: bytes) -> Exchange:
+    file = _DECODER.decode(plain)
+    answer = file.answer
     headers = dict(msgspec.to_builtins(answer.headers))
-    if not _CONTENT_TYPE.fullmatch(answer.headers.content_type):
+    timed = [Piece(at, data) for at, data in zip(answer.times_ms, _pieces(answer), strict=True)]
+    return Exchange(asked, Answered(answer.status, headers, tuple(timed)), file.device)
+
+
+def _check(answer: _Answer[_Object | str], size: int, most: int) -> None:
+    """Raises Malformed, also where an answer of a file of `size` bytes may have more than `most`."""
+    kind = answer.headers.content_type
+    if not _CONTENT_TYPE.fullmatch(kind):
         raise Malformed("`answer.headers.content-type` is neither application/json nor text/event-stream")
     given = (bytes(answer.body) != b"", answer.text is not UNSET, answer.events is not UNSET)
-    if sum(given) != 1 or given[2] != headers["content-type"].startswith("text/event-stream"):
+    if sum(given) != 1 or given[2] != kind.startswith("text/event-stream"):
         raise Malformed("`answer` wants a body or a text, or, where it is a stream, events")
-    pieces = _pieces(answer)
-    if len(pieces) != len(answer.times_ms):
-        raise Malformed("`answer.times_ms` wants a time for each piece of the answer")
-    timed = tuple(Piece(at, data) for at, data in zip(answer.times_ms, pieces, strict=True))
-    return Answered(answer.status, headers, timed)
-
-
-def _size(answer: _Answer) -> int:
-    """About what a stream takes once what is in common stands in every event again."""
-    if answer.events is UNSET:
-        return 0
-    common = sum(len(name) + len(bytes(value)) for name, value in answer.common.items())
-    return sum(common + len(bytes(event)) for piece in answer.events for event in piece)
-
-
-def _pieces(answer: _Answer) -> list[bytes]:
+    pieces = min(len(answer.times_ms), 1)
     if answer.events is not UNSET:
-        head = compact(_encode(answer.common))[1:-1]
-        events = _EVENTS.decode(compact(_encode(answer.events)))  # of all at once: most of what a start takes
-        return [b"".join([_restored(bytes(one), head) for one in piece]) for piece in events]
-    whole = compact(bytes(answer.body)) if answer.text is UNSET else answer.text.encode()
+        pieces = len(answer.events)
+        common = len(_encode(answer.common))
+        if size + common * sum(map(len, answer.events)) > most:  # it stands in every event again
+            raise Malformed(f"the answer is larger than {most} bytes")
+    if pieces != len(answer.times_ms):
+        raise Malformed("`answer.times_ms` wants a time for each piece of the answer")
+
+
+def _pieces(answer: _Answer[Raw]) -> list[bytes]:
+    if answer.events is not UNSET:
+        head = _encode(answer.common)[1:-1]
+        return [b"".join([_restored(bytes(one), head) for one in piece]) for piece in answer.events]
+    whole = bytes(answer.body) if answer.text is UNSET else answer.text.encode()
     return [whole] if answer.times_ms else []
 
 
 def _restored(event: bytes, head: bytes) -> bytes:
-    """event: without space between its tokens.  head: the members that all have, as in an object."""
+    """head: the members that all have, as in an object."""
     if event.startswith(b'"'):
         return msgspec.json.decode(event, type=str).encode()
-    if not event.startswith(b"{"):
-        raise Malformed("`answer.events` wants texts and objects")
     between = b"," if head and event != b"{}" else b""
     return event_of(b"{" + head + between + event[1:])

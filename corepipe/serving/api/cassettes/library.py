@@ -6,13 +6,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from corepipe.errors import UserError, shown
 from corepipe.serving.api.cassettes.exchange import Asked, Exchange
-from corepipe.serving.api.cassettes.file_format import Malformed, from_text
+from corepipe.serving.api.cassettes.file_format import Malformed, Recording, read
 from corepipe.serving.api.cassettes.nearest import Nearest, nearest
 from corepipe.serving.api.cassettes.redaction import Redaction
 from corepipe.serving.api.http_errors import ApiError
@@ -38,17 +39,17 @@ class Library:
         self.models: list[str] = []
         """Names that the requests ask for, the first file's first."""
         self._redaction = redaction
-        self._exchanges: dict[str, list[Exchange]] = {}
+        self._recordings: dict[str, list[Recording]] = {}
         self._taken: dict[str, int] = {}
         self._requests: dict[str, Asked] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, file: str, exchange: Exchange) -> None:
+    def add(self, file: str, recording: Recording) -> None:
         """Raises ApiError where the request's body is no JSON object."""
-        asked = self._redaction.asked(exchange.asked)
-        self._exchanges.setdefault(asked.key, []).append(exchange)
+        asked = self._redaction.asked(recording.asked)
+        self._recordings.setdefault(asked.key, []).append(recording)
         self._requests[file] = asked
         if asked.body:
             model = _Named.of(asked.body)
@@ -58,12 +59,12 @@ class Library:
     def take(self, asked: Asked) -> Exchange | None:
         """The next exchange of a request; None: there is none.  Raises ApiError as `Asked.key` does."""
         key = self._redaction.asked(asked).key
-        found = self._exchanges.get(key)
+        found = self._recordings.get(key)
         if found is None:
             return None
         number = self._taken.get(key, 0)
         self._taken[key] = min(number + 1, len(found) - 1)
-        return found[number]
+        return found[number].exchange()
 
     def nearest(self, asked: Asked) -> Nearest | None:
         """Of the same method and path, the request that has most in common with this one; None: none."""
@@ -89,21 +90,37 @@ def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str],
     Raises UserError that names the file at fault.
     """
     library, total = Library(folder, redaction), 0
-    for name in _names(folder):
-        try:
-            data = _read(folder, name)
-            total += len(data)
-            if total > MAX_TOTAL:
-                raise Malformed(f"the directory holds more than {MAX_TOTAL} bytes")
-            exchange = from_text(data, MAX_FILE)
-            if not known(exchange.asked.method, exchange.asked.path):
-                raise Malformed(f"{exchange.asked.method} {shown(exchange.asked.path)} is not replayed")
-            library.add(name, exchange)
-        except (Malformed, ApiError) as error:
-            raise _wrong(folder / name, shown(str(error), 300)) from error
-        except OSError as error:
-            raise _wrong(folder / name, os.strerror(error.errno or 0)) from error
+    names = _names(folder)
+    with _opened(folder) as opened:
+        for name in names:
+            try:
+                data = _read(opened, name)
+                total += len(data)
+                if total > MAX_TOTAL:
+                    raise Malformed(f"the directory holds more than {MAX_TOTAL} bytes")
+                recording = read(data, MAX_FILE)
+                asked = recording.asked
+                if not known(asked.method, asked.path):
+                    raise Malformed(f"{asked.method} {shown(asked.path)} is not replayed")
+                library.add(name, recording)
+            except (Malformed, ApiError) as error:
+                raise _wrong(folder / name, shown(str(error), 300)) from error
+            except OSError as error:
+                raise _wrong(folder / name, os.strerror(error.errno or 0)) from error
     return library
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A directory's descriptor: ten thousand paths to its files take a while to go along."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _wrong(folder, os.strerror(error.errno or 0)) from error
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _names(folder: Path) -> Sequence[str]:
@@ -135,16 +152,27 @@ def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)], name
 
 
-def _read(folder: Path, name: str) -> bytes:
-    """The file, if it still is a regular one.  Raises Malformed and OSError."""
+def _read(folder: int, name: str) -> bytes:
+    """A file of an open directory, if it still is a regular one.  Raises Malformed and OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(folder / name, flags), "rb") as file:  # noqa: PTH123 -- the flags are what matters
-        status = os.fstat(file.fileno())
+    file = os.open(name, flags, dir_fd=folder)
+    try:  # without a file object, of which ten thousand take a while
+        status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is no regular file")
         if status.st_size > MAX_FILE:
             raise Malformed(f"is larger than {MAX_FILE} bytes")
-        return file.read(status.st_size)
+        return _whole(file, status.st_size)
+    finally:
+        os.close(file)
+
+
+def _whole(file: int, size: int) -> bytes:
+    """So many bytes of a file; fewer where it has become shorter."""
+    data = os.read(file, size)
+    while len(data) < size and (more := os.read(file, size - len(data))):
+        data += more
+    return data
 
 
 def _wrong(file: Path, what: str) -> UserError:

@@ -27,6 +27,7 @@ from corepipe.serving.parsing.choose import Dialect, choose
 from corepipe.serving.parsing.formats import CallFormat, ReasoningFormat
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.schemas import Schema
+from corepipe.serving.spelling import ANY_TEXT, Spelling
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
@@ -117,7 +118,7 @@ class Service:
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
         self._marked: dict[tuple[CallFormat | None, ReasoningFormat | None], Pieces] = {}
         self._workers = ThreadPoolExecutor(WORKERS, "text")
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(spelling=self._spelling)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -135,6 +136,9 @@ class Service:
     def raw(self) -> Pieces:
         """Of tokens in texts that have them all."""
         return Pieces(self.tokenizer, skip_special_tokens=False)
+
+    def _spelling(self) -> Spelling:
+        return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
 
     async def start(self) -> None:
         """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
