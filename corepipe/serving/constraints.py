@@ -111,7 +111,8 @@ def constraint_of(params: StructuredOutputsParams, spelling: str = "structured_o
     if len(asked) != 1:
         names = ", ".join(map(spelling.format, asked))
         found = f"there are {names}" if asked else "there is none"
-        choice = ", ".join(map(spelling.format, FIELDS))
+        known = [name for name in FIELDS if name != "structural_tag" or "." in spelling]
+        choice = ", ".join(map(spelling.format, known))
         options = [name for name in OPTIONS if not _is_nothing(getattr(params, name))]
         named = asked[1:2] or options[:1]
         param = spelling.format(*named) if named else spelling.removesuffix(".{}").format("json")

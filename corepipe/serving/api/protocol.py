@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from corepipe.serving.api.http_errors import ApiError, echo, invalid
 from corepipe.serving.api.structured import JsonSchemaFormat, ResponseFormat, requested
-from corepipe.serving.constraints import FIELDS, SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
+from corepipe.serving.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
 from corepipe.serving.messages import Sampling
 
 MAX_CHOICES = 128
@@ -36,7 +36,7 @@ LIGHT_BODY = 64 * 1024
 # 300,000 token ids are what embeddings may be asked for at once.
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
 
-GUIDED = (*FIELDS, "whitespace_pattern")
+GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
 """Fields that vLLM once had, after `guided_`."""
 CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED))
 
