@@ -362,12 +362,16 @@ def test_the_example_of_the_readme_runs(server: Served, capsys: pytest.CaptureFi
 
 def test_the_examples_of_structured_output_run(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
     page = "docs/structured-output.md"
-    schema, regex, library = examples(ROOT / page)
+    schema, regex, library, tags = examples(ROOT / page)
     told = run(schema.replace("http://127.0.0.1:8000", server.url), page)
     parsed = told["answer"].choices[0].message.parsed
     assert isinstance(parsed, told["Person"])
     assert capsys.readouterr().out == f"{parsed}\n"
     told = run(regex, page, told)
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", told["answer"].choices[0].message.content)
+    (choice,) = run(tags, page, told)["answer"].choices
+    assert choice.finish_reason == "length" or choice.message.content.count("<st") == len(
+        re.findall(r"<step>.*?</step>", choice.message.content, re.DOTALL)
+    )
     run(library, page)
     assert capsys.readouterr().out.strip() in ("positive", "negative")
