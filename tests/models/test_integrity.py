@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -92,6 +93,35 @@ def test_blobs_of_the_hub_are_named_by_their_hashes(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{name} is not the file"):
             verify(snapshot, quiet)
         (snapshot / name).resolve().write_bytes(whole)
+
+
+def test_files_of_modules_are_looked_at_and_those_of_other_directories_are_not(model: Path) -> None:
+    for name in ("1_Pooling", "original"):
+        (model / name).mkdir()
+        (model / name / "config.json").write_text("{}")
+    verify(model, quiet)
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    for name in ("1_Pooling/config.json", "modules.json"):
+        with pytest.raises(UserError, match=f"{name} has no known hash"):
+            verify(model, quiet)
+        with (model / SUMS).open("a") as sums:
+            sums.write(f"{sha256(model / name)}  {name}\n")
+    verify(model, quiet)
+    flip(model / "1_Pooling" / "config.json")
+    with pytest.raises(UserError, match=r"1_Pooling/config\.json is not the file"):
+        verify(model, quiet)
+
+
+def test_a_packaged_directory_has_pinned_hashes_under_its_name_alone(tmp_path: Path) -> None:
+    pinned = PACKAGED["all-minilm-l6-v2"]
+    for name in ("all-minilm-l6-v2", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / pinned.file).write_bytes(b"something else")
+    with pytest.raises(UserError, match=f"not {pinned.sha256}"):
+        verify(tmp_path / "all-minilm-l6-v2", quiet)
+    with pytest.raises(UserError, match="no known hash"):
+        verify(tmp_path / "other", quiet)
 
 
 def test_a_packaged_model_has_a_pinned_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

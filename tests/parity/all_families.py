@@ -5,7 +5,8 @@
     python -m tests.parity.all_families --write         # writes tests/data/families anew
 
 Prints a row for each model and executor: the largest difference of a logit in fp32 as a share of their range,
-and how many clear greedy choices are equal.  Exits with 1 where one is outside its bound.
+and how many clear greedy choices are equal; and the same difference of the vector of the last token, which a
+decoder gives that is asked to embed.  Exits with 1 where one is outside its bound.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from corepipe.models import registry
 from tests.parity import expected as answers
 from tests.parity import formula
 from tests.parity.cases import CASES, VOCAB, Case
+from tests.parity.encode import Encoder, Text
 from tests.parity.evaluate import Evaluator
 from tests.parity.expected import Expected
 
@@ -35,8 +37,11 @@ OF_THE_MAKER = re.compile(
 
 
 @torch.no_grad()
-def ask_transformers(case: Case, folder: Path) -> Expected:
-    """Saves the model as transformers does, fills the file by the formula, and reads it back."""
+def ask_transformers(case: Case, folder: Path) -> tuple[Expected, np.ndarray]:
+    """Saves the model as transformers does, fills the file by the formula, and reads it back.
+
+    The second is the last token's hidden state [1, width].
+    """
     config = getattr(transformers, case.config_class)(**case.options)
     auto = getattr(transformers, case.model_class)
     auto.from_config(config).save_pretrained(folder)
@@ -47,7 +52,8 @@ def ask_transformers(case: Case, folder: Path) -> Expected:
     logits = model(input_ids=ids).logits[0].numpy().astype(np.float32)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in written.items() if not OF_THE_MAKER.fullmatch(key)}
-    return answers.answered(case.name, kept, shapes, logits)
+    vector = model.base_model(input_ids=ids).last_hidden_state[0, -1:].numpy()
+    return answers.answered(case.name, kept, shapes, logits), vector
 
 
 def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -75,6 +81,21 @@ def compare(expected: Expected, folder: Path) -> bool:
     return good
 
 
+def compare_vector(expected: Expected, vector: np.ndarray, folder: Path) -> bool:
+    """Prints a row."""
+    model = registry.load(folder)
+    encoder = Encoder(model, "fp32", model.task("embed"))
+    try:
+        (found,) = encoder.values([Text(expected.prompt)])
+    finally:
+        encoder.close()
+    difference = float(np.abs(found - vector).max() / np.ptp(vector))
+    good = difference <= answers.BOUND
+    told = f"{difference:10.1e}{'' if good else '  too far'}"
+    print(f"{expected.model_type:14} {expected.name:20} {'embedding':10} {told}", flush=True)
+    return good
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,11 +106,12 @@ def main() -> None:
     good = True
     for case in (case for case in CASES if not arguments.names or case.name in arguments.names):
         with tempfile.TemporaryDirectory() as folder:
-            expected = ask_transformers(case, Path(folder))
+            expected, vector = ask_transformers(case, Path(folder))
             if arguments.write:
                 expected.save()
             else:
                 good &= compare(expected, Path(folder))
+                good &= compare_vector(expected, vector, Path(folder))
     sys.exit(0 if good else 1)
 
 

@@ -36,11 +36,18 @@ class Text:
 
 
 class Encoder:
-    """A model on one core; `task` None for the family's own result."""
+    """A model on one core, or on a `placement`'s; `task` None for the family's own result."""
 
-    def __init__(self, model: Model, fmt: str, task: TaskInfo | None, executor: str = "native") -> None:
+    def __init__(
+        self,
+        model: Model,
+        fmt: str,
+        task: TaskInfo | None,
+        executor: str = "native",
+        placement: Placement | None = None,
+    ) -> None:
         self.graph = model.graph(FORMATS[fmt], None, task)
-        programs = compile_graph(self.graph, Placement())
+        programs = compile_graph(self.graph, placement or Placement())
         blocks = -(-MAX_ROWS // BLOCK)
         self._executor: Executor
         if executor == "native":

@@ -15,6 +15,7 @@ from pathlib import Path
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes, regular_size, unreadable
 from corepipe.models.packaged import PACKAGED
+from corepipe.models.sentence_transformers import module_folders
 
 SUMS = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 22
@@ -40,9 +41,8 @@ def verify(model: Path, progress: Progress) -> None:
 
 def _read_of(folder: Path) -> Iterator[Path]:
     """What may be read of a directory: its files, and those of sentence-transformers' modules in it."""
-    for path in folder.iterdir():
-        found = path.iterdir() if path.is_dir() else (path,)
-        yield from (file for file in found if file.suffix in READ and not file.is_dir())
+    for place in (folder, *module_folders(folder)):
+        yield from (file for file in place.iterdir() if file.suffix in READ and not file.is_dir())
 
 
 def _known(file: Path, folder: Path, sums: Mapping[str, str]) -> str:
