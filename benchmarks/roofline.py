@@ -61,8 +61,10 @@ class Limits:
         return max(memory, compute) / 1e9 if self.product or m == 1 else math.nan
 
 
-def measure_limits(kind: str, threads: int) -> Limits:
-    product = native().probe_products(native().isa(), "bf16" if kind == "int8w" else kind, threads, 0.1)
+def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
+    """Of the ISA in use, or of another."""
+    products = {"int8": "int8", "int8-weights": "bf16", "int8w": "bf16"}.get(kind, kind)
+    product = native().probe_products(isa or native().isa(), products, threads, 0.1)
     return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
 
 

@@ -14,14 +14,16 @@ import argparse
 import os
 import statistics
 import time
+from dataclasses import dataclass
 
 import numpy as np
+from roofline import Limits, measure_limits  # the script beside this one
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, Format, Graph
 from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import SamplingBatch, StepInputs
@@ -30,6 +32,25 @@ from corepipe.serving.engine.sampling import LogitRows, pack_scalars
 from corepipe.serving.messages import Sampling
 
 BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Of the Linears: operations of a row in the layers, of a wanted row in the head; bytes of weights."""
+
+    layers: float
+    head: float
+    nbytes: float
+
+    @classmethod
+    def of(cls, graph: Graph, fmt: Format) -> Demand:
+        *layers, head = [op.x.width * op.out.width for op in graph.ops if isinstance(op, Linear)]
+        return cls(2 * sum(layers), 2 * head, (sum(layers) + head) * fmt.weights.bytes)
+
+    def seconds(self, limits: Limits, rows: int, wanted: int) -> float:
+        """The least that a step can take: the weights are read, or the operations done."""
+        operations = self.layers * rows + self.head * wanted
+        return max(self.nbytes / limits.read, operations / limits.product if limits.product else 0.0) / 1e9
 
 
 def inputs(batch: int, rows: int, context: int, vocab: int) -> StepInputs:
@@ -74,9 +95,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument(
-        "--isa", default=native().isa(), choices=("amx", "avx512"), help="whose peak to take; default its own"
-    )
+    parser.add_argument("--isa", default=native().isa(), choices=native().isas(), help="whose peak to take")
     args = parser.parse_args()
 
     model = registry.load(hub.resolve(args.model))
@@ -85,20 +104,14 @@ def main() -> None:
     pool = native().Pool(args.threads)
     cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
     executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
-    linears = [op for op in graph.ops if isinstance(op, Linear)]
-    layers = sum(2 * op.x.width * op.out.width for op in linears[:-1])
-    head = 2 * linears[-1].x.width * linears[-1].out.width
-    nbytes = (layers + head) / 2 * FORMATS[args.format].weights.bytes
-    product = "int8" if args.format == "int8" else "bf16"
+    demand = Demand.of(graph, FORMATS[args.format])
     results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
             batch, rows, context = case
-            read = native().probe_read(256 << 20, args.threads, 0.15) * 1e9
-            peak = native().probe_products(args.isa, product, args.threads, 0.1) * 1e9
+            limits = measure_limits(args.format, args.threads, args.isa)
             took = seconds(executor, inputs(batch, rows, context, graph.vocab_size), 10 if rows == 1 else 3)
-            operations = layers * batch * rows + head * batch
-            floor = max(nbytes / read, operations / peak if peak else 0.0)
+            floor = demand.seconds(limits, batch * rows, batch)
             results[case].append((batch * rows / took, floor / took))
     print(f"{'batch':>8} {'rows':>5} {'tokens/s':>10} {'share of roofline':>18} {'best round':>11}")
     for (batch, rows, _), runs in results.items():

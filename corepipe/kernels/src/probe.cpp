@@ -82,6 +82,31 @@ __attribute__((target("avx512f"))) void bf16_rounds() {
 }
 #undef CP_CHAINS
 
+// Eight sums, all of which are in registers; kChains products in a round.
+#define CP_EIGHT(SUM)                                                                                    \
+  for (int i = 0; i < kRounds * kChains / 8; ++i) {                                                      \
+    asm volatile(SUM("0") SUM("1") SUM("2") SUM("3") SUM("4") SUM("5") SUM("6") SUM("7")::               \
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9"); \
+  }
+
+// No instruction multiplies bytes and adds in place: products of s16 in pairs, and their addition.
+#define CP_PAIR_SUM(sum) "vpmaddwd %%ymm8, %%ymm8, %%ymm9\n\tvpaddd %%ymm9, %%ymm" sum ", %%ymm" sum "\n\t"
+// bf16 is widened to fp32.
+#define CP_FMA_SUM(sum) "vfmadd231ps %%ymm8, %%ymm8, %%ymm" sum "\n\t"
+
+__attribute__((target("avx2,fma"))) void pair_rounds() {
+  asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
+  CP_EIGHT(CP_PAIR_SUM)
+}
+
+__attribute__((target("avx2,fma"))) void fma_rounds() {
+  asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
+  CP_EIGHT(CP_FMA_SUM)
+}
+#undef CP_FMA_SUM
+#undef CP_PAIR_SUM
+#undef CP_EIGHT
+
 // Four sums, as many instructions in flight as one takes; kChains of them in a round.
 #define CP_TILES(instruction)                                  \
   for (int i = 0; i < kRounds * kChains / 4; ++i) {            \
@@ -99,6 +124,8 @@ void tile_bf16_rounds() { CP_TILES("tdpbf16ps") }
 
 void vnni_rounds() {}
 void bf16_rounds() {}
+void pair_rounds() {}
+void fma_rounds() {}
 void tile_int8_rounds() {}
 void tile_bf16_rounds() {}
 #endif
@@ -123,6 +150,8 @@ constexpr Instruction kInstructions[] = {
     {"amx", "bf16", tile_bf16_rounds, 16 * 16 * 32},
     {"avx512", "int8", vnni_rounds, 64},
     {"avx512", "bf16", bf16_rounds, 32},
+    {"avx2", "int8", pair_rounds, 16},
+    {"avx2", "bf16", fma_rounds, 8},
 };
 
 double rate_of(const Instruction& instruction, const KernelTable& table, int threads, double seconds) {
