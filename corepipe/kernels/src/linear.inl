@@ -21,6 +21,10 @@ CP_INLINE int32_t reduce_add(i32x16 a) {
   // Not GCC's _mm512_reduce_add_epi32, which adds signed numbers.
   const __m512i x = (__m512i)a.v[0];
   const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+#elif defined(__AVX2__)
+  const __m256i half = _mm256_add_epi32((__m256i)a.v[0], (__m256i)a.v[1]);
+#endif
+#if defined(__AVX2__)
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));

@@ -7,10 +7,12 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
+// A block has as many rows as sums fit into registers: of AVX2's 16 registers 12, of NEON's 32 24, with 32 columns of
+// 3 rows.  In int8 it may have twice as many, which are multiplied with 16 columns at a time.
 #if defined(__AVX2__) || defined(__aarch64__)
-constexpr int kBlockRows = 3;  // 12 of 16 (24 of 32) registers are accumulators
+constexpr int kBlockRows = 3, kInt8BlockRows = 6;
 #else
-constexpr int kBlockRows = 1;
+constexpr int kBlockRows = 1, kInt8BlockRows = 1;
 #endif
 
 // Brings in 1 / parts of the `bytes` that a step takes of the panel.
@@ -32,6 +34,7 @@ CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
 // A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, [R][16] of {q0, q2, q1, q3} s16.
 
 constexpr int kInt8RowGroup = 4 + 4 + 2 * kGroup;
+constexpr int kInt8StepBytes = 128;  // 32 columns x 4 k
 
 // Per 32-bit lane: the product of the low s16 plus that of the high s16.
 CP_INLINE i32x16 multiply_add_pairs(i32x16 a, i32x16 b) {
@@ -49,10 +52,24 @@ CP_INLINE i32x16 multiply_add_pairs(i32x16 a, i32x16 b) {
   return r;
 }
 
-// The upper byte of each 16-bit lane.
-CP_INLINE i32x16 odd_bytes(i32x16 a) {
+// sum += them.  Where registers are few the order of the additions is kept: GCC adds two products first, and spills.
+CP_INLINE void add_products(i32x16& sum, i32x16 a, i32x16 b) {
+#if defined(__AVX2__)
+  const i32x16 products = multiply_add_pairs(a, b);
+  CP_PARTS(asm("vpaddd %1, %0, %0" : "+x"(sum.v[p]) : "x"(products.v[p])));
+#else
+  sum = sum + multiply_add_pairs(a, b);
+#endif
+}
+
+// The lower or the upper byte of each 16-bit lane.
+template <int kUpper>
+CP_INLINE i32x16 half_of_bytes(const uint8_t* w) {
+  typedef uint16_t NativeH __attribute__((vector_size(kNativeBytes)));
+  const i32x16 bytes = load((const int32_t*)w);
+  if (!kUpper) return bytes & broadcast_i32(0x00ff00ff);
   i32x16 r;
-  CP_PARTS(r.v[p] = (a.v[p] >> 8) & 0x00ff00ff);
+  CP_PARTS(r.v[p] = (NativeI)((NativeH)bytes.v[p] >> 8));
   return r;
 }
 
@@ -68,53 +85,76 @@ CP_INLINE i32x16 broadcast_word(const void* x) {
   return broadcast_i32(word);
 }
 
+// {q0, q2, q1, q3} of each four q.
+CP_INLINE void store_pairs(int16_t* to, i32x16 q) {
+#if defined(__AVX2__)
+  __m256i words[2];
+  for (int p = 0; p < 2; ++p) {
+    const __m256i upper = _mm256_slli_epi32(_mm256_shuffle_epi32((__m256i)q.v[p], 0xee), 16);
+    words[p] = _mm256_blend_epi16((__m256i)q.v[p], upper, 0xaa);  // in the lower half of each 128 bits
+  }
+  const __m256i joined = _mm256_permute4x64_epi64(_mm256_unpacklo_epi64(words[0], words[1]), 0xd8);
+  _mm256_storeu_si256((__m256i*)to, joined);
+#else
+  int32_t lanes[kLanes];
+  store(lanes, q);
+  for (int i = 0; i < kLanes; i += 4) {
+    to[i] = (int16_t)lanes[i];
+    to[i + 1] = (int16_t)lanes[i + 2];
+    to[i + 2] = (int16_t)lanes[i + 1];
+    to[i + 3] = (int16_t)lanes[i + 3];
+  }
+#endif
+}
+
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
   const int32_t correction = correction_of(from);
   memcpy(group + 4 * row, &correction, 4);
   memcpy(group + 4 * (rows + row), &from.scale, 4);
-  int32_t q[kGroup];
-  for (int i = 0; i < 4; ++i) store(q + kLanes * i, from.q[i]);
-  int16_t pairs[kGroup];
-  for (int i = 0; i < kGroup; i += 4) {
-    pairs[i] = (int16_t)q[i];
-    pairs[i + 1] = (int16_t)q[i + 2];
-    pairs[i + 2] = (int16_t)q[i + 1];
-    pairs[i + 3] = (int16_t)q[i + 3];
-  }
-  memcpy(group + 8 * rows + sizeof pairs * row, pairs, sizeof pairs);
+  int16_t* pairs = (int16_t*)(group + 8 * rows) + kGroup * row;
+  for (int i = 0; i < 4; ++i) store_pairs(pairs + kLanes * i, from.q[i]);
 }
 
-template <int R>
-static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  constexpr int kStepBytes = 128;
-  const int step = fetch_step(ahead, kStepBytes);
-  for (int r = 0; r < 2 * R; ++r) store(out + kLanes * r, zero());
-  for (int g = 0; g < groups; ++g) {
-    i32x16 acc[R][2];
-    unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
-    const uint8_t* q = x + 8 * R;
-    for (int i = 0; i < kGroup / 4; ++i) {
-      fetch(ahead, step, kStepBytes);
-      unrolled<2>([&](auto c) CP_LAMBDA {
-        const i32x16 bytes = load((const int32_t*)(w + 64 * c.value));
-        const i32x16 even = bytes & broadcast_i32(0x00ff00ff), odd = odd_bytes(bytes);
-        unrolled<R>([&](auto r) CP_LAMBDA {
-          const uint8_t* v = q + 2 * kGroup * r.value;
-          i32x16& sum = acc[r.value][c.value];
-          sum = sum + multiply_add_pairs(even, broadcast_word(v));
-          sum = sum + multiply_add_pairs(odd, broadcast_word(v + 4));
-        });
+// acc [R][C] = the products of one group with C halves of a panel from w on, corrected.
+template <int R, int C>
+CP_INLINE void multiply_group(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* x, Fetch& ahead, int step) {
+  unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_word(x + 4 * (i.value / C)); });
+  const uint8_t* q = x + 8 * R;
+  for (int i = 0; i < kGroup / 4; ++i, w += kInt8StepBytes, q += 8) {
+    fetch(ahead, step, 64 * C);
+    unrolled<2>([&](auto odd) CP_LAMBDA {
+      i32x16 weights[C];
+      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = half_of_bytes<odd.value>(w + 64 * c.value); });
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const i32x16 v = broadcast_word(q + 2 * kGroup * r.value + 4 * odd.value);
+        unrolled<C>([&](auto c) CP_LAMBDA { add_products(acc[r.value][c.value], weights[c.value], v); });
       });
-      w += kStepBytes;
-      q += 8;
-    }
-    unrolled<2 * R>([&](auto i) CP_LAMBDA {
-      constexpr int r = i.value / 2, c = i.value % 2;
+    });
+  }
+}
+
+// out [R][32], of which 16 C columns, += the panel's halves from w on times the rows.
+template <int R, int C>
+static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
+  unrolled<R * C>([&](auto i) CP_LAMBDA { store(out + kPanel * (i.value / C) + kLanes * (i.value % C), zero()); });
+  for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
+    i32x16 acc[R][C];
+    multiply_group<R, C>(acc, w, x, ahead, step);
+    unrolled<R * C>([&](auto i) CP_LAMBDA {
+      constexpr int r = i.value / C, c = i.value % C;
       const f32x16 scale = as_f32(broadcast_word(x + 4 * (R + r)));
       float* sum = out + kPanel * r + kLanes * c;
       store(sum, fma(to_f32(acc[r][c]), scale, load(sum)));
     });
-    x += R * kInt8RowGroup;
+  }
+}
+
+template <int R>
+static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
+  constexpr int kHalves = R > 2 ? 1 : 2;  // the sums of 3 rows and 32 columns would leave too few for the weights
+  const int step = fetch_step(ahead, kInt8StepBytes);
+  for (int c = 0; c < 2; c += kHalves) {
+    multiply_halves<R, kHalves>(w + 64 * c, x, groups, out + kLanes * c, {ahead.from + 64 * c, ahead.parts}, step);
   }
 }
 
@@ -207,24 +247,21 @@ struct FloatProduct {
   };
 };
 
-template <template <int> class Product>
+template <template <int> class Product, int kMostRows, int R = 1>
 static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
-  const uint8_t *w = (const uint8_t*)panel, *x = (const uint8_t*)block;
-  if (rows == 1) {
-    Product<1>::run(w, x, groups, sums, ahead);
-  } else if (rows == 2) {
-    Product<2>::run(w, x, groups, sums, ahead);
-  } else {
-    Product<3>::run(w, x, groups, sums, ahead);
+  if constexpr (R < kMostRows) {
+    if (rows > R) return multiply<Product, kMostRows, R + 1>(rows, panel, block, groups, sums, ahead);
   }
+  Product<R>::run((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
 }
 
 constexpr LinearTable kLinear = {
     {
-        {{kBlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product>, prepare_int8_values}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of>}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of>}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of>}},
+        {{kInt8BlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product, kInt8BlockRows>,
+          prepare_int8_values}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
+        {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
     },
     {56, 56, 14, 7},  // measured on Zen 4, as the next
     4,

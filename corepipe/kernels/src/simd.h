@@ -287,6 +287,11 @@ CP_INLINE float reduce_max_bits(i32x16 a) {
   int32_t bits;
 #if defined(__AVX512F__)
   bits = _mm512_reduce_max_epi32((__m512i)a.v[0]);
+#elif defined(__AVX2__)
+  const __m256i half = _mm256_max_epi32((__m256i)a.v[0], (__m256i)a.v[1]);
+  __m128i quad = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  quad = _mm_max_epi32(quad, _mm_shuffle_epi32(quad, 0x4e));
+  bits = _mm_cvtsi128_si32(_mm_max_epi32(quad, _mm_shuffle_epi32(quad, 0xb1)));
 #else
   int32_t lanes[kLanes];
   store(lanes, a);
