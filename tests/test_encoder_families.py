@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from corepipe.models.registry import load
 from corepipe.neuron.placement import Placement
-from tests.parity import encoder_cases
+from tests.parity import encoder_cases, formula
 from tests.parity.encode import Encoder
 from tests.parity.encoder_cases import EncoderCase
 from tests.parity.encoder_expected import BOUND, DATA, difference, load_expected
@@ -68,6 +69,23 @@ def test_a_pipeline_has_the_same_bits_and_ranks_nearly(name: str, fmt: str, tmp_
     )
     assert np.array_equal(whole, stages)
     assert np.abs(ranks - whole).max() <= (BOUND if fmt == "fp32" else NEAR) * np.ptp(whole)
+
+
+def spelled_as_of_old(name: str) -> str:
+    """As TensorFlow's checkpoints, and those of a model with a head, have it."""
+    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return f"bert.{old}"
+
+
+def test_checkpoints_with_old_names_are_read(tmp_path: Path) -> None:
+    """With a prefix, gamma and beta, and the numbers of positions as if they were weights."""
+    expected = load_expected("bert-base")
+    old: dict[str, np.ndarray] = {
+        spelled_as_of_old(name): formula.weight(name, shape) for name, shape in expected.shapes.items()
+    }
+    old["bert.embeddings.position_ids"] = np.arange(encoder_cases.POSITIONS, dtype=np.int64)[None]
+    save_file(old, expected.write(tmp_path) / "model.safetensors")
+    assert difference(CASES["bert-base"], expected, tmp_path, "native") <= BOUND
 
 
 def test_little_is_stored() -> None:

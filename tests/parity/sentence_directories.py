@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
@@ -19,6 +18,8 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
 from corepipe.models.tasks import Activation
+from tests.parity import formula
+from tests.parity.all_families import stored_shapes
 from tests.parity.encode import Encoder, Text
 from tests.parity.encoder_expected import BOUND
 from tests.parity.texts import make_texts
@@ -36,9 +37,10 @@ SIZES = {
 
 
 def base(folder: Path, tokenizer: AutoTokenizer, made: type, **changes: object) -> Path:
-    """A small model with a real tokenizer."""
-    torch.manual_seed(16)
-    made(BertConfig(vocab_size=len(tokenizer), **SIZES, **changes)).eval().save_pretrained(folder)
+    """A small model with a real tokenizer; its weights are wide enough that texts differ."""
+    made(BertConfig(vocab_size=len(tokenizer), **SIZES, **changes)).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    formula.write_safetensors(file, stored_shapes(file))
     tokenizer.save_pretrained(folder)
     return folder
 
