@@ -137,8 +137,8 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     instance = find_instance(config.instance)
     if config.lnc is not None:
         instance = instance.with_lnc(config.lnc)
-    if config.cores is not None:
-        instance = instance.with_part(config.first_core, config.cores)
+    if config.first_core or config.cores is not None:
+        instance = _part(config, instance)
     graph = graph_of(config, model, timed_task(config.task, model))
     if config.max_batch_delay and generates(graph):
         raise UserError(
@@ -154,6 +154,19 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
+
+
+def _part(config: EngineConfig, instance: Instance) -> Instance:
+    """The cores of it that are asked for.  Raises UserError where it has none such."""
+    left = instance.cores - config.first_core
+    count = left if config.cores is None else config.cores
+    if not 0 < count <= left:
+        raise UserError(
+            f"first_core {config.first_core}, cores {config.cores}: {instance.name} has {instance.cores} "
+            "NeuronCores, counted from 0",
+            "cores",
+        )
+    return instance.with_part(config.first_core, count)
 
 
 def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limits:

@@ -80,6 +80,17 @@ def test_a_model_that_is_wrong_in_itself_is_named() -> None:
         divided([tenancy("a"), tenancy("b", max_model_len=100_000)])
 
 
+@pytest.mark.parametrize("asked", [{"first_core": 12}, {"first_core": 8, "cores": 5}, {"cores": 13}])
+def test_cores_that_the_instance_has_not_are_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"inf2\.24xlarge has 12 NeuronCores, counted from 0"):
+        plan_device(tenancy("a", **asked).config, TINY_MODEL)
+
+
+def test_a_part_goes_to_the_end_where_nothing_else_is_said() -> None:
+    found = plan_device(tenancy("a", first_core=9, mode="throughput").config, TINY_MODEL)
+    assert found.describe()["neuroncore_ids"] == [9, 10, 11]
+
+
 def test_memory_of_a_bank_is_shared_by_its_cores() -> None:
     """The four cores of inf1's chip have one bank: a part has as much of it as of the cores."""
     machine = instance("inf1.xlarge")
