@@ -34,7 +34,7 @@ class Tools:
     spelling: tells what the model can write.
     """
 
-    def __init__(self, offer: Offer, spelling: Callable[[], Spelling]) -> None:
+    def __init__(self, offer: Offer, spelling: Callable[[], Spelling] = Spelling) -> None:
         self.offer = offer
         self._spelling = spelling
 
