@@ -94,7 +94,7 @@ def _taken(model: Tenancy, part: EngineConfig) -> int:
     except UserError as error:
         if error.param != "instance":
             raise UserError(f"{model.name}: {error.message}", error.param) from error
-        where = f"the {part.cores} NeuronCores of {part.instance} that the other models leave"
+        where = f"what the other models leave of {part.instance} (NeuronCores: {part.cores})"
         raise _DoesNotFitError(f"--also: {model.name} does not fit {where}") from error
 
 

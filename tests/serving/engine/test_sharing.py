@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,36 @@ def test_too_few_cores_are_told_with_the_instance_that_has_them() -> None:
         for one in INSTANCES
         if one.cores >= 3 and one.price_per_hour and not one.hypothetical
     )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_model_too_large_for_its_part_is_told_with_the_instance_that_holds_both(
+    order: tuple[int, int],
+) -> None:
+    config = EngineConfig(model="large", format="bf16", instance="inf2.xlarge")
+    large = Tenancy("large", config, architecture("llama-3.1-8b"))
+    both = [(tenancy("a", instance="inf2.xlarge"), large)[at] for at in order]
+    with pytest.raises(
+        UserError, match=r"large does not fit what the other models leave of inf2\.xlarge"
+    ) as caught:
+        divided(both)
+    _, _, name = caught.value.message.rpartition("use --instance ")
+    moved = [replace(one, config=one.config.model_copy(update={"instance": name})) for one in both]
+    taken = [
+        plan_device(part, one.timed).describe()["neuroncore_ids"]
+        for part, one in zip(divided(moved), moved, strict=True)
+    ]
+    assert not {*taken[0]} & {*taken[1]}  # type: ignore[misc]
+    assert not plan_fits(large.config)
+
+
+def plan_fits(config: EngineConfig) -> bool:
+    """Whether one core is enough."""
+    try:
+        plan_device(config.model_copy(update={"cores": 1}), architecture("llama-3.1-8b"))
+    except UserError:
+        return False
+    return True
 
 
 def test_what_no_instance_holds_is_told() -> None:
