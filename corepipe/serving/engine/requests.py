@@ -56,9 +56,10 @@ def to_request(
     _check_task(submit, task)
     _check_prompt(submit.prompt, vocab_size, max_model_len, answered=task == GENERATE)
     _check_generated(submit, vocab_size, max_model_len)
-    _check_sampling(submit.sampling, vocab_size)
-    _check_bad_words(submit.bad_words, vocab_size)
-    allowed = submit.sampling.allowed_token_ids
+    allowed = submit.sampling.allowed_token_ids if submit.max_tokens else None
+    if submit.max_tokens:  # otherwise nothing is drawn
+        _check_sampling(submit.sampling, vocab_size)
+        _check_bad_words(submit.bad_words, vocab_size)
     request = SampledRequest(
         id=submit.id,
         prompt=submit.prompt,
