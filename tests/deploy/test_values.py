@@ -39,6 +39,7 @@ from tests.deploy.charts import (
 )
 
 SETTINGS = {
+    "task": ("embed", "task"),
     "verify": (True, "verify"),
     "trustRequestChatTemplate": (True, "trust_request_chat_template"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
@@ -59,6 +60,7 @@ SETTINGS = {
     "batching.maxModelLen": (512, "max_model_len"),
     "batching.maxNumSeqs": (16, "max_num_seqs"),
     "batching.maxNumBatchedTokens": (64, "max_num_batched_tokens"),
+    "batching.maxBatchDelay": (0.5, "max_batch_delay"),
     "batching.blockSize": (64, "block_size"),
     "batching.numBlocks": (100, "num_blocks"),
     "batching.kvCacheMemoryBytes": (2_000_000_000, "kv_cache_bytes"),

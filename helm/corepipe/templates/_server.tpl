@@ -27,6 +27,7 @@
 {{- with .Values }}
 {{- include "corepipe.flag" (list "host" .bindAddress) }}
 {{- include "corepipe.flag" (list "port" 8000) }}
+{{- include "corepipe.flag" (list "task" .task) }}
 {{- if .verify }}
 - --verify
 {{- end }}
@@ -72,6 +73,7 @@
 {{- include "corepipe.flag" (list "max-model-len" .maxModelLen) }}
 {{- include "corepipe.flag" (list "max-num-seqs" .maxNumSeqs) }}
 {{- include "corepipe.flag" (list "max-num-batched-tokens" .maxNumBatchedTokens) }}
+{{- include "corepipe.flag" (list "max-batch-delay" .maxBatchDelay) }}
 {{- include "corepipe.flag" (list "block-size" .blockSize) }}
 {{- include "corepipe.flag" (list "num-blocks" .numBlocks) }}
 {{- include "corepipe.flag" (list "kv-cache-memory-bytes" .kvCacheMemoryBytes) }}
