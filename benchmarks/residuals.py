@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +22,7 @@ from rich.console import Console
 from corepipe.cli.common import results
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
 from corepipe.neuron.constants import Constants, parse, provenance
-from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, as_rows, scored
+from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -29,6 +31,7 @@ from corepipe.planning.calibration.decisions import decisions
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.residuals import Measured, left_out, measured, residuals
 from corepipe.planning.calibration.rows import Raw, text
+from corepipe.planning.calibration.widths import choose, choose_nested
 
 CHECKED = (
     "instance", "model", "task", "dtype", "parallelism", "batch_size", "input_len", "output_len", "metric",
@@ -47,10 +50,20 @@ def main() -> None:
     cases = Cases()
     known = tuple(completed(rows.read(given.rows).rows))
     found = measured(known, left_out(cases, folds()))
-    errors = scored(residuals(found))
-    report(results(), found, errors)
+    errors = residuals(found)
+    chosen = Chosen(choose(errors), choose_nested(errors))
+    errors = scored(errors, chosen.widths)
+    report(results(), found, errors, chosen)
     if not given.print:
-        FILE.write_text(_lines(record(given.rows, found, errors, cases)))
+        FILE.write_text(_lines(record(given.rows, found, errors, chosen, cases)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is chosen of intervals: on all families, and by family on all others."""
+
+    widths: Widths
+    folds: dict[str, Widths]
 
 
 def folds() -> dict[str, dict[str, Constants]]:
@@ -61,23 +74,26 @@ def folds() -> dict[str, dict[str, Constants]]:
     }
 
 
-def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual]) -> None:
+def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen) -> None:
     """Coverage, widths and decisions, by the intervals of other families alone."""
-    held = nested(errors)
+    held = nested(errors, chosen.folds)
+    console.print(f"chosen: {chosen.widths}; without a family: {Counter(chosen.folds.values())}")
     show_coverage(console, coverage(held), LEVEL)
     show_steps(console, by_steps(held))
     show_decisions(console, decisions(found, held))
 
 
 def record(
-    path: Path, found: Sequence[Measured], errors: Sequence[Residual], cases: Cases
+    path: Path, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen, cases: Cases
 ) -> dict[str, object]:
     """What is written: the errors, how well they held, and figures to find out later whether the cost model
     still says the same."""
-    held = nested(errors)
+    held = nested(errors, chosen.folds)
     return {
         "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "level": LEVEL,
+        "widths": asdict(chosen.widths),
+        "fold_widths": {family: astuple(widths) for family, widths in chosen.folds.items()},
         "coverage": [one.as_json() for one in coverage(held)],
         "decisions": decisions(found, held).as_json(),
         "checks": checks(found, cases),

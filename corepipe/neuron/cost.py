@@ -24,6 +24,7 @@ from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
+from corepipe.neuron.scales import Scales, Site
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import (
     Bottleneck,
@@ -97,7 +98,7 @@ class CostModel:
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
-        self._scales = (profile.prompt_scale, profile.decode_scale)
+        self._scales = profile.scales
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -106,11 +107,11 @@ class CostModel:
         other._use(constants)
         return other
 
-    def with_scales(self, prompt: float, decode: float) -> CostModel:
-        """The same whose steps with prompts, and others, take so many times as long, copies included."""
+    def with_scales(self, scales: Scales) -> CostModel:
+        """The same whose steps take so many times as long, copies included."""
         other = copy(self)
-        other._scales, other._graphs = (prompt, decode), {}
-        other.lone = other if self.lone is self else self.lone.with_scales(prompt, decode)
+        other._scales, other._graphs = scales, {}
+        other.lone = other if self.lone is self else self.lone.with_scales(scales)
         return other
 
     def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
@@ -143,10 +144,24 @@ class CostModel:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
         return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
 
+    def site(self, shape: StepShape) -> Site:
+        """Where a step stands among those that a fit has measured."""
+        return self._site(self.padded(shape))
+
+    def _site(self, padded: StepShape) -> Site:
+        version = self.instance.chip.core.version
+        return Site(padded.decodes, version, self.instance.name, max(1, padded.rows))
+
+    def _scale(self, padded: StepShape) -> float:
+        """What a step takes beside what its Ops do."""
+        if not self._scales.learnt:
+            return self._scales.flat(padded.decodes)
+        return self._scales.of(self._site(padded))
+
     def seconds(self, core: int, shape: StepShape) -> float:
         """Time of a step on core `core` of the replica, without the transfer from the stage before."""
         padded = self.padded(shape)
-        return self._tables[core].seconds(padded) * self._scales[padded.decodes]
+        return self._tables[core].seconds(padded) * self._scale(padded)
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Time of a step on each stage: that of its slowest core."""
@@ -158,12 +173,14 @@ class CostModel:
         return self._graphs[padded]
 
     def _stage_seconds(self, shape: StepShape) -> list[float]:
+        """Of a step that is padded."""
+        scale = self._scale(shape)
         known: dict[Table, float] = {}
         for tables in self._distinct:
             for table in tables:
                 if table not in known:
                     known[table] = table.seconds(shape)
-        return [self._scales[shape.decodes] * max(known[t] for t in tables) for tables in self._distinct]
+        return [scale * max(known[t] for t in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
@@ -175,7 +192,7 @@ class CostModel:
                 if table not in known:
                     known[table] = table.decode_seconds(running, contexts)
         slowest = (np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct)
-        return self._scales[True] * np.stack(list(slowest))
+        return self._scale(StepShape.decode(running, 1)) * np.stack(list(slowest))
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
@@ -201,7 +218,7 @@ class CostModel:
         if self._source and shape.decodes:
             elements += self.padded(shape).sequences * self._longest * self._source
         size = elements * self._programs[0].format.compute.bytes
-        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
+        return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
     def output_seconds(self, shape: StepShape) -> float:
         """Time to copy to the host what a model returns that is run once over its input: the first output,
@@ -210,7 +227,7 @@ class CostModel:
         returned = [output.value for output in self._outputs if output.kind is kind]
         elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
         size = elements * self._programs[-1].format.compute.bytes
-        return self._scales[shape.decodes] * size / HOST_LINK_BYTES_PER_SECOND
+        return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
     def result_seconds(self, shape: StepShape) -> float:
         """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
@@ -233,7 +250,7 @@ class CostModel:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
         firsts = self._tables[:: self.tensor]
-        scale = self._scales[padded.decodes]
+        scale = self._scale(padded)
         known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}
         return [known[table] for table in firsts]
 

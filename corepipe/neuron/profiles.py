@@ -16,6 +16,8 @@ from types import MappingProxyType
 from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants, as_json, parse, shipped
 from corepipe.neuron.native_plugin import DEFAULT_CHUNK, KvBudget
+from corepipe.neuron.scales import UNSCALED, Scales
+from corepipe.neuron.scales import parse as parse_scales
 
 SMALLEST_BUCKET = 128
 """Of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
@@ -118,9 +120,9 @@ class RuntimeProfile:
     beams: sequences that an encoder-decoder generates for each one.  sends_source: with each step the host
     sends the encoder's result for each beam.
     constants: by generation of cores, instead of the shipped ones.
-    prompt_scale, decode_scale: what steps with prompts, and others, of the model that a fit measured take
-    beside what is predicted.  refines: the profile that it was before
-    a fit.  narrowed: by kind of figure, the share of its interval's width that a fit leaves.
+    scales: what steps of the model that a fit measured take beside what is predicted.  refines: the profile
+    that it was before a fit.  narrowed: by kind of figure, the share of its interval's width that a fit
+    leaves.
     """
 
     name: str
@@ -144,8 +146,7 @@ class RuntimeProfile:
     beams: int = 1
     sends_source: bool = False
     constants: tuple[tuple[str, Constants], ...] = ()
-    prompt_scale: float = 1.0
-    decode_scale: float = 1.0
+    scales: Scales = UNSCALED
     refines: str = ""
     narrowed: tuple[tuple[str, float], ...] = ()
 
@@ -331,31 +332,16 @@ def _read(path: Path) -> RuntimeProfile:
     constants = tuple((str(version), parse(v)) for version, v in sorted(values["constants"].items()))
     if unknown := {version for version, _ in constants} - set(shipped()):
         raise ValueError(f"unknown generation of cores {', '.join(sorted(unknown))}")
-    base, scales = PROFILES[values["base"]], values.get("scales", {})
+    base = PROFILES[values["base"]]
     return replace(
         base,
         name=str(values["name"]),
         source=str(values["source"]),
         constants=constants,
-        prompt_scale=_scale(scales.get("prompt", 1.0)),
-        decode_scale=_scale(scales.get("decode", 1.0)),
+        scales=parse_scales(values.get("scales", {})),
         refines=base.name,
         narrowed=tuple((str(kind), _share(share)) for kind, share in values.get("narrowed", {}).items()),
     )
-
-
-MOST_SCALE = 10.0
-"""Beyond it, either way, a fit did not measure what was predicted."""
-
-
-def _scale(value: object) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 1 / MOST_SCALE <= value <= MOST_SCALE
-    ):
-        raise ValueError(f"a scale must be between {1 / MOST_SCALE:g} and {MOST_SCALE:g}, not {value!r:.40}")
-    return float(value)
 
 
 def _share(value: object) -> float:
@@ -372,7 +358,7 @@ def as_text(profile: RuntimeProfile, base: str, about: Mapping[str, object]) -> 
         "base": base,
         "source": profile.source,
         "constants": constants,
-        "scales": {"prompt": profile.prompt_scale, "decode": profile.decode_scale},
+        "scales": profile.scales.as_json(),
         "narrowed": dict(profile.narrowed),
         "fit": about,
     }

@@ -2,9 +2,9 @@
 
 `residuals.json` has the errors of published measurements, each family of models predicted with constants
 that were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
-errors of figures of its kind.  It grows by GROWTH with each step by which a case lies outside of what was
-measured: another instance, generation, software stack or kind of model; each doubling beyond the longest
-sequence and the most tensor ranks.
+errors of figures of its kind.  It grows with each step by which a case lies outside of what was measured:
+another instance, generation, software stack or kind of model; each doubling beyond the longest sequence and
+the most tensor ranks.
 
 Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  A rate's is the other
 way round.
@@ -32,27 +32,32 @@ FILE = Path(__file__).with_name("residuals.json")
 LEVEL = 0.9
 """Of an interval, unless another is asked for."""
 
-GROWTH = 1.45
-"""An interval's width grows by so much (on a logarithm) with each step away from what was measured."""
-
 LEAST_SCALE = 0.02
 """Of an error: repeats of a measurement are no nearer to one another."""
 
-OWN_FAMILIES = 2.0
-"""A stack's own errors count as much as all stacks' together when they are of so many families of models.
-This, OTHERS and GROWTH were chosen so that left-out runs lie in their intervals as often as they should."""
-
 FAR = log(5.0)
 """Errors beyond it count as this for the size of others: such rows are mistaken about what was measured."""
-
-OTHERS = 80.0
-"""How many of its own errors the shape of all kinds' errors counts as, for a kind with few."""
 
 SEEN = 3
 """Runs from which on an instance, a stack or a kind of model counts as measured."""
 
 GUESSED = ", guessed"
 """Behind the profile of a case of which not all is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What is chosen of intervals (planning/calibration/widths.py).
+
+    growth: times that a width grows (on a logarithm) with each step away from what was measured.
+    own_families: a stack's own errors count as much as all stacks' together when they are of so many families
+    of models.  others: how many of its own errors the shape of all kinds' errors counts as, for a kind with
+    few.
+    """
+
+    growth: float
+    own_families: float
+    others: float
 
 
 class Figure(StrEnum):
@@ -196,10 +201,9 @@ class _Kind:
             own[one.point.profile, one.point.tail].append(one)
         self._own = {key: _size(group) for key, group in own.items()}
 
-    def spread(self, point: Point) -> float:
-        """Of errors at a point, were it among those that were measured."""
-        size, families = self._own.get((point.profile, point.tail), (0.0, 0))
-        return (families * size + OWN_FAMILIES * self.scale) / (families + OWN_FAMILIES)
+    def own(self, point: Point) -> tuple[float, int]:
+        """Mean size of the errors of a point's stack, and of how many families they are."""
+        return self._own.get((point.profile, point.tail), (0.0, 0))
 
     def steps(self, point: Point) -> float:
         """How far a point lies outside of what was measured."""
@@ -224,6 +228,23 @@ def _size(residuals: Sequence[Residual]) -> tuple[float, int]:
     return max(LEAST_SCALE, sum(errors) / len(errors)), len({one.family for one in residuals})
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large errors were at a point: on its stack, of so many families; of all of its kind; and how many
+    steps away the point is from them."""
+
+    own: float
+    families: int
+    kind: float
+    steps: float
+
+    def with_widths(self, widths: Widths) -> float:
+        """The size of an error there."""
+        families, drawn = self.families, widths.own_families
+        near = (families * self.own + drawn * self.kind) / (families + drawn)
+        return near * float(widths.growth**self.steps)
+
+
 class Spread:
     """How large errors are, at any point, by those of some families.  Raises ValueError for none."""
 
@@ -234,20 +255,19 @@ class Spread:
         self._kinds = {kind: _Kind(group) for kind, group in kinds.items()}
         self._all = _Kind(residuals)
 
-    def at(self, point: Point) -> float:
-        """The size of an error there."""
+    def at(self, point: Point) -> Sizes:
+        """Of errors there."""
         known = self._kinds.get(point.kind)
         if known is None:  # no figure of its kind was ever measured
-            return self._all.scale * float(GROWTH ** (1 + self._all.steps(point)))
-        return known.spread(point) * float(GROWTH ** known.steps(point))
+            return Sizes(0.0, 0, self._all.scale, 1 + self._all.steps(point))
+        return Sizes(*known.own(point), known.scale, known.steps(point))
 
-    def about(self, point: Point) -> tuple[float, int]:
-        """How many steps it is away from what was measured of its kind, and how many runs that is."""
-        known = self._kinds.get(point.kind)
-        return (1 + self._all.steps(point), 0) if known is None else (known.steps(point), known.runs)
+    def runs(self, kind: str) -> int:
+        """That were measured of a kind."""
+        return self._kinds[kind].runs if kind in self._kinds else 0
 
 
-def scored(residuals: Sequence[Residual]) -> list[Residual]:
+def scored(residuals: Sequence[Residual], widths: Widths) -> list[Residual]:
     """With the score of each: its error by the spread of the other families' errors."""
     found = []
     for family in dict.fromkeys(one.family for one in residuals):
@@ -258,7 +278,7 @@ def scored(residuals: Sequence[Residual]) -> list[Residual]:
         found += [
             Residual(
                 one.point, one.family, one.run, one.error, one.predicted, one.unit,
-                one.error / spread.at(one.point),
+                one.error / spread.at(one.point).with_widths(widths),
             )
             for one in residuals
             if one.family == family
@@ -269,8 +289,8 @@ def scored(residuals: Sequence[Residual]) -> list[Residual]:
 class Uncertainty:
     """Intervals from residuals that have their scores.  Raises ValueError for none."""
 
-    def __init__(self, residuals: Sequence[Residual]) -> None:
-        self.residuals = residuals
+    def __init__(self, residuals: Sequence[Residual], widths: Widths) -> None:
+        self.residuals, self.widths = residuals, widths
         self._spread = Spread(residuals)
         self._scores = sorted(((abs(one.score), one.point.kind) for one in residuals), reverse=True)
         self._quantile = cache(self._find_quantile)
@@ -281,22 +301,31 @@ class Uncertainty:
 
         narrowed: the share of its width that is left where such figures of this very model were measured.
         """
-        reach = self._spread.at(point) * self._quantile(point.kind, level) * narrowed
-        steps, runs = self._spread.about(point)
-        return Interval(exp(-reach), exp(reach), steps, runs, level)
+        sizes = self._spread.at(point)
+        reach = sizes.with_widths(self.widths) * self._quantile(point.kind, level) * narrowed
+        return Interval(exp(-reach), exp(reach), sizes.steps, self._spread.runs(point.kind), level)
 
     def _find_quantile(self, kind: str, level: float) -> float:
-        """The size of scores that no more of a kind exceed than the level leaves."""
-        own = sum(found == kind for _, found in self._scores)
-        other = OTHERS / max(1, len(self._scores) - own)
-        room = (1 - level) * (1 + own + min(OTHERS, len(self._scores) - own))
-        reached = self._scores[0][0]
-        for score, found in self._scores:
-            room -= 1.0 if found == kind else other
-            if room < 0:
-                break
-            reached = score
-        return reached
+        own = [found == kind for _, found in self._scores]
+        return exceeded([score for score, _ in self._scores], own, self.widths.others, level)
+
+
+def exceeded(scores: Sequence[float], own: Sequence[bool], others: float, level: float) -> float:
+    """The size of scores that no more of a kind exceed than the level leaves.
+
+    scores: of all kinds, the largest first; own: which are the kind's; others: how many of these all the
+    others count as.
+    """
+    borrowed = len(scores) - sum(own)
+    other = others / max(1, borrowed)
+    room = (1 - level) * (1 + sum(own) + min(others, borrowed))
+    reached = scores[0]
+    for score, mine in zip(scores, own, strict=True):
+        room -= 1.0 if mine else other
+        if room < 0:
+            break
+        reached = score
+    return reached
 
 
 def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Interval:
@@ -331,7 +360,13 @@ def record() -> dict[str, Any]:
     return found
 
 
+def fold_widths() -> dict[str, Widths]:
+    """By family of models, what the others alone chose of intervals."""
+    return {family: Widths(*values) for family, values in record()["fold_widths"].items()}
+
+
 @cache
 def shipped_uncertainty() -> Uncertainty:
     """That of the constants and rules that come with corepipe."""
-    return Uncertainty(from_rows(record()["residuals"]))
+    found = record()
+    return Uncertainty(from_rows(found["residuals"]), Widths(**found["widths"]))

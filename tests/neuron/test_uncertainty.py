@@ -20,6 +20,7 @@ from corepipe.neuron.uncertainty import (
     Uncertainty,
     architecture_of,
     as_rows,
+    fold_widths,
     from_rows,
     interval,
     kind_of,
@@ -37,7 +38,7 @@ KNOWN = shipped_uncertainty()
 
 @pytest.fixture(scope="module")
 def held():
-    return nested(KNOWN.residuals)
+    return nested(KNOWN.residuals, fold_widths())
 
 
 def test_left_out_runs_lie_in_their_intervals_as_often_as_is_said(held) -> None:
@@ -104,8 +105,12 @@ def test_a_left_out_family_does_not_shape_its_own_interval() -> None:
     family = KNOWN.residuals[0].family
     wild = [replace(one, error=one.error * 5) if one.family == family else one for one in KNOWN.residuals]
     before, after = (
-        {one.residual.run: one.interval for one in nested(some) if one.residual.family == family}
-        for some in (KNOWN.residuals, scored(wild))
+        {
+            one.residual.run: one.interval
+            for one in nested(some, fold_widths())
+            if one.residual.family == family
+        }
+        for some in (KNOWN.residuals, scored(wild, KNOWN.widths))
     )
     assert before == after
 
@@ -115,7 +120,7 @@ def test_few_errors_borrow_the_shape_of_all() -> None:
         Residual(NEAR, f"family {i % 7}", str(i), (-1) ** i * 0.01 * (i % 20), 1.0, "s") for i in range(200)
     ]
     one = Residual(replace(NEAR, kind="first token"), "family 8", "x", 0.3, 1.0, "s")
-    found = Uncertainty(scored([*many, one])).interval(one.point)
+    found = Uncertainty(scored([*many, one], KNOWN.widths), KNOWN.widths).interval(one.point)
     assert 1.2 < found.high < 20
     assert found.measured == 1
 

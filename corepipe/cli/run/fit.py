@@ -13,6 +13,7 @@ from corepipe.cli.common import check_writable, errors, progress_bar, results, w
 from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
 from corepipe.neuron.profiles import PROFILES, RuntimeProfile, as_text
+from corepipe.neuron.scales import Scales
 from corepipe.neuron.uncertainty import interval
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -101,14 +102,12 @@ def _usable(rows: Sequence[Raw], cases: Cases) -> list[Measured]:
 
 
 def _profile(name: str, base: str, rows: Sequence[Raw], found: Refined) -> RuntimeProfile:
-    prompt, decode = found.scales
     return replace(
         PROFILES[base],
         name=name,
         source=f"corepipe fit: {len(rows)} rows",
         constants=tuple(sorted(found.constants.items())),
-        prompt_scale=prompt,
-        decode_scale=decode,
+        scales=found.scales,
         refines=base,
     )
 
@@ -132,10 +131,19 @@ def _show(before: Sequence[Measured], found: Refined, refined: RuntimeProfile, c
             between(new.around(other.predicted, rate=rate)),
         )
     results().print(table)
-    prompt, decode = found.scales
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in refined.narrowed)
+    learnt = "; ".join(filter(None, (_learnt(found.scales, decodes) for decodes in (False, True))))
     results().print(
-        f"prompts take {prompt:.2f} times as long as predicted before, other steps {decode:.2f} times; "
-        f"left of the intervals' widths: {shares}",
+        f"{learnt or 'steps take as long as predicted'}; left of the intervals' widths: {shares}",
         markup=False,
     )
+
+
+def _learnt(scales: Scales, decodes: bool) -> str:
+    """What steps of one kind take beside what was predicted, at those that were measured."""
+    found = [scales.of(site) for site, _ in scales.learnt if site.decodes is decodes]
+    if not found:
+        return ""
+    least, most = (f"{value:.2f}" for value in (min(found), max(found)))
+    times = least if least == most else f"{least} to {most}"
+    return f"{'other steps' if decodes else 'prompts'} take {times} times as long as predicted before"

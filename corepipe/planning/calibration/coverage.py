@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb, exp, log
 
-from corepipe.neuron.uncertainty import LEVEL, Interval, Residual, Uncertainty, scored
+from corepipe.neuron.uncertainty import LEVEL, Interval, Residual, Uncertainty, Widths, scored
 
 ALL = "all"
 TAILS = ", tails"
@@ -48,14 +48,17 @@ class Coverage:
         return asdict(self)
 
 
-def nested(residuals: Sequence[Residual], level: float = LEVEL) -> list[Covered]:
-    """Every run with the interval that other families alone give: neither its constants, nor its errors."""
+def nested(
+    residuals: Sequence[Residual], widths: Mapping[str, Widths], level: float = LEVEL
+) -> list[Covered]:
+    """Every run with the interval that other families alone give: neither its constants, nor its errors, nor
+    what is chosen of intervals (`widths`, by the family that is left out) knows of its family."""
     found = []
     for family in dict.fromkeys(one.family for one in residuals):
-        rest = scored([one for one in residuals if one.family != family])
+        rest = scored([one for one in residuals if one.family != family], widths[family])
         if not rest:
             continue
-        known = Uncertainty(rest)
+        known = Uncertainty(rest, widths[family])
         here = (one for one in residuals if one.family == family)
         found += [Covered(one, known.interval(one.point, level)) for one in here]
     return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from corepipe.errors import UserError
 from corepipe.neuron.constants import Constants
 from corepipe.neuron.cost import CostModel
+from corepipe.neuron.scales import Scales
 from corepipe.neuron.step import StepShape
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
@@ -80,14 +81,14 @@ class Predictor:
     """Predicts rows with one set of constants.
 
     constants: by generation of cores, instead of the profiles'.  cases may be shared between predictors,
-    which then compile everything once.  scales: of steps with prompts and of others, likewise.
+    which then compile everything once.  scales: of a model's own steps, likewise.
     """
 
     def __init__(
         self,
         constants: Mapping[str, Constants] | None = None,
         cases: Cases | None = None,
-        scales: tuple[float, float] | None = None,
+        scales: Scales | None = None,
     ) -> None:
         self._scales = scales
         self._cases = cases or Cases()
@@ -138,7 +139,7 @@ class Predictor:
 
     def _cost(self, case: Case) -> CostModel:
         cost = self._cases.cost(case, self._constants)
-        return cost if self._scales is None else cost.with_scales(*self._scales)
+        return cost if self._scales is None else cost.with_scales(self._scales)
 
     def _generate(self, case: Case) -> Generation:
         """A whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
@@ -174,10 +175,26 @@ def whole_batch(case: Case) -> StepShape:
     return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
 
 
+def typical_steps(case: Case) -> tuple[StepShape, ...]:
+    """The steps that a case's figures are of: a whole batch of a model that is run once; else its prompts,
+    and a step of its whole batch that follows."""
+    if case.encodes or not case.outputs:
+        return (whole_batch(case),)
+    if case.translates:
+        return _sources(case), StepShape.decode(case.batch, 1)
+    together, chunk = _prompts(case)
+    return StepShape.of([(0, chunk)] * together, together), StepShape.decode(case.batch, case.inputs)
+
+
+def _prompts(case: Case) -> tuple[int, int]:
+    """How many prompts run in one step, and how many of their tokens at most."""
+    together = case.batch if case.profile.batched_prefill else 1
+    return together, min(case.inputs, case.profile.chunk or case.inputs)
+
+
 def _prefill(cost: CostModel, case: Case) -> float:
     """Seconds until every prompt of the batch has its first token."""
-    together = case.batch if case.profile.batched_prefill else 1
-    chunk = case.profile.chunk or case.inputs
+    together, chunk = _prompts(case)
     one = 0.0
     for start in range(0, case.inputs, chunk):
         count = min(chunk, case.inputs - start)
@@ -186,14 +203,17 @@ def _prefill(cost: CostModel, case: Case) -> float:
     return one * (case.batch // together)
 
 
-def _encoder(cost: CostModel, case: Case) -> float:
-    """Seconds until a batch's sources are read, each padded to the length that graphs are compiled for, and
-    the first token is made of them."""
+def _sources(case: Case) -> StepShape:
+    """A batch of sources, each padded to the length that graphs are compiled for."""
     longest = case.profile.decode_buckets.pad(case.inputs, case.longest)
     tokens = case.batch * longest
-    shape = StepShape((0, 0, tokens), case.batch, tokens, tokens * longest)
+    return StepShape((0, 0, tokens), case.batch, tokens, tokens * longest)
+
+
+def _encoder(cost: CostModel, case: Case) -> float:
+    """Seconds until a batch's sources are read and the first token is made of them."""
     first = StepShape.decode(case.batch, 1)
-    steps = (cost.latency(one) + cost.sampling_seconds(one) for one in (shape, first))
+    steps = (cost.latency(one) + cost.sampling_seconds(one) for one in (_sources(case), first))
     return 2 * case.profile.host_seconds + cost.input_seconds(first) + sum(steps)
 
 

@@ -1,31 +1,25 @@
-"""Few rows of one model, on top of all that is known: the constants hardly move, its own scales do.
+"""Few rows of one model, on top of all that is known: the constants hardly move, its own steps do.
 
-The most probable constants and scales (maximum a posteriori), on their logarithms.  Priors: the shipped
-constants, as they are the device's and rows of all families agree on them; and for the model's own steps with
-prompts, and its others, no difference from what is predicted, with the spread that families show.
+The expected constants and scales given the rows, on their logarithms, where errors are as Student's t says:
+a few rows may be mistaken, and the others then count.  Priors: the shipped constants, as they are the
+device's and rows of all families agree on them; and of the model's own steps no difference from what is
+predicted, with the spread and the likeness of neuron/scales.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from corepipe.neuron.constants import Constants, fitted, shipped
+from corepipe.neuron.scales import UNSCALED, Scales, Site
 from corepipe.neuron.uncertainty import Residual, shipped_uncertainty
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import (
-    BOUNDS,
-    F64,
-    SOFT,
-    constants_from,
-    least_squares,
-    log_error,
-    version,
-)
-from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.fit import BOUNDS, F64, log_error, version
+from corepipe.planning.calibration.predict import Asked, Predictor, typical_steps
 from corepipe.planning.calibration.residuals import PredictorOf, is_rate, measured, run
 from corepipe.planning.calibration.rows import Raw, text
 from corepipe.planning.calibration.score import resolution
@@ -33,80 +27,150 @@ from corepipe.planning.calibration.score import resolution
 CONSTANT_SPREAD = 0.05
 """Standard deviation of a constant's logarithm: as from fold to fold."""
 
-SCALE_SPREAD = 0.3
-"""Of a model's own scales: families are off by as much where they are off."""
+NOISE = 0.03
+"""Of a row: what repeats of a measurement differ by."""
 
-MOST_SCALE = 3.0
+TAILS = 2.5
+"""Degrees of freedom of the rows' errors."""
 
-ENOUGH = 0.01
-"""A step that gains less than this share ends the search: the next one would cost as many simulations."""
+ROUNDS, WEIGHINGS = 2, 8
+"""Times that slopes are taken; and for each, that rows are weighed by what is left of them."""
 
-PULL = (SOFT / CONSTANT_SPREAD) ** 2
-SCALE_PULL = (SOFT / SCALE_SPREAD) ** 2
-"""A row that is off by SOFT weighs as a standard deviation."""
+MOVED = 1e-3
+"""Of a logarithm, for slopes."""
+
+Name = tuple[str, str]
+"""A generation of cores and one of its constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """Constants by generation, scales of steps with prompts and of others, and rows of each generation."""
+    """Constants by generation, scales of the model's steps, and rows of each generation."""
 
     constants: Mapping[str, Constants]
-    scales: tuple[float, float]
+    scales: Scales
     rows: Mapping[str, int]
 
     def predictor(self, cases: Cases) -> Predictor:
         return Predictor(self.constants, cases, self.scales)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that is fitted to: its figure, the source's rounding, and its steps with prompts and others."""
+
+    asked: Asked
+    value: float
+    slack: float
+    rate: bool
+    sites: tuple[Site, ...]
+
+    def error(self, time: float) -> float:
+        """log(measured / predicted) of its time, of which `time` is log(predicted); 0 within the source's
+        rounding."""
+        error = log_error(float(np.exp(-time if self.rate else time)), self.value, self.slack)
+        return error if self.rate else -error
+
+
 def refine(rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants] | None = None) -> Refined:
-    """What suits the rows and the priors best; `start`: the prior's constants, else the shipped ones.
+    """What the rows and the priors make likely; `start`: the prior's constants, else the shipped ones.
 
     Of generations that were measured under load alone the constants stay: such rows tell no two apart.
     """
     begin = dict(start or shipped())
-    counted = Counter(version(row) for row in rows)
-    asked = [Predictor(begin, cases).ask(row) for row in rows]
-    alone = {version(row) for row, one in zip(rows, asked, strict=True) if one.load is None}
+    known = [_row(row, cases, Predictor(begin, cases)) for row in rows]
+    alone = {version(row) for row, one in zip(rows, known, strict=True) if one.asked.load is None}
     names = [(generation, name) for generation in sorted(alone) for name in fitted(begin[generation])]
-    values = [(float(text(row, "value")), resolution(row) / 2) for row in rows]
-    weights = np.array([1 / np.sqrt(n) for n in _shared(rows)])
-    origin, low, high = _space(begin, names)
-    pulls = np.sqrt(np.array([PULL] * len(names) + [SCALE_PULL] * 2))
-
-    def residuals(x: F64) -> F64:
-        refined = _refined(begin, names, x, counted)
-        predictor = refined.predictor(cases)
-        known = {one: predictor.answer(one) for one in set(asked)}
-        errors = [log_error(known[one], *value) for one, value in zip(asked, values, strict=True)]
-        return np.concatenate([np.array(errors) * weights, pulls * (x - origin)])
-
-    return _refined(begin, names, least_squares(residuals, origin, low, high, ENOUGH), counted)
+    found = Refined(begin, UNSCALED, dict(Counter(version(row) for row in rows)))
+    for _ in range(ROUNDS):
+        found = _step(begin, found, names, known, cases)
+    return found
 
 
-def _shared(rows: Sequence[Raw]) -> list[int]:
-    """Of each row, how many of its run are of the same side: times and rates say the same again."""
-    runs = Counter((run(row), is_rate(row)) for row in rows)
-    return [runs[run(row), is_rate(row)] for row in rows]
+def _row(row: Raw, cases: Cases, predictor: Predictor) -> _Row:
+    asked = predictor.ask(row)
+    cost = cases.cost(asked.case)
+    sites = tuple(cost.site(shape) for shape in typical_steps(asked.case))
+    return _Row(asked, float(text(row, "value")), resolution(row) / 2, is_rate(row), sites)
 
 
-def _space(begin: Mapping[str, Constants], names: Sequence[tuple[str, str]]) -> tuple[F64, F64, F64]:
-    """Where the search begins and what its parameters can be at all: constants, then the two scales."""
-    limits = np.log([BOUNDS[name] for _, name in names] + [(1 / MOST_SCALE, MOST_SCALE)] * 2)
-    low, high = limits.T
-    values = [max(getattr(begin[generation], name), BOUNDS[name][0]) for generation, name in names]
-    origin = np.log([*values, 1.0, 1.0])
-    return np.clip(origin, low + 1e-6, high - 1e-6), low, high
-
-
-def _refined(
-    begin: Mapping[str, Constants], names: Sequence[tuple[str, str]], x: F64, rows: Mapping[str, int]
+def _step(
+    begin: Mapping[str, Constants], now: Refined, names: Sequence[Name], rows: Sequence[_Row], cases: Cases
 ) -> Refined:
-    constants = dict(begin)
-    for generation in dict.fromkeys(generation for generation, _ in names):
-        own = np.array([value for (g, _), value in zip(names, x, strict=False) if g == generation])
-        constants[generation] = constants_from(begin[generation], own)
-    prompt, decode = np.exp(x[-2:]).tolist()
-    return Refined(constants, (prompt, decode), dict(rows))
+    """One step of Gauss and Newton: rows' errors are linear in constants and scales, near where they are."""
+    times = _times(rows, now.predictor(cases))
+    slopes = [(_times(rows, _moved(now, name).predictor(cases)) - times) / MOVED for name in names]
+    lifted = (replace(now, scales=_lifted(now.scales, decodes)) for decodes in (False, True))
+    sides = [(_times(rows, one.predictor(cases)) - times) / MOVED for one in lifted]
+    told = [(row, site) for row in range(len(rows)) for site in rows[row].sites]
+    steps = np.zeros((len(told), len(rows)))
+    for at, (row, site) in enumerate(told):
+        steps[at, row] = sides[site.decodes][row]
+    like = np.array([[one.likeness(other) for _, other in told] for _, one in told])
+    by_constants = np.array(slopes).reshape(len(names), len(rows))
+    spread = CONSTANT_SPREAD**2 * by_constants.T @ by_constants + steps.T @ like @ steps
+    moved = np.array([_gone(begin, now, name) for name in names]) @ by_constants
+    scaled = steps.T @ np.log([now.scales.of(site) for _, site in told])
+    errors = np.array([row.error(time) for row, time in zip(rows, times, strict=True)])
+    weights = _weights(spread, errors + moved + scaled)
+    moves = CONSTANT_SPREAD**2 * by_constants @ weights
+    scales = Scales(learnt=_merged([site for _, site in told], steps @ weights))
+    return replace(now, constants=_constants(begin, names, moves), scales=scales)
+
+
+def _times(rows: Sequence[_Row], predictor: Predictor) -> F64:
+    """Logarithms of the rows' predicted times."""
+    found = np.log([predictor.answer(row.asked) for row in rows])
+    return np.where([row.rate for row in rows], -found, found)
+
+
+def _moved(now: Refined, name: Name) -> Refined:
+    generation, constant = name
+    own = now.constants[generation]
+    moved = replace(own, **{constant: getattr(own, constant) * np.exp(MOVED)})
+    return replace(now, constants={**now.constants, generation: moved})
+
+
+def _lifted(scales: Scales, decodes: bool) -> Scales:
+    """With all steps that decode, or all others, a little longer."""
+    if decodes:
+        return replace(scales, decode=float(np.exp(MOVED)))
+    return replace(scales, prompt=float(np.exp(MOVED)))
+
+
+def _gone(begin: Mapping[str, Constants], now: Refined, name: Name) -> float:
+    """How far a constant is from its prior, on a logarithm."""
+    generation, constant = name
+    return float(np.log(getattr(now.constants[generation], constant) / getattr(begin[generation], constant)))
+
+
+def _weights(spread: F64, errors: F64) -> F64:
+    """What each row adds to what is learnt: the inverse of the errors' covariance times the errors, rows that
+    stay far off having more noise (Student's t as a mixture: Lange et al. 1989)."""
+    noise = np.full(len(errors), NOISE**2)
+    weights = np.zeros(len(errors))
+    for _ in range(WEIGHINGS):
+        weights = np.linalg.solve(spread + np.diag(noise), errors)
+        left = errors - spread @ weights
+        noise = NOISE**2 * (TAILS + (left / NOISE) ** 2) / (TAILS + 1)
+    return weights
+
+
+def _constants(begin: Mapping[str, Constants], names: Sequence[Name], moves: F64) -> Mapping[str, Constants]:
+    found = dict(begin)
+    for (generation, name), move in zip(names, moves, strict=True):
+        low, high = BOUNDS[name]
+        value = getattr(begin[generation], name) * float(np.exp(move))
+        found[generation] = replace(found[generation], **{name: min(high, max(low, value))})
+    return found
+
+
+def _merged(sites: Sequence[Site], weights: F64) -> tuple[tuple[Site, float], ...]:
+    """Each site once; rows that say nothing of its steps leave it out."""
+    found: dict[Site, float] = {}
+    for site, weight in zip(sites, weights.tolist(), strict=True):
+        found[site] = found.get(site, 0.0) + weight
+    return tuple((site, weight) for site, weight in found.items() if weight)
 
 
 def family_share(residuals: Sequence[Residual], kind: str) -> float:

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from corepipe.neuron.constants import fitted, shipped
+from corepipe.neuron.scales import Scales, Site
 from corepipe.neuron.uncertainty import Point, Residual
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor
@@ -15,7 +16,7 @@ from corepipe.planning.calibration.refine import family_share, narrowing, refine
 from tests.planning.calibration.test_predict import DECODER
 
 CASES = Cases()
-OWN = (1.5, 0.8)
+OWN = Scales(1.5, 0.8)
 """What steps with prompts, and others, of the model take beside what is predicted."""
 
 
@@ -40,7 +41,12 @@ def test_five_rows_halve_the_error_of_the_others() -> None:
     found = refine(five, CASES)
     before, after = errors(others, Predictor(cases=CASES)), errors(others, found.predictor(CASES))
     assert median(after) < median(before) / 4
-    assert found.scales == pytest.approx(OWN, rel=0.1)
+    prompts, others = (
+        [found.scales.of(site) for site, _ in found.scales.learnt if site.decodes is decodes]
+        for decodes in (False, True)
+    )
+    assert prompts == pytest.approx([OWN.prompt] * len(prompts), rel=0.1)
+    assert others == pytest.approx([OWN.decode] * len(others), rel=0.1)
 
 
 def test_constants_stay_near_what_all_families_agree_on() -> None:
@@ -51,9 +57,20 @@ def test_constants_stay_near_what_all_families_agree_on() -> None:
 
 def test_what_was_not_measured_is_as_it_was() -> None:
     tokens = [row for row in ROWS if row["metric"] == "tpot"]
-    prompt, decode = refine(tokens, CASES).scales
-    assert prompt == pytest.approx(1.0, rel=0.02)
-    assert decode == pytest.approx(OWN[1], rel=0.1)
+    scales = refine(tokens, CASES).scales
+    near = Site(decodes=True, generation="v2", instance=DECODER["instance"], rows=16)
+    assert scales.of(near) == pytest.approx(OWN.decode, rel=0.1)
+    assert scales.of(replace(near, decodes=False)) == 1
+    assert scales.of(replace(near, generation="v3")) == 1
+    further = scales.of(replace(near, instance="trn1.32xlarge"))
+    assert scales.of(near) < further < 1
+
+
+def test_one_row_that_is_mistaken_does_not_move_the_others() -> None:
+    mistaken = ROWS[4] | {"value": repr(float(ROWS[4]["value"]) * 8)}
+    five = [ROWS[0], ROWS[1], ROWS[3], mistaken, ROWS[5]]
+    after = errors([ROWS[4], measured("tpot", 16, 1024)], refine(five, CASES).predictor(CASES))
+    assert max(after) < 0.15
 
 
 def test_intervals_shrink_as_rows_come_and_never_below_the_noise() -> None:
