@@ -72,11 +72,11 @@ def main() -> None:
         console.print(name, *cells)
     console.print(table)
     ratios = [_middle(draws)[1] / max(1e-9, _middle(draws)[0]) for draws in found.values()]
-    every = [one for draws in found.values() for one in draws]
+    drawn = [one for draws in found.values() for one in draws]
     console.print(
         f"halved in {sum(ratio <= 0.5 for ratio in ratios)} of {len(ratios)} families, worse by a twentieth "
-        f"in {sum(ratio > 1.05 for ratio in ratios)}; {sum(one.within for one in every)} of "
-        f"{sum(one.rest for one in every)} other rows lie within their intervals"
+        f"in {sum(ratio > 1.05 for ratio in ratios)}; {sum(one.within for one in drawn)} of "
+        f"{sum(one.rest for one in drawn)} other rows lie within their intervals"
     )
 
 

@@ -18,6 +18,7 @@ from corepipe.neuron.uncertainty import (
     Point,
     Residual,
     Uncertainty,
+    Widths,
     architecture_of,
     as_rows,
     fold_widths,
@@ -120,7 +121,8 @@ def test_few_errors_borrow_the_shape_of_all() -> None:
         Residual(NEAR, f"family {i % 7}", str(i), (-1) ** i * 0.01 * (i % 20), 1.0, "s") for i in range(200)
     ]
     one = Residual(replace(NEAR, kind="first token"), "family 8", "x", 0.3, 1.0, "s")
-    found = Uncertainty(scored([*many, one], KNOWN.widths), KNOWN.widths).interval(one.point)
+    widths = Widths(growth=1.45, own_families=2.0, others=80.0)
+    found = Uncertainty(scored([*many, one], widths), widths).interval(one.point)
     assert 1.2 < found.high < 20
     assert found.measured == 1
 

@@ -147,12 +147,12 @@ def _gone(begin: Mapping[str, Constants], now: Refined, name: Name) -> float:
 def _weights(spread: F64, errors: F64) -> F64:
     """What each row adds to what is learnt: the inverse of the errors' covariance times the errors, rows that
     stay far off having more noise (Student's t as a mixture: Lange et al. 1989)."""
-    noise = np.full(len(errors), NOISE**2)
-    weights = np.zeros(len(errors))
+    noise: F64 = np.full(len(errors), NOISE**2)
+    weights: F64 = np.zeros(len(errors))
     for _ in range(WEIGHINGS):
-        weights = np.linalg.solve(spread + np.diag(noise), errors)
-        left = errors - spread @ weights
-        noise = NOISE**2 * (TAILS + (left / NOISE) ** 2) / (TAILS + 1)
+        weights = np.asarray(np.linalg.solve(spread + np.diag(noise), errors), np.float64)
+        left: F64 = errors - spread @ weights
+        noise = (TAILS * NOISE**2 + left * left) / (TAILS + 1)
     return weights
 
 
