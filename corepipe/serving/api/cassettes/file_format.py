@@ -120,7 +120,7 @@ def to_text(exchange: Exchange) -> bytes:
 class Recording:
     """A file that has been looked through: `asked` is its request, its exchange is made when it is wanted.
 
-    A stream in parts takes twice the memory of its file, and most of the time that reading one would take.
+    Putting a stream together takes most of the time that reading its file would take.
     """
 
     def __init__(self, asked: Asked, plain: bytes) -> None:
