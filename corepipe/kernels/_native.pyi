@@ -102,11 +102,13 @@ class Program:
         softcap: float | None = None,
         slopes: F32 | None = None,
         causal: bool = True,
+        biases: F32 | None = None,
     ) -> None:
         """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention.
 
         Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
-        those at most half of it away.
+        those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the key
+        is ahead, from -reach on; reach is 64 more than positions differ by.
 
         softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
         head's slope for each position that the key lies back.

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL
-from corepipe.neuron.graph import INT8_GROUP, DType, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
-from corepipe.neuron.numerics import F32, rope_tables
-from corepipe.neuron.ops import LayerNorm, Linear, RMSNorm
+from corepipe.neuron.numerics import F32, distance_buckets, rope_tables
+from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
 from corepipe.neuron.program import (
     AxisShard,
     Program,
@@ -32,6 +32,10 @@ from corepipe.neuron.weights import PackedTensor
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
     from corepipe.kernels import _native
+
+
+KEY_BLOCK = 64
+"""Keys that the kernels of attention take together."""
 
 
 class Weights(Protocol):
@@ -104,8 +108,9 @@ class NativeCore:
             q_norm=q_norm,
             k_norm=k_norm,
             softcap=op.softcap,
-            slopes=None if op.alibi is None else of_heads(op.alibi, op.q.axis, self._program),
+            slopes=None if op.alibi is None else self.of_heads(op.alibi, op.q.axis),
             causal=op.causal,
+            biases=None if op.distance_bias is None else self._biases(op, op.distance_bias),
         )
 
     @_emit.register
@@ -126,6 +131,17 @@ class NativeCore:
         if rope not in self._tables:
             self._tables[rope] = rope_tables(rope, self._program.max_positions)
         return self._tables[rope]
+
+    def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
+        """Of one number for each head of the model those of the core's heads."""
+        return of_heads(numbers, axis, self._program)
+
+    def _biases(self, op: Attention, spec: WeightSpec) -> F32:
+        """Of each head [heads * (2 reach + 1)], by how far a key is ahead, from -reach on, which is more than
+        positions differ by, by a block of keys."""
+        reach = self._program.max_positions - 1 + KEY_BLOCK
+        buckets = distance_buckets(np.arange(-reach, reach + 1), len(self.vector(spec)))
+        return np.ascontiguousarray(op.own_biases(self.vector(spec), self)[buckets].T).reshape(-1)
 
     def _bias(self, op: Linear) -> npt.NDArray[np.float32] | None:
         return self.vector(op.bias) if op.bias else None

@@ -211,11 +211,30 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     return tuple(float(np.float32(slope)) for slope in (*slopes, *between)[:heads])
 
 
+MAX_DISTANCE = 128
+"""From so far on all distances share a bucket (T5Config's and MPNet's default)."""
+
+
+def distance_buckets(ahead: npt.NDArray[np.integer], buckets: int) -> npt.NDArray[np.integer]:
+    """Which of so many biases a key has that lies `ahead` of its row: half of them are of keys behind it; of
+    either half the first half are of single distances, the others of ranges that grow with the logarithm
+    (Raffel et al. 2020; transformers, MPNetEncoder.relative_position_bucket)."""
+    half = buckets // 2
+    single = half // 2
+    away = np.abs(ahead)
+    steps = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
+    share = steps / np.float32(math.log(MAX_DISTANCE / single)) * np.float32(half - single)
+    far = np.minimum(single + np.maximum(share, 0).astype(np.int64), half - 1)
+    found: npt.NDArray[np.integer] = np.where(ahead > 0, half, 0) + np.where(away < single, away, far)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
 
-    Not `causal`: keys that come after a row are seen too, in a window as far as those before it.
+    Not `causal`: keys that come after a row are seen too, in a window as far as those before it.  biases
+    [buckets, heads] are added by distance.
     """
 
     scale: float
@@ -223,6 +242,7 @@ class Scores:
     softcap: float | None = None
     slopes: F32 | None = None
     causal: bool = True
+    biases: F32 | None = None
 
     def of(self, products: F32, distance: npt.NDArray[np.integer]) -> F32:
         """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P] back."""
@@ -232,6 +252,8 @@ class Scores:
             scores = cap * apply(Function.TANH, scores / cap)
         if self.slopes is not None:
             scores = scores - self.slopes[:, None, None] * distance.astype(np.float32)
+        if self.biases is not None:
+            scores = scores + np.moveaxis(self.biases[distance_buckets(-distance, len(self.biases))], -1, 0)
         return np.where(self._hidden(distance), np.float32(-np.inf), scores)
 
     def _hidden(self, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:

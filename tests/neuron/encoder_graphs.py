@@ -65,6 +65,8 @@ class Encoder:
     types: int = 2
     window: int | None = None
     rotary: bool = False
+    buckets: int = 0
+    """Learned biases by distance."""
     norm_first: bool = False
     early: bool = False
     """The first row of each sequence goes on alone after the last attention."""
@@ -118,7 +120,11 @@ def _block(b: _Builder, e: Encoder, x: Value, layer: int) -> Value:
     if e.rotary:
         q, k = b.rotated(q, heads), b.rotated(k, heads)
     scale = heads.head_dim**-0.5
-    out = b.add(Attention(layer, b.like(q), q, k, v, heads, scale, e.window, causal=False))
+    bias = WeightSpec(
+        "bias.weight", (fixed("tokens", e.buckets), fixed("head", heads.heads)), WeightRole.VECTOR
+    )
+    more = {"distance_bias": bias} if e.buckets else {}
+    out = b.add(Attention(layer, b.like(q), q, k, v, heads, scale, e.window, causal=False, **more))
     if e.early and layer + 1 == e.layers:
         out, x = b.select(out), b.select(x)
     x = b.sum(x, b.linear(out, f"{name}.o", stream))

@@ -19,7 +19,7 @@ from corepipe.kernels import native
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.numerics import F32, distance_buckets
 from corepipe.neuron.ops import Function, PoolingMode
 from corepipe.neuron.ops.pooling import pooled
 from corepipe.neuron.placement import Placement
@@ -40,6 +40,7 @@ SHAPES = {
     "heads of 64": Encoder(HeadLayout(2, 2, 64), hidden=96, embedding=40, function=Function.GELU_TANH),
     "heads of 80": Encoder(HeadLayout(4, 2, 80), hidden=64, norm_first=True, pooling=None),
     "windows": Encoder(HeadLayout(2, 2, 32), window=66, rotary=True, pooling=None, types=0),
+    "distances": Encoder(HeadLayout(4, 4, 16), buckets=32, offset=2, types=0),
     "early": Encoder(HeadLayout(4, 4, 16), early=True, types=3),
 }
 
@@ -144,6 +145,13 @@ def test_normalized_rows_have_length_one(pool, fmt):
     graph = build(Encoder(HeadLayout(2, 2, 32), normalized=True), fmt)
     length = np.linalg.norm(run(kernels(graph, pool), step_inputs(graph, TEXTS)), axis=1)
     assert np.abs(length - 1).max() <= (1e-6 if fmt == "fp32" else 2.0**-8)
+
+
+def test_distances_fall_into_buckets() -> None:
+    """As transformers' MPNetEncoder.relative_position_bucket has them: 16 behind a row, 16 ahead of it."""
+    ahead = np.array([0, -1, -7, -8, -15, -16, -32, -64, -127, -128, -500, 1, 7, 8, 500])
+    found = distance_buckets(ahead, 32).tolist()
+    assert found == [0, 1, 7, 8, 9, 10, 12, 14, 15, 15, 15, 17, 23, 24, 31]
 
 
 def test_types_reach_the_result(pool) -> None:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kv_cache.h"
+
 namespace corepipe {
 
 namespace {
@@ -21,6 +23,12 @@ int oldest_seen(const AttentionCall& call, int position) {
 
 int newest_seen(const AttentionCall& call, int position, int end) {
   return call.ahead < end - position ? position + call.ahead : end - 1;
+}
+
+void find_segments(const AttentionCall& call, AttentionItem& item) {
+  const int first = call.positions[item.row];
+  item.segment = oldest_seen(call, first) / kKeySegment;
+  item.segment_end = newest_seen(call, first + item.rows - 1, item.end) / kKeySegment + 1;
 }
 
 // Blocks of keys that are read, weighed by what is done with each.
@@ -81,6 +89,10 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       ahead_(call.ahead),
       wanted_(call.wanted),
       tokens_(tokens_of_item(call)) {
+  if (!call.keeps) {
+    add_own(call, batch, threads);
+    return;
+  }
   for (int s = 0; s < batch.sequences(); ++s) {
     const std::vector<Queries> runs = queries_of(batch, s, wanted_);
     const int end = batch.positions[batch.starts[s + 1] - 1] + 1;
@@ -96,8 +108,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
     }
   }
   choose_parts(threads);
-  const int block_size = call.cache.groups_per_block * kKeyGroup;
-  add_writes(batch, call.keeps && reads_fresh_blocks(batch, block_size));
+  add_writes(batch, reads_fresh_blocks(batch, call.cache.groups_per_block * kKeyGroup));
   for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
   missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
@@ -109,10 +120,35 @@ bool AttentionPlan::fits(const AttentionCall& call) const {
 }
 
 void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {
-  const int first = call.positions[item.row];
-  item.segment = oldest_seen(call, first) / kKeySegment;
-  item.segment_end = newest_seen(call, first + item.rows - 1, item.end) / kKeySegment + 1;
+  find_segments(call, item);
   wholes_.push_back({item, 1, cost_of(call, item)});
+}
+
+// A head of a sequence is an item, whose keys and values a thread lays out for itself; where there are few, some of its
+// rows are, and threads lay out the same.
+void AttentionPlan::add_own(const AttentionCall& call, const Batch& batch, int threads) {
+  const int heads = batch.sequences() * kv_heads_;
+  const int cuts = (threads * kPartsPerThread + heads - 1) / heads;
+  int longest = 0;
+  for (int s = 0; s < batch.sequences(); ++s) {
+    const int end = batch.starts[s + 1] - batch.starts[s];
+    longest = std::max(longest, end);
+    const std::vector<Queries> runs = queries_of(batch, s, wanted_);
+    for (int head = 0; head < kv_heads_; ++head) {
+      for (const Queries& run : runs) {
+        const int most = threads == 1 ? run.rows : std::max(tokens_, (run.rows + cuts - 1) / cuts);
+        for (int at = 0; at < run.rows; at += most) {
+          AttentionItem item{};
+          item.sequence = s, item.head = head, item.end = end;
+          item.row = run.row + at, item.rows = std::min(most, run.rows - at), item.query = run.query + at;
+          find_segments(call, item);
+          parts_.push_back({item, -1, cost_of(call, item)});
+        }
+      }
+    }
+  }
+  for (int g = 0; g * kKeyGroup < longest; ++g) groups_.push_back(g);
+  std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
 }
 
 void AttentionPlan::choose_parts(int threads) {
@@ -177,10 +213,12 @@ void AttentionPlan::add_write(const Batch& batch, int sequence, int head) {
   }
 }
 
-void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call,
-                        std::vector<Buffer>& scratch) {
+void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& given,
+                        std::vector<Buffer>& scratch, std::vector<Buffer>& memory) {
+  const AttentionCall call = given.keeps ? given : with_memory(kernels, given);
   const size_t bytes = kernels.attention.scratch_bytes(call, tokens_);
   for (int t = 0; t < pool.size(); ++t) scratch[t].reserve(bytes);
+  for (int t = 0; t < pool.size(); ++t) memory[t].reserve(groups_.size() * call.cache.group_bytes);
   pool.parallel(static_cast<int>(writes_.size()), [&](int i, int) noexcept {
     const AttentionItem& w = writes_[i];
     kernels.attention.write(call, w.sequence, w.row, w.rows, w.head);
@@ -190,7 +228,22 @@ void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionC
   double cost = 0;
   for (const Part& part : parts_) cost += part.cost;
   const int threads = cost < kWorthThreads ? 1 : std::min<int>(pool.size(), static_cast<int>(parts_.size()));
-  pool.parallel(threads, [&](int, int thread) noexcept { attend_all(kernels, call, scratch[thread].data()); });
+  pool.parallel(threads, [&](int, int thread) noexcept {
+    if (call.keeps) return attend_all(kernels, call, scratch[thread].data());
+    attend_own(kernels, call, scratch[thread].data(), memory[thread]);
+  });
+}
+
+// The call over a thread's own memory, which holds a head of one sequence at a time.
+AttentionCall AttentionPlan::with_memory(const KernelTable& kernels, const AttentionCall& call) const {
+  AttentionCall own = call;
+  own.wide = kernels.attention.widens && !call.cache.fp32;
+  own.cache = layer_of(call.head_dim, call.cache.fp32 || own.wide);
+  own.values_in_place = own.cache.fp32 && own.cache.width == call.head_dim;
+  if (own.values_in_place) own.cache.group_bytes /= 2;
+  own.tables = groups_.data();
+  own.table_width = 0;  // every sequence has the same
+  return own;
 }
 
 const AttentionPlan::Part* AttentionPlan::take() {
@@ -212,6 +265,25 @@ void AttentionPlan::attend_all(const KernelTable& kernels, const AttentionCall& 
   }
 }
 
+void AttentionPlan::attend_own(const KernelTable& kernels, AttentionCall call, void* scratch, Buffer& memory) {
+  const AttentionTable& table = kernels.attention;
+  const bool bf16 = !call.cache.fp32;
+  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
+  call.cache.base = reinterpret_cast<char*>(memory.data());
+  const float* values = call.v;
+  while (const Part* part = take()) {
+    AttentionItem item = part->item;
+    const int last = item.row + item.rows, first = item.row - call.positions[item.row];
+    if (call.values_in_place) call.v = values + first * call.v_stride;
+    table.write(call, item.sequence, first, item.end, item.head);
+    for (; item.row < last; item.row += tokens_, item.query += tokens_) {
+      item.rows = std::min(tokens_, last - item.row);
+      find_segments(call, item);
+      table.attend(call, item, nullptr, scratch);
+    }
+  }
+}
+
 // Whoever brings the last part adds them up.
 void AttentionPlan::finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part) {
   if (missing_[part.whole].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
@@ -221,32 +293,6 @@ void AttentionPlan::finish_part(const KernelTable& kernels, const AttentionCall&
 void Attention::start(const Batch& batch) {
   batch_ = &batch;
   plans_.clear();
-  tables_.clear();
-}
-
-// Each sequence's keys in groups of their own, one after the other.
-void Attention::make_tables() {
-  const Batch& batch = *batch_;
-  const auto groups_of = [&](int s) { return (batch.starts[s + 1] - batch.starts[s] + kKeyGroup - 1) / kKeyGroup; };
-  table_width_ = 0;
-  for (int s = 0; s < batch.sequences(); ++s) table_width_ = std::max(table_width_, groups_of(s));
-  tables_.assign(static_cast<size_t>(batch.sequences()) * table_width_, 0);
-  groups_ = 0;
-  for (int s = 0; s < batch.sequences(); ++s) {
-    for (int g = 0; g < groups_of(s); ++g) tables_[static_cast<size_t>(s) * table_width_ + g] = groups_++;
-  }
-}
-
-// The call, with memory for the keys and values of this Op alone.
-AttentionCall Attention::with_memory(const AttentionCall& call) {
-  if (tables_.empty()) make_tables();
-  AttentionCall own = call;
-  own.cache.groups_per_block = 1;
-  own.cache.head_stride = static_cast<size_t>(groups_) * call.cache.group_bytes;
-  own.cache.base = reinterpret_cast<char*>(memory_.reserve(call.kv_heads * own.cache.head_stride));
-  own.tables = tables_.data();
-  own.table_width = table_width_;
-  return own;
 }
 
 void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call) {
@@ -255,7 +301,7 @@ void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall&
     plans_.push_back(std::make_unique<AttentionPlan>(call, *batch_, pool.size()));
     plan = plans_.end() - 1;
   }
-  (*plan)->run(kernels, pool, call.keeps ? call : with_memory(call), scratch_);
+  (*plan)->run(kernels, pool, call, scratch_, memory_);
 }
 
 }  // namespace corepipe

@@ -18,8 +18,9 @@ class AttentionPlan {
   AttentionPlan(const AttentionCall& call, const Batch& batch, int threads);
 
   bool fits(const AttentionCall& call) const;
-  // scratch: one buffer for each thread.
-  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, std::vector<Buffer>& scratch);
+  // scratch, memory: one buffer for each thread; what keeps nothing has its keys and values in the latter.
+  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, std::vector<Buffer>& scratch,
+           std::vector<Buffer>& memory);
 
  private:
   // One item of work, or all the parts of one: they cover the same rows and, together, all their keys.
@@ -35,11 +36,14 @@ class AttentionPlan {
   };
 
   void add_rows(const AttentionCall& call, AttentionItem item);
+  void add_own(const AttentionCall& call, const Batch& batch, int threads);
   void choose_parts(int threads);
   void split(const AttentionCall& call, int whole);
   void add_writes(const Batch& batch, bool all_beforehand);
   void add_write(const Batch& batch, int sequence, int head);
   void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
+  AttentionCall with_memory(const KernelTable& kernels, const AttentionCall& call) const;
+  void attend_own(const KernelTable& kernels, AttentionCall call, void* scratch, Buffer& memory);
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
@@ -50,6 +54,7 @@ class AttentionPlan {
   std::vector<Part> parts_;              // longest first
   std::vector<AttentionItem> writes_;    // of sequences that have several items
   std::vector<float> partials_;
+  std::vector<int32_t> groups_;  // of keys in a thread's memory, one after the other: a table for the longest sequence
   std::unique_ptr<std::atomic<int>[]> missing_;  // parts of each whole still to come
   std::atomic<int> next_{0};
 };
@@ -57,23 +62,15 @@ class AttentionPlan {
 // The plans of the batch at hand.
 class Attention {
  public:
-  explicit Attention(int threads) : scratch_(threads) {}
+  explicit Attention(int threads) : scratch_(threads), memory_(threads) {}
 
   void start(const Batch& batch);
   void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call);
 
  private:
-  void make_tables();
-  AttentionCall with_memory(const AttentionCall& call);
-
   const Batch* batch_ = nullptr;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
-  std::vector<Buffer> scratch_;
-
-  // Of what keeps nothing: keys and values of one Op, and where those of each sequence lie.
-  Buffer memory_;
-  std::vector<int32_t> tables_;
-  int table_width_ = 0, groups_ = 0;
+  std::vector<Buffer> scratch_, memory_;
 };
 
 }  // namespace corepipe

@@ -21,6 +21,7 @@ constexpr AttentionTable kAttentionBy = {
     nullptr,
     nullptr,
 #endif
+    kWidens,
 };
 
 constexpr AttentionTable kAttention = kAttentionBy<Bf16Cache>;

@@ -18,10 +18,12 @@ constexpr int kTileRows = 2, kTileVecs = 2;
 #endif
 
 // A cache has Elements.  One step multiplies kDepth elements of a row, kept as Factors, with 16 lanes of kDepth, in
-// kPasses.  Up to kRows rows meet a block together, and its values in whole runs of kGrain keys.
+// kPasses.  Up to kRows rows meet a block together, in tiles of kHeight rows and kVecs vectors, and its values in whole
+// runs of kGrain keys.
 
 struct Bf16Cache {
   typedef uint16_t Element, Factor;
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
   static constexpr int kDepth = 2, kPasses = 1;
 #if defined(__AMX_BF16__)
   static constexpr bool kTiled = true;
@@ -89,6 +91,7 @@ struct Bf16Cache {
 
 struct Fp32Cache {
   typedef float Element, Factor;
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
   static constexpr bool kTiled = false;
   static constexpr int kDepth = 1, kPasses = 1, kRows = kTileRows, kGrain = kDepth;
   typedef f32x16 Lanes;
@@ -106,10 +109,23 @@ struct Fp32Cache {
   CP_INLINE void store_row(float* out, f32x16 x) { store(out, x); }
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kWidens = true;
+#else
+constexpr bool kWidens = false;
+#endif
+
+// bf16 numbers as fp32, which need no widening at every product; six rows meet sixteen keys or elements.
+struct WideBf16Cache : Fp32Cache {
+  static constexpr int kHeight = 6, kVecs = 1, kRows = kHeight;
+  CP_INLINE void store_row(float* out, f32x16 x) { store(out, round_bf16(x)); }
+};
+
 #if defined(__AVX512BF16__)
 // The bits of Intel's vdpbf16ps by two multiply-adds, which take half its time there: the odd elements first, then the
 // even ones, and subnormal numbers are 0 while there are Steps.  Factors are bf16 numbers as fp32.
 struct FmaBf16Cache {
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
   typedef uint16_t Element;
   typedef float Factor;
   static constexpr bool kTiled = false;

@@ -85,13 +85,16 @@ static void write_as(const AttentionCall& call, int sequence, int row, int rows,
     }
     store_head<Cache>(ready_head(call, k, call.k_norm, position, work), call.head_dim, width, elements);
     put_key(elements, width, slot, keys);
+    if (call.values_in_place) continue;
     store_head<Cache>(v, call.head_dim, width, elements);
     put_value(elements, width, slot, keys + call.cache.group_bytes / 2);
   }
 }
 
 static void write_rows(const AttentionCall& call, int sequence, int row, int rows, int head) {
-  if (call.cache.fp32) {
+  if (call.wide) {
+    write_as<WideBf16Cache>(call, sequence, row, rows, head);
+  } else if (call.cache.fp32) {
     write_as<Fp32Cache>(call, sequence, row, rows, head);
   } else {
     write_as<Bf16Cache>(call, sequence, row, rows, head);
@@ -155,8 +158,14 @@ struct Item {
     shape.stride = state_floats(shape.width);
     first_position = call.positions[item.row];
     constexpr float kLog2E = 1.44269504088896341f;
-    shape.bend = {call.scale, call.softcap, call.slopes == nullptr ? nullptr : call.slopes + item.head * call.group,
-                  call.group, first_position};
+    const size_t head = (size_t)item.head * call.group;
+    shape.bend = {call.scale,
+                  call.softcap,
+                  call.slopes == nullptr ? nullptr : call.slopes + head,
+                  call.biases == nullptr ? nullptr : call.biases + head * (2 * call.reach + 1),
+                  call.reach,
+                  call.group,
+                  first_position};
     shape.scale = shape.bend.needed() ? kLog2E : call.scale * kLog2E;
     last_key = Reach::newest(reach, first_position + item.rows - 1);
   }
@@ -311,7 +320,9 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
 // With a bf16 cache several rows go by `Rows`, which gives the same bits.
 template <class Rows>
 static void attend(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next, void* scratch) {
-  if (call.cache.fp32) {
+  if (call.wide) {
+    attend_as<WideBf16Cache>(call, item, next, scratch);
+  } else if (call.cache.fp32) {
     attend_as<Fp32Cache>(call, item, next, scratch);
   } else if (item.rows * call.group == 1) {
     attend_as<Bf16Cache>(call, item, next, scratch);

@@ -41,9 +41,13 @@ struct AttentionCall {
   float scale;
   int window;                     // a row sees from window - 1 positions before its own
   int ahead = 0;                  // to so many after it
-  bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is its own
+  bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is a thread's
+  bool wide = false;              // an fp32 cache of numbers that are rounded to bf16
+  bool values_in_place = false;   // `v` begins with the sequence's first row, and the cache has keys alone
   float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
+  const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: what they gain, by how far on the key is
+  int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
   Rotation rotation;
   Norm q_norm, k_norm;
   bool round_bf16;
@@ -83,6 +87,7 @@ struct AttentionTable {
   // A thread calls these, where there are any, before and after `attend` with a bf16 cache.
   void (*begin_bf16)();
   void (*end_bf16)();
+  bool widens;  // keys and values that are not kept are multiplied sooner as fp32 than as bf16
 };
 
 }  // namespace corepipe

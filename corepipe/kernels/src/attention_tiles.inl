@@ -98,7 +98,13 @@ CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, 
   for (int g = 0; g < block.groups; ++g) {
     block.keys[g] = group_at(call, sequence, head, groups.begin + g);
     const char* values = block.keys[g] + call.cache.group_bytes / 2;
-    for (int s = 0; s < kSteps; ++s) block.values[g * kSteps + s] = values + s * row_bytes;
+    size_t stride = row_bytes;
+    if (call.values_in_place) {
+      const size_t first = (size_t)(groups.begin + g) * kKeyGroup;
+      values = (const char*)(call.v + first * call.v_stride + (size_t)head * call.head_dim);
+      stride = call.v_stride * sizeof(float);
+    }
+    for (int s = 0; s < kSteps; ++s) block.values[g * kSteps + s] = values + s * stride;
   }
   return block;
 }
@@ -212,7 +218,7 @@ __attribute__((noinline)) static void value_tile(const typename Cache::Factor* p
 }
 
 // The tile for `rows` and `vecs`, known only at run time.
-template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
+template <class Cache, int kRows = Cache::kHeight, int kVecs = Cache::kVecs, class... Args>
 CP_INLINE void score(int rows, int vecs, Args&&... args) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return score<Cache, kRows - 1, kVecs>(rows, vecs, args...);
@@ -223,7 +229,7 @@ CP_INLINE void score(int rows, int vecs, Args&&... args) {
   score_tile<Cache, kRows, kVecs>(args...);
 }
 
-template <class Cache, int kRows = kTileRows, int kVecs = kTileVecs, class... Args>
+template <class Cache, int kRows = Cache::kHeight, int kVecs = Cache::kVecs, class... Args>
 CP_INLINE void weigh_values(int rows, int vecs, Args&&... args) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return weigh_values<Cache, kRows - 1, kVecs>(rows, vecs, args...);
@@ -238,8 +244,8 @@ CP_INLINE void weigh_values(int rows, int vecs, Args&&... args) {
 template <class Cache>
 CP_INLINE void score_block(const typename Cache::Factor* q, int rows, int width, const KeyBlock& block, int begin,
                            int end, float* scores, Ahead& ahead) {
-  for (int g = begin; g < end; g += kTileVecs) {
-    const int vecs = end - g < kTileVecs ? end - g : kTileVecs;
+  for (int g = begin; g < end; g += Cache::kVecs) {
+    const int vecs = end - g < Cache::kVecs ? end - g : Cache::kVecs;
     score<Cache>(rows, vecs, q, width, block.keys + g, scores + g * kLanes, ahead);
   }
 }
@@ -250,8 +256,8 @@ CP_INLINE void weigh_block(const typename Cache::Factor* p, int rows, int width,
                            const float* decay, float* sums, size_t stride, Ahead& ahead) {
   const int first = seen.begin / Cache::kDepth, last = (seen.end + Cache::kDepth - 1) / Cache::kDepth;
   const int columns = width / kLanes;
-  for (int v = 0; v < columns; v += kTileVecs) {
-    const int vecs = columns - v < kTileVecs ? columns - v : kTileVecs;
+  for (int v = 0; v < columns; v += Cache::kVecs) {
+    const int vecs = columns - v < Cache::kVecs ? columns - v : Cache::kVecs;
     weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay, sums + v * kLanes, stride,
                         ahead);
   }
@@ -324,13 +330,15 @@ CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight,
 }
 
 // What becomes of products q.k, where that is more than a factor: `cap` * tanh(product * scale / cap), less a head's
-// slope for each position that the key lies back.
+// slope for each position that the key lies back, or with a head's bias by how far on it lies.
 struct Bend {
   float scale, cap;      // 0: no cap
   const float* slopes;   // [group], or null
+  const float* biases;   // [group][2 reach + 1], or null
+  int reach;
   int group, position;   // of an item's rows: heads of a token, and the first token's position
 
-  bool needed() const { return cap > 0.0f || slopes != nullptr; }
+  bool needed() const { return cap > 0.0f || slopes != nullptr || biases != nullptr; }
 };
 
 struct Shape {
@@ -347,9 +355,12 @@ static void bend_scores(const Bend& bend, int row, int rows, const KeyBlock& blo
   for (int r = row; r < row + rows; ++r, scores += kKeyBlock) {
     const float slope = bend.slopes == nullptr ? 0.0f : bend.slopes[r % bend.group];
     const int back = bend.position + r / bend.group - block.start;
+    const size_t first = (size_t)(r % bend.group) * (2 * bend.reach + 1) + bend.reach;
+    const float* bias = bend.biases == nullptr ? nullptr : bend.biases + first - back;
     for (int g = begin; g < end; ++g) {
       f32x16 x = load(scores + g * kLanes);
       x = bend.cap > 0.0f ? cap * tanh(x * inside) : x * broadcast(bend.scale);
+      if (bend.biases != nullptr) x = x + load(bias + g * kLanes);
       const f32x16 distance = broadcast((float)(back - g * kLanes)) - load(kLaneNumbers);
       store(scores + g * kLanes, bend.slopes == nullptr ? x : x - broadcast(slope) * distance);
     }

@@ -123,7 +123,8 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
 
 void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_ptr<KVCache>& cache, int layer, int heads,
                float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
-               std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal) {
+               std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal,
+               const std::optional<Array<float>>& biases) {
   if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
   AttentionOptions options;
   options.scale = scale;
@@ -131,6 +132,7 @@ void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_
   options.causal = causal;
   options.softcap = softcap.value_or(0.0f);
   if (slopes) options.slopes = vector_of(self, *slopes);
+  if (biases) options.biases = vector_of(self, *biases);
   if (rope) options.rope = rope_of(self, rope->first, rope->second);
   options.q_norm = norm_of(self, q_norm);
   options.k_norm = norm_of(self, k_norm);
@@ -169,7 +171,8 @@ void bind_program(nb::module_& m) {
       .def("rope", &rope, "x"_a, "out"_a, "head_dim"_a, "cos"_a.noconvert(), "sin"_a.noconvert())
       .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a.none(), "layer"_a, "heads"_a, "scale"_a,
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
-           "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true)
+           "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true,
+           "biases"_a = nb::none())
       .def("normalize",
            [](PyProgram& self, int x, int out, float eps) { self.program.norm(x, out, {NormKind::unit, {}, {}, eps}); },
            "x"_a, "out"_a, "eps"_a)

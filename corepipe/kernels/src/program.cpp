@@ -265,6 +265,12 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
   require(options.causal == (cache != nullptr), "what is causal has a cache, and nothing else");
   require(options.causal || options.slopes.data == nullptr, "slopes are of what is causal");
+  const int reach = (options.biases.size / heads - 1) / 2;
+  if (options.biases.data != nullptr) {
+    require(!options.causal && options.biases.size == heads * (2 * reach + 1) && reach > kKeyBlock,
+            "biases are of what is not causal, of each head by distances to both sides");
+    position_limit = std::min(position_limit, reach - kKeyBlock + 1);
+  }
   limit_positions(options.rope, d);
   const Value out = write(out_index, q.rows, q.width);
   require(out.data != k.data && out.data != v.data && out.data != q.data, "attention can't work in place");
@@ -285,6 +291,8 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   }
   call.softcap = options.softcap;
   call.slopes = options.slopes.data;
+  call.biases = options.biases.data;
+  call.reach = reach;
   call.rotation = rotation_at(options.rope);
   call.q_norm = norm_over(options.q_norm, d);
   call.k_norm = norm_over(options.k_norm, d);

@@ -94,6 +94,7 @@ struct AttentionOptions {
   bool causal = true;  // otherwise a row sees as far ahead as back, and nothing is kept
   float softcap = 0;
   Vector slopes;
+  Vector biases;  // [heads][2 reach + 1]
   RopeTable rope;
   NormSpec q_norm, k_norm;
 };

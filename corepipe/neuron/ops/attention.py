@@ -23,7 +23,7 @@ from corepipe.neuron.graph import (
     WeightSpec,
 )
 from corepipe.neuron.numerics import F32, Scores
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Makes, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.profiles import AttentionKernel
 from corepipe.neuron.rates import TILE, CoreRates
@@ -116,14 +116,23 @@ class Attention(Keeps):
         return _cost(self, self.heads, fmt, rates, causal=self.causal, window=self.window)
 
     def refuses(self, fmt: Format) -> str | None:
-        if self.distance_bias is not None or self.sinks is not None or self.k.rows != TOKENS:
+        biased = self.distance_bias is not None and self.causal
+        if biased or self.sinks is not None or self.k.rows != TOKENS:
             return Keeps.refuses(self, fmt)
         return "falls with distance, but is not causal" if self.alibi and not self.causal else None
 
     def twin(self, at: TwinContext) -> F32:
         slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
-        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal)
+        biases = None if self.distance_bias is None else self.own_biases(at.weight(self.distance_bias), at)
+        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases)
         return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
+
+    def own_biases(self, table: F32, at: HasHeads) -> F32:
+        """Of the core's heads [buckets, heads], from the table as the core has it."""
+        spec = self.distance_bias
+        if spec is None or spec.axes[1].is_cut:
+            return table
+        return np.stack([at.of_heads(row.tolist(), self.q.axis) for row in table])
 
     def _over_rows(self, at: TwinContext, kind: Scores) -> F32:
         """Of each sequence over its own rows."""

@@ -49,7 +49,17 @@ class Cut(Protocol):
         """The rank's own heads."""
 
 
-class TwinContext(Protocol):
+class HasHeads(Protocol):
+    """A core that has some of the model's heads."""
+
+    def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
+        """Of one number for each head of the model those of the core's heads, 0 where one is padding.
+
+        axis: the core's queries.
+        """
+
+
+class TwinContext(HasHeads, Protocol):
     """One core during a batch, as the numpy twin computes it."""
 
     @property
@@ -69,12 +79,6 @@ class TwinContext(Protocol):
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of the rows, [rows, rotary width / 2] each."""
-
-    def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
-        """Of one number for each head of the model those of the core's heads, 0 where one is padding.
-
-        axis: the core's queries.
-        """
 
     def cache(self, layer: int) -> tuple[F32, F32]:
         """Keys and values of a layer, [slots, key/value heads, head size] each, to read and to write."""
