@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 import corepipe
+from corepipe.errors import UserError
+from corepipe.models import hub
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS, columns, vocabulary
 from corepipe.serving.api.cassettes.deck import CassetteMetrics
@@ -375,3 +377,16 @@ def test_the_examples_of_structured_output_run(server: Served, capsys: pytest.Ca
     )
     run(library, page)
     assert capsys.readouterr().out.strip() in ("positive", "negative")
+
+
+def test_the_example_of_the_embeddings_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of other packages than openai are rows of `make clients`."""
+    try:
+        hub.resolve("all-minilm-l6-v2")
+    except UserError as error:
+        pytest.skip(f"the model cannot be had: {error.message}")
+    (example,) = examples(DOCS / "embeddings.md")
+    with served("all-minilm-l6-v2") as running:
+        run(example.replace("http://127.0.0.1:8000", running.url), "docs/embeddings.md")
+    near, far = map(float, capsys.readouterr().out.split())
+    assert near > far + 0.1
