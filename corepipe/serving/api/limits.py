@@ -18,8 +18,10 @@ from corepipe.serving.keys import bearer
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 TENSORS = b"inference-header-content-length"
-"""The header of a body that goes on with binary tensors after its JSON.  A web page may not send it unless it
-is allowed to, as with another content type than those of forms."""
+"""The header of a body that goes on with binary tensors after its JSON."""
+TENSOR_PATHS = "/v2/models/"
+"""Where bodies need not say that they are JSON: Triton's clients say nothing.  Web pages, which could do that
+too, are kept out by their Origin."""
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual ones, which need no parsing."""
@@ -145,7 +147,7 @@ class Guard:
         if self._tenants and scope["path"] not in self._keyless:
             tenant = self._owner(scope["headers"])
         if scope["method"] == "POST":
-            self._check_body(scope["headers"])
+            self._check_body(scope)
         return tenant
 
     def _owner(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:
@@ -164,11 +166,11 @@ class Guard:
             raise _unauthorized("Incorrect API key.")
         return tenant
 
-    def _check_body(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _check_body(self, scope: Scope) -> None:
         """By all headers of a name, not by one of them: another reader may take the other one."""
-        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set(), TENSORS: set()}
+        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
         length = b""
-        for name, value in headers:
+        for name, value in scope["headers"]:
             if name == b"content-length":
                 length = value
             elif name in given:
@@ -178,7 +180,7 @@ class Guard:
         if given[b"content-encoding"] - {b"identity"}:
             raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
         kind = given[b"content-type"]
-        if given[TENSORS] and kind <= {b"application/octet-stream"}:
+        if scope["path"].startswith(TENSOR_PATHS) and kind <= {b"application/octet-stream"}:
             return
         if kind != {b"application/json"} and length != b"0":
             raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
