@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import psutil
@@ -23,11 +25,15 @@ ONE = httpx.Limits(max_keepalive_connections=1)
 
 @dataclass
 class Watch:
-    """One server: what it was like at rest, and whether it is so again.  `admin` has the metrics."""
+    """One server: what it was like at rest, and whether it is so again.  `admin` has the metrics.
+
+    golden: a request that is always answered alike, and where.
+    """
 
     server: Served
     key: str = ""
     admin: str = ""
+    golden: tuple[str, dict[str, Any]] = ("/v1/completions", GOLDEN)
     http: httpx.Client = field(init=False)
     refused: int = 0
     """5xx answers that were called for."""
@@ -63,9 +69,11 @@ class Watch:
         return self.http.get(f"{self.admin}/metrics").text
 
     def _ask(self) -> str:
-        answer = self.http.post("/v1/completions", json=GOLDEN)
+        path, body = self.golden
+        answer = self.http.post(path, json=body)
         assert answer.status_code == 200, answer.text
-        text: str = answer.json()["choices"][0]["text"]
+        told = answer.json()
+        text: str = told["choices"][0]["text"] if "choices" in told else json.dumps(told["data"])
         return text
 
     def _loop_tasks(self) -> float:

@@ -10,17 +10,17 @@ import numpy as np
 import openai
 import pytest
 
-from tests import encoders
 from tests.attacks import sum_of
 from tests.servers import Served, served
 from tests.serving.encoder_support import LABELS
+from tests.tiny_encoders import POSITIONS, write_bert
 
 TEXTS = ["the cat sat", "a dog", "find the dog", "cat " * 40, "z", "中文", "[MASK] \0"] * 5
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = encoders.saved(tmp_path_factory.mktemp("bert"))
+    folder = write_bert(tmp_path_factory.mktemp("bert"))
     with served(folder, "--served-model-name", "tiny", "--threads", 1, "--dtype", "fp32") as running:
         yield running
 
@@ -40,7 +40,7 @@ def test_bits_do_not_depend_on_the_batch_nor_on_the_encoding(vectors: Served) ->
     for at, one in enumerate(together):
         assert one.embedding == alone[at % 7].embedding == floats[at % 7].embedding
     assert len({tuple(one.embedding) for one in alone}) == 7
-    assert len(alone[0].embedding) == encoders.WIDTH
+    assert len(alone[0].embedding) == 64
 
 
 def test_token_ids_give_what_their_text_gives(vectors: Served) -> None:
@@ -60,7 +60,7 @@ def test_as_many_texts_as_may_be(vectors: Served) -> None:
 
 
 def test_what_cannot_be_read_is_refused_and_the_next_is_answered(vectors: Served) -> None:
-    wrong = ["", [], "cat " * 100, "cat " * 25_000, [10**6], ["a", 5], [[2], []], ["a"] * 2049]
+    wrong = ["", [], "cat " * POSITIONS, "cat " * 25_000, [10**6], ["a", 5], [[2], []], ["a"] * 2049]
     for one in wrong:
         answer = httpx.post(vectors.url + "/v1/embeddings", json={"model": "tiny", "input": one})
         assert answer.status_code == 400, one
@@ -82,9 +82,9 @@ def test_the_model_says_what_it_is_for(vectors: Served) -> None:
 
 def test_classes_and_pairs(tmp_path_factory: pytest.TempPathFactory) -> None:
     home = tmp_path_factory.mktemp("heads")
-    classifier = encoders.saved(home / "classes", "BertForSequenceClassification", LABELS)
-    tagger = encoders.saved(home / "tags", "BertForTokenClassification", LABELS)
-    scorer = encoders.saved(home / "pairs", "BertForSequenceClassification", ("LABEL_0",))
+    classifier = write_bert(home / "classes", *LABELS, name="BertForSequenceClassification")
+    tagger = write_bert(home / "tags", *LABELS, name="BertForTokenClassification")
+    scorer = write_bert(home / "pairs", "LABEL_0", name="BertForSequenceClassification")
     arguments = ("--threads", 1, "--dtype", "fp32", "--served-model-name", "tiny")
     with served(classifier, *arguments) as classes:
         both = post(classes, "/classify", input=TEXTS[:3])["data"]
