@@ -74,7 +74,8 @@ class Soak:
         rng = random.Random(4)
         async with aiohttp.ClientSession() as session:
             asked = [ask(session, self.url, one) for one in filling]
-            assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {"done"}
+            outcomes = await asyncio.gather(*asked)
+            assert {outcome.kind for outcome in outcomes} == {"done"}, outcomes
             for _ in range(FIRST_GRAMMARS // AT_ONCE):
                 fresh = [self._fresh_grammar(session, rng) for _ in range(AT_ONCE)]
                 assert set(await asyncio.gather(*fresh)) == {None}
