@@ -99,7 +99,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def served_model(url: str, process: psutil.Process) -> str:
+def served_model(name: str, url: str, process: psutil.Process) -> str:
     """The id of the one model, once the server takes requests; RuntimeError if it never does."""
     deadline = time.monotonic() + START_SECONDS
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
@@ -109,7 +109,7 @@ def served_model(url: str, process: psutil.Process) -> str:
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    raise RuntimeError("a server does not serve; see its log")
+    raise RuntimeError(f"{name}: does not serve; see {name}.log")
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def started(named_command: str, logs: Path) -> Iterator[Server]:
         process = psutil.Process(child.pid)
         url = f"http://127.0.0.1:{port}"
         try:
-            server = Server(name, url, served_model(url, process), process)
+            server = Server(name, url, served_model(name, url, process), process)
             server.suspend()
             yield server
         finally:
@@ -153,8 +153,11 @@ async def answer(session: aiohttp.ClientSession, server: Server, prompt: list[in
 async def seconds(server: Server, work: Work, vocabulary: range) -> float:
     """Wall time of the whole work, after one short answer."""
     prompts = [random.choices(vocabulary, k=work.prompt) for _ in range(work.requests)]
+    connector = aiohttp.TCPConnector(
+        limit=0, force_close=True
+    )  # llama.cpp's server closes what it has answered on
     timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         await answer(session, server, random.choices(vocabulary, k=4), 2)
 
         async def stream() -> None:
