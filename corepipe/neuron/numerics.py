@@ -260,7 +260,7 @@ class Scores:
         if self.causal:
             return distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
         farthest = np.inf if self.window is None else self.window // 2
-        return np.abs(distance) > farthest
+        return np.asarray(np.abs(distance) > farthest, np.bool_)
 
 
 def attend(q: F32, keys: F32, values: F32, positions: I32, kind: Scores, compute: DType) -> F32:
