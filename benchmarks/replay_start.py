@@ -105,9 +105,10 @@ def started(folder: Path, asked: int) -> Start:
             raise RuntimeError("the server did not start: " + "".join(said))
         _await(found[1] + "/health")
         seconds = time.perf_counter() - began
-        answer = httpx.post(found[1] + "/v1/chat/completions", content=body(asked))
-        assert answer.text.encode() == b"".join(stream(asked)), answer.text
+        kind = {"content-type": "application/json"}
+        answer = httpx.post(found[1] + "/v1/chat/completions", content=body(asked), headers=kind)
         process.terminate()
+        assert answer.text.encode() == b"".join(stream(asked)), answer.text
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Start(seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
