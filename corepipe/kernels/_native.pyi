@@ -107,8 +107,8 @@ class Program:
         """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention.
 
         Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
-        those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the key
-        is ahead, from -reach on; reach is 64 more than positions differ by.
+        those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the
+        key is ahead, from -reach on; reach is 64 more than positions differ by.
 
         softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
         head's slope for each position that the key lies back.
@@ -119,8 +119,8 @@ class Program:
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:
-        """One row of each sequence's, which a batch then has one logit row of: "first", "last", "mean", "max",
-        "mean_sqrt_len", "weighted_mean"."""
+        """One row of each sequence's, which a batch then has one logit row of: "first", "last", "mean",
+        "max", "mean_sqrt_len", "weighted_mean"."""
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:
         """group: indices of the Programs that take part, in rank order."""
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
@@ -136,7 +136,7 @@ class Pool:
     def close(self) -> None: ...
 
 class Executor:
-    """Runs the Programs of one replica; `result` is the value of `programs[-1]` that is given or drawn from."""
+    """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is given or drawn from."""
 
     def __init__(self, pool: Pool, programs: Sequence[Program], result: int, width: int) -> None: ...
     def submit(
@@ -149,7 +149,7 @@ class Executor:
         sampling: object | None,
         types: I32 | None = None,
     ) -> int:
-        """Copies its arguments, queues the batch and returns its ticket; types [M], or none, as programs read.
+        """Copies its arguments, queues the batch, returns its ticket; types [M], or none, as Programs read.
 
         `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.

@@ -140,7 +140,7 @@ def test_biases(tmp_path: Path) -> None:
         ({"model_type": "mamba"}, "'mamba' is not supported .known: albert, bert, .* llama, .* qwen3, "),
         (
             {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-            r"mixtral is timed, not computed yet \(Experts of layer 0 has neither .* are bloom, .* llama, ",
+            r"mixtral is timed, not computed yet \(Experts of layer 0 has neither .* are albert, .* llama, ",
         ),
         ({"model_type": "absent"}, "model_type is missing"),
         (

@@ -20,7 +20,7 @@ CONTESTED = 4
 """Requests of the other key that find several of the flood's waiting."""
 
 LONG = (24, 24)
-"""Tokens of the flood's answers: its places in the queue stay taken for longer than its clients need to ask."""
+"""Tokens of the flood's answers: places in the queue stay taken for longer than its clients need to ask."""
 
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:

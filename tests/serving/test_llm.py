@@ -315,7 +315,7 @@ OPTIONS = [
     ),
     ({"time_scale": 2.0}, r"time_scale: only the device clock has a time scale \(clock"),
     ({"formatt": "int8"}, "formatt is no option of LLM; did you mean format"),
-    ({"xyz": 1}, "xyz is no option of LLM; there are model, format"),
+    ({"xyz": 1}, "xyz is no option of LLM; there are model, task, format"),
     ({"format": "int4"}, "format: Input should be"),
     ({"max_num_seqs": 0}, "max_num_seqs: "),
     ({"instance": "inf1.xlarge", "timing_model": "llama-3.1-70b"}, "instance='"),

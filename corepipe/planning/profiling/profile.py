@@ -107,7 +107,8 @@ class Run:
         self.graph, self.programs = compile_(setup)
         cut = modes.compiler(self.graph, setup.instance, setup.profile)
         self.memory = plan_memory(self.programs, setup.placement, setup.instance, setup.limits, cut)
-        _check_batch(setup, self.memory.num_blocks)
+        if self.memory.block_bytes:
+            _check_batch(setup, self.memory.num_blocks)
         self.full_pipe = CostModel(
             self.programs, setup.instance, setup.profile, setup.placement.data, batch=setup.batch
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
@@ -68,15 +67,9 @@ class Driver:
         self._reporter = Reporter()
         self._grammars = GrammarPool(self._constrain, on_compiled)
         self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
-        self._preparing: threading.Thread | None = None
         self._accepted = 0
         self._untold: deque[Completed] = deque()
         self._outputs: list[Output] = []
-
-    def prepare_grammars(self) -> None:
-        """Makes what grammars need, on a thread of its own: later it would hold up who is answered."""
-        self._preparing = threading.Thread(target=self._vocabulary.prepare, name="grammars", daemon=True)
-        self._preparing.start()
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -163,8 +156,6 @@ class Driver:
 
     def close(self) -> None:
         """Frees the deployment; batches in flight are dropped."""
-        if self._preparing is not None:
-            self._preparing.join()  # Python's end must not find it in a library's native code
         self._deployment.close()
 
     def submitted(self, _replica: Replica, batch: InFlight) -> None:

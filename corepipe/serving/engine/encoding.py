@@ -111,11 +111,11 @@ class EncodingRunner:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         assert output.values is not None
-        bad: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(output.values)).any(axis=1)
+        finite: list[bool] = np.logical_and.reduce(np.isfinite(output.values), axis=1).tolist()
         failures = [
             Failure(chunk.request, "overflow", OVERFLOW)
             for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
-            if bad[rows.start : rows.stop].any()
+            if not all(finite[rows.start : rows.stop])
         ]
         return StepResult(step, output, step.drawn_rows, failures)
 

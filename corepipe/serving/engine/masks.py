@@ -6,7 +6,6 @@ requests are refused.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -118,14 +117,6 @@ class Vocabulary:
             while len(self._kept) > MOST_KEPT or sum(map(len, self._kept)) > MOST_KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
         return Constraint(matcher, seconds)
-
-    def prepare(self) -> None:
-        """Makes what all grammars need, so that the first of them finds it made.
-
-        That takes up to some 100 ms at a time in which no other thread runs.
-        """
-        with self._lock, contextlib.suppress(GrammarError):  # of which the first request is told
-            self._known_tokenizer()
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Called with the lock held: it is made once."""

@@ -114,7 +114,6 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
         freeze_heap()
         wake_promptly()
         send(deployment.ready)
-        driver.prepare_grammars()
         serve(driver, inbox, send, epoch=start.epoch)
     finally:
         driver.close()

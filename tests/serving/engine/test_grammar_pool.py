@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from llguidance import LLMatcher
 
 from corepipe.models import registry
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import HostClock, PacedClock, VirtualClock
 from corepipe.serving.engine import grammar_pool
 from corepipe.serving.engine.driver import Driver
@@ -23,7 +21,7 @@ from corepipe.serving.engine.grammar_pool import Compilation, GrammarPool
 from corepipe.serving.engine.masks import Constraint, GrammarError, Vocabulary
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.messages import Abort, Sampling
-from tests.servers import TINY, served, until
+from tests.servers import TINY, until
 from tests.serving.engine_support import VOCAB, by_request, deployment, run, submit
 
 ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")
@@ -241,45 +239,3 @@ def test_where_the_library_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(GrammarError, match="llguidance is not installed"):
         Vocabulary(tokenizer, 320).constraint("start: /a/")
-
-
-def test_what_grammars_need_can_be_made_before_the_first() -> None:
-    asked = []
-
-    def read() -> Tokenizer:
-        asked.append(threading.current_thread())
-        return tokenizer()
-
-    vocabulary = Vocabulary(read, 320)
-    vocabulary.prepare()
-    vocabulary.prepare()
-    vocabulary.constraint(ANYTHING)
-    assert len(asked) == 1
-
-
-def test_what_cannot_be_prepared_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    vocabulary = Vocabulary(tokenizer, 320)
-    vocabulary.prepare()
-    with pytest.raises(GrammarError, match="llguidance is not installed"):
-        vocabulary.constraint(ANYTHING)
-
-
-def test_a_driver_prepares_beside_its_turns() -> None:
-    asked = []
-
-    def read() -> Tokenizer:
-        asked.append(threading.current_thread())
-        return tokenizer()
-
-    driver = Driver(replace(deployment(clock=HostClock()), tokenizer=read))
-    driver.prepare_grammars()
-    driver.close()
-    assert [thread is not threading.current_thread() for thread in asked] == [True]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_engine_is_prepared_before_anybody_asks_for_a_grammar() -> None:
-    with served(TINY) as server:
-        maps = Path(f"/proc/{server.engine().pid}/maps")
-        assert until(lambda: "llguidance" in maps.read_text())
