@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
 from corepipe.models.tasks import Activation, Task, TaskInfo
@@ -14,8 +13,7 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.llm_prompts import Prompt, listed, several
 from corepipe.serving.messages import DeviceTimes, Output, Submit
-
-F32 = npt.NDArray[np.float32]
+from corepipe.serving.values import F32, activated, normalized
 
 METHODS = {
     Task.GENERATE: "generate or chat",
@@ -24,8 +22,6 @@ METHODS = {
     Task.SCORE: "score",
 }
 """What an LLM does for each task."""
-
-LEAST_NORM = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,9 @@ class Texts:
         """Of a text that has come back."""
         vector = text.values[0]
         if dimensions is not None and dimensions < len(vector):
-            vector = unit(vector[None, :dimensions])[0] if self._task.normalized else vector[:dimensions]
+            vector = (
+                normalized(vector[None, :dimensions])[0] if self._task.normalized else vector[:dimensions]
+            )
         return EmbeddingOutput(text.prompt, text.submit.prompt, vector, text.device)
 
     def classification(self, text: EncodedText, *, use_activation: bool) -> ClassificationOutput:
@@ -162,7 +160,9 @@ class Texts:
         self, firsts: Sequence[EncodedText], seconds: Sequence[EncodedText]
     ) -> list[ScoreOutput]:
         """The cosine of each pair of vectors; the times on the device are those of the second text."""
-        one, other = (unit(np.concatenate([text.values for text in side])) for side in (firsts, seconds))
+        one, other = (
+            normalized(np.concatenate([text.values for text in side])) for side in (firsts, seconds)
+        )
         cosines = (one.astype(np.float64) * other).sum(axis=1).tolist()
         both = zip(firsts, seconds, cosines, strict=True)
         return [ScoreOutput(found, a.submit.prompt + b.submit.prompt, b.device) for a, b, found in both]
@@ -187,25 +187,6 @@ class Texts:
     def _submit(self, ids: list[int], second: int = 0) -> Submit:
         number, self._numbers = self._numbers, self._numbers + 1
         return Submit(f"text-{number}", ids, 0, second=second)
-
-
-def unit(vectors: F32) -> F32:
-    """Rows of length 1 [rows, width]; a row of zeros stays one."""
-    wide = vectors.astype(np.float64)
-    lengths = np.maximum(np.sqrt(np.square(wide).sum(axis=1, keepdims=True)), LEAST_NORM)
-    return np.asarray(wide / lengths, np.float32)
-
-
-def activated(scores: F32, activation: Activation) -> F32:
-    """Rows of scores [rows, labels] after the activation."""
-    wide = scores.astype(np.float64)
-    if activation is Activation.SOFTMAX:
-        powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-        wide = powers / powers.sum(axis=1, keepdims=True)
-    elif activation is Activation.SIGMOID:
-        small = np.exp(-np.abs(wide))  # which never overflows
-        wide = np.where(wide < 0, small, 1.0) / (1.0 + small)
-    return wide.astype(np.float32)
 
 
 def as_many(first: object, second: object) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from corepipe.errors import UserError
 from corepipe.models.tasks import Activation, Task, TaskInfo
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.llm import LLM
-from corepipe.serving.llm_texts import activated
+from corepipe.serving.values import activated
 from tests.serving.engine_support import BAD, encoder
 from tests.serving.test_llm import byte_tokenizer
 

@@ -13,7 +13,8 @@ from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
-from corepipe.serving.api.routes.values import F32, activated, array
+from corepipe.serving.api.routes.values import array
+from corepipe.serving.values import F32, activated
 
 encode = msgspec.json.encode
 

@@ -13,8 +13,9 @@ from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
-from corepipe.serving.api.routes.values import F32, Encoding, array, normalized, to_json
+from corepipe.serving.api.routes.values import Encoding, array, to_json
 from corepipe.serving.messages import Output
+from corepipe.serving.values import F32, normalized
 
 InputType = Literal[
     "query", "document", "passage", "search_query", "search_document", "classification", "clustering"

@@ -40,7 +40,8 @@ from corepipe.serving.api.routes.texts import (
     read_pairs,
     too_long,
 )
-from corepipe.serving.api.routes.values import activated, array
+from corepipe.serving.api.routes.values import array
+from corepipe.serving.values import activated
 
 VERSION = "1"
 """Of every model: there is one."""

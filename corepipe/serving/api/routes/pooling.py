@@ -14,8 +14,9 @@ from corepipe.serving.api.routes.embeddings import VectorRequest, vector
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
-from corepipe.serving.api.routes.values import F32, activated, array, to_json
+from corepipe.serving.api.routes.values import array, to_json
 from corepipe.serving.messages import Output
+from corepipe.serving.values import F32, activated
 
 PoolingTask = Literal["embed", "classify", "score", "token_classify"]
 

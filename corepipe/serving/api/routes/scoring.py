@@ -13,7 +13,8 @@ from corepipe.serving.api.routes.embeddings import InputType, named_prompt
 from corepipe.serving.api.routes.pooled import Result
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.texts import Pair, Prompt, Reading, read_entries, read_pairs
-from corepipe.serving.api.routes.values import activated, array, normalized
+from corepipe.serving.api.routes.values import array
+from corepipe.serving.values import activated, normalized
 
 SCORED = (Task.SCORE, Task.EMBED)
 """Tasks that scores can be had of."""

@@ -1,4 +1,4 @@
-"""What a model computed for a prompt, as numbers: vectors cut and normalised, scores made probabilities."""
+"""What a model computed for a prompt, as an array, and as JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from corepipe.models.tasks import Activation
 from corepipe.serving.api.http_errors import overflowed
 from corepipe.serving.messages import Output
+from corepipe.serving.values import F32
 
-F32 = npt.NDArray[np.float32]
 Encoding = Literal["float", "base64"]
-_LEAST_NORM = 1e-12
-"""As in sentence-transformers: a vector of zeros stays one."""
 
 
 def array(output: Output) -> F32:
@@ -25,25 +21,6 @@ def array(output: Output) -> F32:
     if not np.isfinite(found).all():
         raise overflowed("The model computed infinity or NaN.")
     return found.reshape(output.rows, -1)
-
-
-def normalized(vectors: F32) -> F32:
-    """Rows of length 1 [rows, width]; the lengths are added up in float64."""
-    lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(-1, keepdims=True))
-    unit: F32 = (vectors / np.maximum(lengths, _LEAST_NORM)).astype(np.float32)
-    return unit
-
-
-def activated(scores: F32, activation: Activation) -> F32:
-    """Of rows of scores [rows, labels], added up in float64."""
-    wide = scores.astype(np.float64)
-    if activation is Activation.SOFTMAX:
-        powers = np.exp(wide - wide.max(-1, keepdims=True))
-        wide = powers / powers.sum(-1, keepdims=True)
-    elif activation is Activation.SIGMOID:
-        small = np.exp(-np.abs(wide))  # never overflows
-        wide = np.where(wide >= 0, 1, small) / (1 + small)
-    return wide.astype(np.float32)
 
 
 def to_json(values: F32, encoding: Encoding) -> bytes:
