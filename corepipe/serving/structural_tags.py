@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from corepipe.serving.parsing.forcing import ANY_TEXT, marker, quoted
+from corepipe.serving.lark import ANY_TEXT, marker, quoted
 from corepipe.serving.schemas import Path, Schema, SchemaError
 
 MOST = 512

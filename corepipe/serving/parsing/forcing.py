@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from corepipe.errors import UserError
+from corepipe.serving.lark import ANY_TEXT, marker, quoted
 from corepipe.serving.parsing.formats import Body, CallFormat, Tags
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tag_calls import value_types
@@ -21,7 +22,6 @@ from corepipe.serving.schemas import Schema, resolved, texts
 MAX_REFERENCES = 8
 MAX_CALLS = 16
 """Of an answer: a model that never stops calling is stopped."""
-ANY_TEXT = "/(?s:.*)/"
 _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As models were shown JSON: one space, and none that goes on for ever."""
 
@@ -103,18 +103,6 @@ def _thoughts(reading: Reading, tokens: Mapping[str, int]) -> list[str]:
     if reasoning.closing in tokens:
         return [f'thoughts: {ANY_TEXT} {marker(reasoning.closing, tokens)} "\\n\\n"']
     return ['thoughts: thought "\\n\\n"', f"thought[suffix={quoted(reasoning.closing)}]: {ANY_TEXT}"]
-
-
-def quoted(text: str) -> str:
-    """As Lark's syntax has a text."""
-    return json.dumps(text)
-
-
-def marker(text: str, tokens: Mapping[str, int]) -> str:
-    """A marker: the token that it is, or its characters; nothing for none."""
-    if not text:
-        return ""
-    return f"<[{tokens[text]}]>" if text in tokens else quoted(text)
 
 
 class _Writer:
