@@ -122,7 +122,7 @@ def test_what_is_said_to_be_recorded_is() -> None:
     (said,) = re.findall(
         r"\*\*What is recorded\*\*: requests to (.*?) and\nthe lists of models", PAGE, re.DOTALL
     )
-    assert set(re.findall(r"`(/[\w/]+)`", said)) == {
+    assert set(re.findall(r"`(/[\w/{}]+)`", said)) == {
         route.path for route in ROUTES if route.recorded and route.method == "POST"
     }
 

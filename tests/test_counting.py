@@ -170,7 +170,7 @@ class Requests:
         return Known(body(self._ids(prompt), 4), [[Sequence(prompt, 0, 4, "error")]], 400)
 
     def no_route(self) -> Known:
-        return Known({"a": 1}, status=404, path="/v1/embeddings", handler="none", read=False)
+        return Known({"a": 1}, status=404, path="/v1/moderations", handler="none", read=False)
 
     def asks_for_a_model(self) -> Known:
         name, status = self._random.choice([("tiny", 200), ("other", 404)])

@@ -34,7 +34,7 @@ class Finished:
 
     Seconds are the host's, as the server saw them: in all and to the first token, from the request; in the
     queue; from there to the first token; and from that to the last.  None where it did not come so far.
-    One that asks for no token (`max_tokens` 0) has its result in the place of the first.
+    generates: whether it is of a model that generates; otherwise its result is in the place of a first token.
     """
 
     reason: str
@@ -49,6 +49,7 @@ class Finished:
     first_token_seconds: float | None
     decoding_seconds: float | None
     last: Output | None
+    generates: bool = True
 
     @property
     def answered(self) -> bool:
@@ -58,7 +59,7 @@ class Finished:
     @property
     def inference_seconds(self) -> float | None:
         """From the queue to the last token, or to the result."""
-        if not self.max_tokens:
+        if not self.generates:
             return self.prefill_seconds
         if self.prefill_seconds is None or self.decoding_seconds is None:
             return None
@@ -68,8 +69,8 @@ class Finished:
 class RequestMetrics:
     """Histograms are of sequences that were answered: one that was refused took no time, and has no size.
 
-    Of gaps between tokens, and of first tokens, all count, whatever became of their sequence.  What asks for
-    no token is in none of the histograms of tokens.
+    Of gaps between tokens, and of first tokens, all count, whatever became of their sequence.  What generates
+    nothing is in none of the histograms of tokens.
     """
 
     def __init__(self, longest: int) -> None:
@@ -114,7 +115,7 @@ class RequestMetrics:
         for choices in (parts[at : at + n] for at in range(0, len(parts), n)):
             if all(choice.answered for choice in choices):
                 most = max(choice.generated_tokens for choice in choices)
-                asked = any(choice.max_tokens for choice in choices)
+                asked = any(choice.generates for choice in choices)
                 told = most if asked else None
                 of_prompt = {"request_params_n": n, "request_max_num_generation_tokens": told}
                 _observe(self._sequences, of_prompt)
@@ -169,7 +170,7 @@ def _seen(part: Finished) -> dict[str, float | None]:
         "request_num_preemptions": part.last.preemptions if part.last else None,
         "request_prefill_kv_computed_tokens": part.prompt_tokens - part.cached_tokens,
     }
-    return found if part.max_tokens else _without(found, _OF_TOKENS)
+    return found if part.generates else _without(found, _OF_TOKENS)
 
 
 def _without(found: dict[str, float | None], names: Collection[str]) -> dict[str, float | None]:
@@ -202,7 +203,7 @@ def _on_device(part: Finished) -> dict[str, float | None]:
         "time_to_first_token_seconds": times.time_to_first_token_ms,
         "time_per_output_token_seconds": times.time_per_output_token_ms,
     }
-    milliseconds = milliseconds if part.max_tokens else _without(milliseconds, _OF_TOKENS)
+    milliseconds = milliseconds if part.generates else _without(milliseconds, _OF_TOKENS)
     return {name: value if value is None else value / 1e3 for name, value in milliseconds.items()}
 
 

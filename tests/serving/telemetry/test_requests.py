@@ -24,6 +24,7 @@ def test_what_asks_for_no_token_is_in_no_histogram_of_tokens() -> None:
                 cached_tokens=0,
                 generated_tokens=0,
                 max_tokens=0,
+                generates=False,
                 n=1,
                 seconds=0.02,
                 queue_seconds=0.005,

@@ -229,6 +229,7 @@ class Pooling:
             first_token_seconds=None,
             decoding_seconds=None,
             last=output,
+            generates=False,
         )
 
 
