@@ -17,6 +17,7 @@ from corepipe.cli.ports import open_ports, tell_of_admin_port, tell_of_faults, u
 from corepipe.errors import UserError
 from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity
+from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.neuron.graph import FORMATS
@@ -114,7 +115,8 @@ def _service(one: _Found, urls: list[str], found: Sequence[_Found]) -> Service:
     task = registry.load(one.path).task(one.engine.task)
     service = Service(client, tokenizer, one.engine, one.server, __version__, task)
     service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
-    client.notes.append(service.dialect.summary())
+    if task.task is Task.GENERATE:
+        client.notes.append(service.dialect.summary())
     return service
 
 
