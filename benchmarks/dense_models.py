@@ -28,6 +28,8 @@ from transformers import (
     GPTNeoXConfig,
     PhiConfig,
     PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 POSITIONS = 2048
@@ -59,15 +61,28 @@ OLDER_FIELDS = {
 """What readers of configs from before transformers 5 look for."""
 
 
-def save_tokenizer(file: Path, out: Path) -> None:
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
+def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-def random_model(shape: str, tokenizer: Path, out: Path) -> None:
+def write_whole_characters(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tokens that are parts of characters, or none of the tokenizer's, are never the likeliest: llama.cpp's
+    server drops an answer whose text ends inside a character."""
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    broken = [token for token, text in enumerate(texts) if "\ufffd" in text or not text]
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head[broken] = 0
+        head[len(tokenizer) :] = 0
+
+
+def random_model(shape: str, file: Path, out: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
+    tokenizer = read_tokenizer(file)
+    write_whole_characters(model, tokenizer)
     model.save_pretrained(out)
-    save_tokenizer(tokenizer, out)
+    tokenizer.save_pretrained(out)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | OLDER_FIELDS[shape], indent=1))
 
@@ -81,7 +96,7 @@ def from_gguf(file: Path, out: Path) -> None:
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.save_pretrained(out)
-    save_tokenizer(file, out)
+    read_tokenizer(file).save_pretrained(out)
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
