@@ -24,12 +24,14 @@ ROOT = Path(__file__).parents[3]
 Client = ProcessClient | InProcessClient
 
 
-def child(assemble: str) -> tuple[str, ...]:
-    """A command that runs the engine's process with `assemble` of the tests in place of the real one."""
+def child(assemble: str, begin: str = "") -> tuple[str, ...]:
+    """A command that runs the engine's process with `assemble` of the tests in place of the real one, and
+    before it, when all is imported, a line of Python."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from corepipe.serving.engine.process import main\n"
         f"from tests.serving.engine_support import {assemble} as assemble\n"
+        f"{begin}\n"
         "sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))"
     )
     return sys.executable, "-c", code

@@ -95,6 +95,17 @@ async def next_is(client: ProcessClient, assemble: str) -> None:
     client._program = child(assemble)
 
 
+async def spare_is(client: ProcessClient, assemble: str) -> None:
+    """As `next_is`, and its imports, which say nothing of their progress, are over when it is started."""
+    await next_is(client, assemble)
+    client._program = child(assemble, begin="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    client._prepare()
+    assert client._spare is not None
+    spare = psutil.Process(client._spare.pid)
+    while spare.status() != psutil.STATUS_STOPPED:
+        await asyncio.sleep(0.005)
+
+
 def tokens_of(outputs: list[Output]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
@@ -306,7 +317,7 @@ def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: py
     loads_within(monkeypatch, LOAD_CPU_SECONDS / 2)
 
     async def body(client: ProcessClient) -> None:
-        await next_is(client, "assemble_busily")
+        await spare_is(client, "assemble_busily")
         signalled(client)
         await restarted(client)
         assert client.restarts == {"killed": 1}
