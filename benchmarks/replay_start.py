@@ -11,6 +11,7 @@ rounds; ends with 1 where the fastest takes more than `--most`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import resource
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -94,33 +96,34 @@ def started(folder: Path, asked: int) -> Start:
     """One start, and an answer to the request of cassette number `asked`."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [sys.executable, "-m", "corepipe", "serve", "--replay", str(folder), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if found := READY.search(line):
-                break
-        else:
-            raise RuntimeError("the server did not start: " + "".join(said))
-        _await(found[1] + "/health")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url = _ready(process)
         seconds = time.perf_counter() - began
         kind = {"content-type": "application/json"}
-        answer = httpx.post(found[1] + "/v1/chat/completions", content=body(asked), headers=kind)
+        answer = httpx.post(url + "/v1/chat/completions", content=body(asked), headers=kind)
+    finally:
         process.terminate()
-        assert answer.text.encode() == b"".join(stream(asked)), answer.text
+        process.communicate()
+    assert answer.text.encode() == b"".join(stream(asked)), answer.text
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Start(seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def _await(url: str) -> None:
-    while True:
-        try:
-            if httpx.get(url).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
+def _ready(process: subprocess.Popen[str]) -> str:
+    """Waits until the server takes requests; its address.  Raises RuntimeError where it has ended instead."""
+    assert process.stderr is not None
+    said, url = [], ""
+    while not url and (line := process.stderr.readline()):
+        said.append(line)
+        if found := READY.search(line):
+            url = found[1]
+    while process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if url and httpx.get(url + "/health").status_code == HTTPStatus.OK:
+                return url
         time.sleep(0.005)
+    raise RuntimeError("the server has ended before it was ready: " + "".join(said) + process.stderr.read())
 
 
 def main(cassettes: int, rounds: int, most: float) -> bool:
