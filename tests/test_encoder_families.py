@@ -11,9 +11,10 @@ from safetensors.numpy import save_file
 from corepipe.models.registry import load
 from corepipe.neuron.placement import Placement
 from tests.parity import encoder_cases, formula
+from tests.parity.checkpoints import BOUND
 from tests.parity.encode import Encoder
 from tests.parity.encoder_cases import EncoderCase
-from tests.parity.encoder_expected import BOUND, DATA, difference, load_expected
+from tests.parity.encoder_expected import DATA, difference, load_expected
 
 CASES = {case.name: case for case in encoder_cases.CASES}
 NEAR = 0.05

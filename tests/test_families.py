@@ -145,6 +145,6 @@ def test_it_is_served(name: str, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     with LLM(str(folder), format="fp32", max_model_len=POSITIONS, pipeline=2, cache_dir=folder) as llm:
         (said,) = llm.generate([model.prompt[:PROMPT]], params)
-    twin = Evaluator.reference(registry.load(folder), "fp32", POSITIONS)
+    twin = Evaluator(registry.load(folder), "fp32", POSITIONS, "reference")
     assert twin.agreement(model.prompt[:PROMPT], said.token_ids) == 12
     assert isinstance(said.text, str)

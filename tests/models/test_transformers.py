@@ -22,7 +22,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor:
     expected = answers.load(name)
     model = registry.load(expected.write(tmp_path))
     model.check(model.graph(registry.FORMATS["fp32"]))
-    evaluator = getattr(Evaluator, executor)(model, "fp32", len(expected.prompt))
+    evaluator = Evaluator(model, "fp32", len(expected.prompt), executor)
     verdict = answers.judge(evaluator.logits(expected.prompt), expected)
     evaluator.close()
     assert verdict.good, verdict

@@ -10,36 +10,30 @@ Exits with 1 where one is outside its bound.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 
-from tests.parity import formula
-from tests.parity.all_families import OF_THE_MAKER, stored_shapes
+from tests.parity import live
+from tests.parity.checkpoints import BOUND, Checkpoint
 from tests.parity.encode import Text
 from tests.parity.encoder_cases import BASE, CASES, PAD, SEQUENCE, EncoderCase, serving_config
-from tests.parity.encoder_expected import BOUND, ExpectedValues, difference, expect
+from tests.parity.encoder_expected import ExpectedValues, difference, expect
+from tests.parity.executors import KINDS
 
 
 @torch.no_grad()
 def ask_transformers(case: EncoderCase, folder: Path) -> ExpectedValues:
-    """Saves the model as transformers does, fills the file by the formula, and reads it back."""
+    """Of the model that transformers saves, filled by the formula and read back."""
     made = getattr(transformers, case.model_class)
-    made(getattr(transformers, case.config_class)(**case.options)).save_pretrained(folder)
-    shapes = stored_shapes(folder / "model.safetensors")
-    formula.write_safetensors(folder / "model.safetensors", shapes)
+    saved = live.saved(made(getattr(transformers, case.config_class)(**case.options)), folder)
     model = made.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = {key: value for key, value in written.items() if not OF_THE_MAKER.fullmatch(key)}
-    config = serving_config(case, {**config, "architectures": [case.model_class]})
+    config = serving_config(case, {**saved.config, "architectures": [case.model_class]})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return expect(config, shapes, answers(case, model))
+    return expect(Checkpoint(config, saved.shapes), answers(case, model))
 
 
 def answers(case: EncoderCase, model: torch.nn.Module) -> list[np.ndarray]:
@@ -63,26 +57,19 @@ def _padded(texts: list[Text], part, value: int) -> torch.Tensor:  # type: ignor
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", help="some of the models")
-    parser.add_argument("--write", action="store_true", help="keep what transformers answers")
-    arguments = parser.parse_args()
+def check(case: EncoderCase, folder: Path, write: bool) -> bool:
+    """Prints a row for each executor."""
+    expected = ask_transformers(case, folder)
+    if write:
+        expected.save(case.name)
     good = True
-    for case in (case for case in CASES if not arguments.names or case.name in arguments.names):
-        with tempfile.TemporaryDirectory() as folder:
-            expected = ask_transformers(case, Path(folder))
-            if arguments.write:
-                expected.save(case.name)
-            for executor in ("reference", "native"):
-                largest = difference(case, expected, Path(folder), executor)
-                mark = "" if largest <= BOUND else "  too far"
-                print(f"{case.name:24} {executor:10} {largest:10.1e}{mark}", flush=True)
-                good &= largest <= BOUND
-    sys.exit(0 if good else 1)
+    for kind in KINDS:
+        largest = difference(case, expected, folder, kind)
+        mark = "" if largest <= BOUND else "  too far"
+        print(f"{case.name:24} {kind:10} {largest:10.1e}{mark}", flush=True)
+        good &= largest <= BOUND
+    return good
 
 
 if __name__ == "__main__":
-    main()
+    live.run(__doc__, CASES, check)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +42,8 @@ HEAD = (
 def compare(model: Model, golden: Golden, executor: str, fmt: str) -> bool:
     """Prints one row; False if it is outside the stated limits, or is fp32 and a clear
     greedy choice differs."""
-    make: Callable[[Model, str, int], Evaluator] = getattr(Evaluator, executor)
     longest = max(len(p) + len(t) for p, t in zip(golden.prompts, golden.tokens, strict=True))
-    evaluator = make(model, fmt, max(longest, real.WINDOW))
+    evaluator = Evaluator(model, fmt, max(longest, real.WINDOW), executor)
     try:
         asked = list(zip(golden.prompts, golden.tokens, golden.leads, strict=True))
         asked = asked if fmt == "fp32" else asked[:ROUNDED_PROMPTS]

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.models.tasks import TaskInfo
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, TOKENS, Graph, InputKind
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Executor, StepInputs
-from corepipe.neuron.reference import ReferenceExecutor
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.program import StepInputs
+from tests.parity.executors import blocks_for, executor
 
 MAX_ROWS = 1024
-BLOCK = 32
 NO_TYPES = np.empty(0, np.int32)
 
 
@@ -43,21 +38,12 @@ class Encoder:
         model: Model,
         fmt: str,
         task: TaskInfo | None,
-        executor: str = "native",
+        kind: str = "native",
         placement: Placement | None = None,
     ) -> None:
         self.graph = model.graph(FORMATS[fmt], None, task)
-        programs = compile_graph(self.graph, placement or Placement())
-        blocks = -(-MAX_ROWS // BLOCK)
-        self._executor: Executor
-        if executor == "native":
-            weights = InMemoryWeights(self.graph, model.checkpoint.read)
-            self._executor = NativeExecutor(programs, weights, blocks, BLOCK, MAX_ROWS, native().Pool(2))
-        else:
-            tied = self.graph.tied
-            self._executor = ReferenceExecutor(
-                programs, lambda name: model.checkpoint.read(tied.get(name, name)), blocks, BLOCK
-            )
+        place = placement or Placement()
+        self._executor = executor(kind, model, self.graph, place, MAX_ROWS, MAX_ROWS)
 
     def close(self) -> None:
         self._executor.close()
@@ -80,7 +66,7 @@ def step_of(texts: Sequence[Text], graph: Graph) -> StepInputs:
     lengths = [len(text.ids) for text in texts]
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     reads_types = any(given.kind is InputKind.TYPES for given in graph.inputs)
-    blocks = -(-max(lengths) // BLOCK) if graph.causal else 0
+    blocks = blocks_for(max(lengths)) if graph.causal else 0
     return StepInputs(
         tokens=np.concatenate([text.ids for text in texts]).astype(np.int32),
         positions=np.concatenate([np.arange(length) for length in lengths]).astype(np.int32),

@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from corepipe.models.registry import load
-from tests.parity import formula
+from tests.parity.checkpoints import Checkpoint
 from tests.parity.encode import Encoder
 from tests.parity.encoder_cases import BASE, MASKED, EncoderCase
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "encoders"
-BOUND = 1e-4
-"""Largest difference of a value in fp32, as a share of the range of the values."""
 KEPT = (0, 64, -1)
 """Rows of the last text that are kept where each token has values."""
 
 
 @dataclass(frozen=True)
-class ExpectedValues:
+class ExpectedValues(Checkpoint):
     """A model, as its config and the shapes of a saved checkpoint's tensors, and its answers to the case's
     texts: a row a text, or some rows of the last text."""
 
-    config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
     values: np.ndarray
     spread: float
 
-    def write(self, folder: Path) -> Path:
-        """The model's directory."""
-        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
-        formula.write_safetensors(folder / "model.safetensors", self.shapes)
-        return folder
-
     def save(self, name: str) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
-        told = json.dumps({"config": self.config, "tensors": self.shapes}, sort_keys=True).encode()
         np.savez_compressed(
             DATA / f"{name}.npz",
-            told=np.frombuffer(told, np.uint8),
+            told=np.frombuffer(self.told().encode(), np.uint8),
             values=self.values,
             spread=np.float32(self.spread),
         )
 
 
-def expect(
-    config: dict[str, Any], shapes: dict[str, tuple[int, ...]], rows: list[np.ndarray]
-) -> ExpectedValues:
+def expect(model: Checkpoint, rows: list[np.ndarray]) -> ExpectedValues:
     """From what each text's rows are: one, or one a token."""
     spread = float(max(row.max() for row in rows) - min(row.min() for row in rows))
-    return ExpectedValues(config, shapes, kept(rows), spread)
+    return ExpectedValues(model.config, model.shapes, kept(rows), spread)
 
 
 def kept(rows: list[np.ndarray]) -> np.ndarray:
@@ -62,9 +47,8 @@ def kept(rows: list[np.ndarray]) -> np.ndarray:
 
 def load_expected(name: str) -> ExpectedValues:
     with np.load(DATA / f"{name}.npz") as stored:
-        told = json.loads(stored["told"].tobytes())
-        shapes = {tensor: tuple(shape) for tensor, shape in told["tensors"].items()}
-        return ExpectedValues(told["config"], shapes, stored["values"], float(stored["spread"]))
+        model = Checkpoint.of(stored["told"].tobytes())
+        return ExpectedValues(model.config, model.shapes, stored["values"], float(stored["spread"]))
 
 
 def difference(case: EncoderCase, expected: ExpectedValues, folder: Path, executor: str) -> float:

@@ -2,57 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
-
 import numpy as np
 
-from corepipe.kernels import native
 from corepipe.models.registry import Model
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Executor, StepInputs
-from corepipe.neuron.reference import ReferenceExecutor
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.program import StepInputs
+from tests.parity.executors import blocks_for, executor
 
-BLOCK = 32
 MAX_ROWS = 128
 
 
 class Evaluator:
-    """One sequence at a time on one executor; `capacity` is the longest sequence."""
+    """One sequence at a time on one core, of an executor of `executors.KINDS`; `capacity` is the longest
+    sequence."""
 
-    def __init__(self, executor: Executor, capacity: int, close: Callable[[], None]) -> None:
-        self._executor = executor
-        self._table = np.arange(-(-capacity // BLOCK), dtype=np.int32)[None]
-        self._close = close
-
-    @classmethod
-    def native(cls, model: Model, fmt: str, capacity: int) -> Self:
-        """The kernels, on one core."""
+    def __init__(self, model: Model, fmt: str, capacity: int, kind: str = "native") -> None:
         graph = model.graph(FORMATS[fmt])
-        weights = InMemoryWeights(graph, model.checkpoint.read)
-        pool = native().Pool(2)
-        programs = compile_graph(graph, Placement())
-        executor = NativeExecutor(programs, weights, -(-capacity // BLOCK), BLOCK, MAX_ROWS, pool)
-        return cls(executor, capacity, pool.close)
-
-    @classmethod
-    def reference(cls, model: Model, fmt: str, capacity: int) -> Self:
-        """The numpy twin, on one core."""
-        graph = model.graph(FORMATS[fmt])
-
-        def read(name: str) -> np.ndarray:
-            return model.checkpoint.read(graph.tied.get(name, name))
-
-        executor = ReferenceExecutor(compile_graph(graph, Placement()), read, -(-capacity // BLOCK), BLOCK)
-        return cls(executor, capacity, executor.close)
+        self._executor = executor(kind, model, graph, Placement(), capacity, MAX_ROWS)
+        self._table = np.arange(blocks_for(capacity), dtype=np.int32)[None]
 
     def close(self) -> None:
         self._executor.close()
-        self._close()
 
     def logits(self, tokens: list[int], start: int = 0) -> np.ndarray:
         """Logits [len(tokens), vocab] of tokens at positions `start` ...; what is before is in the cache."""

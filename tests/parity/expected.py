@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tests.parity import formula
 from tests.parity.cases import VOCAB
+from tests.parity.checkpoints import BOUND, Checkpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "families"
-BOUND = 1e-4
-"""Largest difference of a logit in fp32, as a share of the range of the logits."""
 CLEAR = 0.9
 """At least so many greedy choices have a lead that exceeds the bound."""
 KEPT = (40, 128, -1)
@@ -22,13 +19,11 @@ KEPT = (40, 128, -1)
 
 
 @dataclass(frozen=True)
-class Expected:
+class Expected(Checkpoint):
     """A model and transformers' answer to its prompt: the config, the shapes of a saved checkpoint's tensors,
     the logits at some positions (all of them, or KEPT), and of every one the greedy choice with its lead."""
 
     name: str
-    config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
     positions: tuple[int, ...]
     logits: np.ndarray
     spread: float
@@ -43,19 +38,9 @@ class Expected:
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
-    def write(self, folder: Path) -> Path:
-        """The model's directory."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
-        formula.write_safetensors(folder / "model.safetensors", self.shapes)
-        return folder
-
     def save(self) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
-        told = {"config": self.config, "tensors": self.shapes}
-        (DATA / f"{self.name}.json").write_text(
-            json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8"
-        )
+        (DATA / f"{self.name}.json").write_text(self.told() + "\n", encoding="utf-8")
         np.savez_compressed(
             DATA / f"{self.name}.npz",
             logits=self.logits[list(KEPT)],
@@ -65,24 +50,22 @@ class Expected:
         )
 
 
-def answered(
-    name: str, config: dict[str, Any], shapes: dict[str, tuple[int, ...]], logits: np.ndarray
-) -> Expected:
+def answered(name: str, model: Checkpoint, logits: np.ndarray) -> Expected:
     """From all logits [len(prompt), VOCAB]."""
     best = np.sort(logits, axis=1)[:, -2:]
     spread = float(logits.max() - logits.min())
     leads, choices = best[:, 1] - best[:, 0], logits.argmax(1)
-    return Expected(name, config, shapes, tuple(range(len(logits))), logits, spread, choices, leads)
+    every = tuple(range(len(logits)))
+    return Expected(model.config, model.shapes, name, every, logits, spread, choices, leads)
 
 
 def load(name: str) -> Expected:
-    told = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
-    shapes = {tensor: tuple(shape) for tensor, shape in told["tensors"].items()}
+    model = Checkpoint.of((DATA / f"{name}.json").read_text(encoding="utf-8"))
     with np.load(DATA / f"{name}.npz") as kept:
         return Expected(
+            model.config,
+            model.shapes,
             name,
-            told["config"],
-            shapes,
             KEPT,
             kept["logits"],
             float(kept["spread"]),

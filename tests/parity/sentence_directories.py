@@ -19,9 +19,9 @@ from corepipe.models import hub, registry
 from corepipe.models.registry import Model
 from corepipe.models.tasks import Activation
 from tests.parity import formula
-from tests.parity.all_families import stored_shapes
+from tests.parity.checkpoints import BOUND
 from tests.parity.encode import Encoder, Text
-from tests.parity.encoder_expected import BOUND
+from tests.parity.live import stored_shapes
 from tests.parity.texts import make_texts
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

@@ -1,0 +1,39 @@
+"""Small random models as tests keep them: a config and the names and shapes of a checkpoint's tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.parity import formula
+
+BOUND = 1e-4
+"""Largest difference of a value in fp32 from transformers', as a share of the range of the values."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """config: as a config.json has it.  shapes: of each tensor, whose values are the formula's."""
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def write(self, folder: Path) -> Path:
+        """The model's directory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+        formula.write_safetensors(folder / "model.safetensors", self.shapes)
+        return folder
+
+    def told(self) -> str:
+        """As JSON, the same for the same model."""
+        told = {"config": self.config, "tensors": self.shapes}
+        return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def of(cls, told: str | bytes) -> Checkpoint:
+        """What `told` told."""
+        read = json.loads(told)
+        return Checkpoint(read["config"], {name: tuple(shape) for name, shape in read["tensors"].items()})
