@@ -29,20 +29,22 @@ def test_values_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert difference(CASES[name], expected, expected.write(tmp_path), "native") <= BOUND
 
 
-@pytest.mark.parametrize("name", ["albert-base", "bert-classes", "roberta-tokens"])
+@pytest.mark.parametrize("name", ["albert-base", "bert-classes", "roberta-tokens", "vit-odd", "deit-taught"])
 def test_the_twin_has_the_same(name: str, tmp_path: Path) -> None:
     expected = load_expected(name)
     assert difference(CASES[name], expected, expected.write(tmp_path), "reference") <= BOUND
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["bert-classes", "camembert-base", "electra-tokens"])
+@pytest.mark.parametrize(
+    "name", ["bert-classes", "camembert-base", "electra-tokens", "vit-image", "deit-taught"]
+)
 def test_a_text_has_the_same_bits_alone_and_among_others(name: str, fmt: str, tmp_path: Path) -> None:
     case: EncoderCase = CASES[name]
     model = load(load_expected(name).write(tmp_path))
     encoder = Encoder(model, fmt, model.task())
     try:
-        texts = case.texts()
+        texts = case.inputs()
         together = encoder.values(texts)
         alone = [encoder.values([text])[0] for text in texts]
     finally:
@@ -56,13 +58,13 @@ def values(name: str, folder: Path, fmt: str, placement: Placement) -> np.ndarra
     model = load(load_expected(name).write(folder))
     encoder = Encoder(model, fmt, model.task(), placement=placement)
     try:
-        return np.concatenate(encoder.values(case.texts()))
+        return np.concatenate(encoder.values(case.inputs()))
     finally:
         encoder.close()
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["bert-classes", "albert-base", "roberta-tokens"])
+@pytest.mark.parametrize("name", ["bert-classes", "albert-base", "roberta-tokens", "vit-odd", "deit-taught"])
 def test_a_pipeline_has_the_same_bits_and_ranks_nearly(name: str, fmt: str, tmp_path: Path) -> None:
     whole, stages, ranks = (
         values(name, tmp_path, fmt, placement)

@@ -54,6 +54,10 @@ class Program:
         """The core's activations (for tests)."""
     def embed(self, out: int, table: npt.NDArray[Any]) -> None:
         """table [V, width]: f32, or bf16 as uint16."""
+    def patches(self, out: int) -> None:
+        """What a batch brings for each row."""
+    def first_rows(self, out: int, rows: F32) -> None:
+        """rows [count, width] take the place of `out` at the first `count` positions of a sequence."""
     def add_embedding(
         self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0, by: str = "position"
     ) -> None:
@@ -119,8 +123,8 @@ class Program:
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:
-        """One row of each sequence's, which a batch then has one logit row of: "first", "last", "mean",
-        "max", "mean_sqrt_len", "weighted_mean"."""
+        """One row of each sequence's, which a batch then has one logit row of: "first", "second", "last",
+        "mean", "max", "mean_sqrt_len", "weighted_mean"."""
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:
         """group: indices of the Programs that take part, in rank order."""
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
@@ -148,8 +152,10 @@ class Executor:
         logit_rows: I32,
         sampling: object | None,
         types: I32 | None = None,
+        patches: F32 | None = None,
     ) -> int:
-        """Copies its arguments, queues the batch, returns its ticket; types [M], or none, as Programs read.
+        """Copies its arguments, queues the batch, returns its ticket; types [M] and patches [M, width], or
+        none (patches: [0, 0]), as Programs read.
 
         `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.

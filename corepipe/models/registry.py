@@ -29,9 +29,9 @@ from corepipe.models.sentence_transformers import SentenceModel, read_sentence_m
 from corepipe.models.task_choice import Subject, choose
 from corepipe.models.tasks import Head, TaskInfo
 from corepipe.models.text.gguf_tokenizer import from_gguf
-from corepipe.models.text.tokenizer import Tokenizer, from_directory
+from corepipe.models.text.tokenizer import Tokenizer, from_directory, no_tokenizer
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
-from corepipe.neuron.graph import FORMATS, Format, Graph, Value
+from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class Architecture:
     def max_positions(self) -> int:
         """The longest sequence that the model claims to take, in tokens."""
         return self.config.max_positions
+
+    @property
+    def reads_text(self) -> bool:
+        graph = Architecture.graph(self, FORMATS["bf16"])
+        return any(given.kind is InputKind.TOKENS for given in graph.inputs)
 
     @cached_property
     def parameters(self) -> int:
@@ -180,6 +185,8 @@ class Model(Architecture):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        if not self.reads_text:
+            return no_tokenizer()
         if self._gguf is None:
             return from_directory(self.path, self.config.eos_ids, self.config.bos_id)
         return from_gguf(self._gguf, self.config.eos_ids)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 from corepipe.errors import UserError, shown
 from corepipe.models.config import MAX_POSITIONS, MAX_VOCAB, Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_activation
-from corepipe.models.tasks import Activation, Dense, Head, Normalize, Scores, Task, TaskInfo, Vectors
-from corepipe.neuron.graph import Graph, InputKind
+from corepipe.models.tasks import Activation, Dense, Head, Images, Normalize, Scores, Task, TaskInfo, Vectors
+from corepipe.models.vision.preprocessing import COLOURS, read_preprocessing
+from corepipe.neuron.graph import Graph, InputKind, image_shape
 from corepipe.neuron.ops import PoolingMode
 
 SEQUENCE, TOKENS, IMAGE = "ForSequenceClassification", "ForTokenClassification", "ForImageClassification"
+TAUGHT = f"{IMAGE}WithTeacher"
 MAX_LABEL = 1 << 10
+MAX_IMAGE = 1 << 23
+"""Numbers of an image: 1,672 pixels a side, and half a frame of what goes to the engine."""
 
 PROBLEMS: Mapping[str, Activation] = MappingProxyType(
     {
@@ -53,7 +58,7 @@ class Subject:
     @property
     def classifies(self) -> bool:
         """Whether the checkpoint has a head of classes."""
-        return self.architecture.endswith((SEQUENCE, TOKENS, IMAGE))
+        return self.architecture.endswith((SEQUENCE, TOKENS, IMAGE, TAUGHT))
 
     @property
     def reads_text(self) -> bool:
@@ -129,7 +134,7 @@ def _classify(task: Task, subject: Subject) -> TaskInfo:
     per_token = subject.architecture.endswith(TOKENS)
     if task is Task.SCORE and (len(labels) != 1 or not subject.architecture.endswith(SEQUENCE)):
         raise _refused(subject, task, f"a score is one number a text, this gives {len(labels)} classes")
-    head: Head = Scores(len(labels), per_token)
+    head: Head = Scores(len(labels), per_token, taught=subject.architecture.endswith(TAUGHT))
     return TaskInfo(
         task=task,
         max_tokens=_max_tokens(subject),
@@ -142,7 +147,22 @@ def _classify(task: Task, subject: Subject) -> TaskInfo:
         pairs=subject.reads_text and not per_token,
         types=_types(subject),
         head=head,
+        images=_images(subject, task),
     )
+
+
+def _images(subject: Subject, task: Task) -> Images | None:
+    """Raises UserError for images that are too large, and for a preprocessing that is not done here."""
+    given = next((one for one in subject.graph.inputs if one.kind is InputKind.PATCHES), None)
+    if given is None:
+        return None
+    rows = subject.graph.max_positions
+    shape = image_shape(given, rows)
+    if prod(shape) > MAX_IMAGE:
+        raise _refused(subject, task, f"its images have {prod(shape)} numbers, more than {MAX_IMAGE}")
+    folder = subject.folder if shape[0] == COLOURS else None  # others come as tensors
+    found = None if folder is None else read_preprocessing(folder, subject.architecture, shape[1])
+    return Images(shape, rows, found)
 
 
 def _types(subject: Subject) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from corepipe.models.vision.preprocessing import Preprocessing, Size
 from corepipe.neuron.graph import Function
 from corepipe.neuron.ops import PoolingMode
 
@@ -52,14 +53,31 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """So many numbers of each text, or of each of its tokens."""
+    """So many numbers of each text, or of each of its tokens; `taught`: the mean of two heads (DeiT's)."""
 
     labels: int
     per_token: bool = False
+    taught: bool = False
 
 
 Head = Vectors | Scores
 """What is put on a model's hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What a model reads of an image: numbers [channels, height, width], as so many rows.
+
+    preprocessing: how they are made of an image's pixels; None where the model's files do not say.
+    """
+
+    shape: tuple[int, int, int]
+    rows: int
+    preprocessing: Preprocessing | None
+
+    @property
+    def size(self) -> Size:
+        return Size(*self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,7 @@ class TaskInfo:
     none).  normalized: vectors have length 1.  dimensions: numbers a row of what is computed.  matryoshka: to
     how many of them vectors may be cut (empty: to any; None: they may not).  per_token: a row a token, not
     one a text.  pairs: two texts can be read as one.  types: the graph reads token types.  head: what the
-    graph has on top (None: what generates).
+    graph has on top (None: what generates).  images: what it reads of them (None: it reads texts).
     """
 
     task: Task
@@ -88,3 +106,4 @@ class TaskInfo:
     pairs: bool = False
     types: bool = False
     head: Head | None = None
+    images: Images | None = None

@@ -8,7 +8,7 @@ rows side by side, or a gain less one.  A `WeightMap` says so; `MappedCheckpoint
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.models.checkpoints.checkpoint import Checkpoint, missing
+from corepipe.models.vision.positions import interpolated, is_grid
 from corepipe.neuron.graph import Graph, HeadLayout, WeightSpec
 
 F32 = npt.NDArray[np.float32]
@@ -36,13 +37,41 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Stacked:
+    """A weight of `shape` that is kept as one tensor or several, whose elements follow one another.
+
+    stored: the shape of each.  tensors: as in the graph's names from where the weight's own end begins.
+    grid: positions of a square of patches, after so many others; one of another size is interpolated (None:
+    it is no grid).
+    """
+
+    tensors: tuple[str, ...]
+    stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    grid: int | None = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape can be read."""
+        if self.grid is None or len(shape) != len(self.stored):
+            return shape == self.stored
+        return (shape[0], shape[2]) == (self.stored[0], self.stored[2]) and is_grid(shape[1], self.grid)
+
+    def made(self, parts: Sequence[F32]) -> F32:
+        """The weight."""
+        if self.grid is not None and parts[0].shape != self.stored:
+            return interpolated(parts[0][0], self.grid, self.shape[0])
+        return np.concatenate([part.reshape(-1) for part in parts]).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightMap:
     """How checkpoints of a family differ from its graph.  Modules are known by the end of their names.
 
     prefix: what names begin with in the graph; in a checkpoint one of `prefixes` may stand there instead (a
     model that was saved without its head has none).  spellings: what stands somewhere in names of the graph,
     and what may stand there instead.  parts: modules that are rows of a tensor.  transposed:
-    modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.
+    modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.  stacked: weights
+    that have other dimensions, by the end of their names.
     """
 
     prefix: str = "model."
@@ -51,6 +80,7 @@ class WeightMap:
     parts: Mapping[str, Part] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     less_one: tuple[str, ...] = ()
+    stacked: Mapping[str, Stacked] = field(default_factory=dict)
 
     def spelled(self, name: str) -> Iterator[str]:
         """How a tensor of the graph may be called in a checkpoint."""
@@ -65,9 +95,10 @@ class WeightMap:
 
     def fingerprint(self) -> str:
         """Changes when a weight would be read in another way; empty where names alone may differ."""
-        if not (self.parts or self.transposed or self.less_one):
+        if not (self.parts or self.transposed or self.less_one or self.stacked):
             return ""
         digest = hashlib.sha256(repr((self.transposed, self.less_one)).encode())
+        digest.update(repr(sorted(self.stacked.items())).encode() if self.stacked else b"")
         for name, part in sorted(self.parts.items()):
             digest.update(f" {name} {part.tensor} {part.count} ".encode())
             digest.update(part.rows.astype("<i8").tobytes())
@@ -158,6 +189,8 @@ class MappedCheckpoint:
 
     def read(self, name: str) -> F32:
         """A fresh fp32 C-contiguous weight; raises UserError for missing tensors and broken files."""
+        if (stacked := self._stacked(name)) is not None:
+            return stacked[1].made([self._stored.read(part) for part in self._tensors_of(name, *stacked)])
         source = self._source(name)
         values = self._stored.read(self._present(source))
         if source.transposed:
@@ -190,7 +223,26 @@ class MappedCheckpoint:
     def _names(self) -> frozenset[str]:
         return frozenset(self._stored.names())
 
+    def _stacked(self, name: str) -> tuple[str, Stacked] | None:
+        """What is said of a weight that has other dimensions, and by which end of its name."""
+        return next((item for item in self._map.stacked.items() if _ends(name, item[0])), None)
+
+    def _tensors_of(self, name: str, end: str, stacked: Stacked) -> Iterator[str]:
+        """Raises UserError where one is missing or has another shape."""
+        for tensor in stacked.tensors:
+            found = self._prefixed(name.removesuffix(end) + tensor)
+            if found not in self._names:
+                raise missing(self.path, found)
+            if not stacked.fits(self._stored.shape(found)):
+                raise self._misshapen(found, stacked.stored)
+            yield found
+
     def _check_shape(self, name: str, spec: WeightSpec) -> None:
+        if (stacked := self._stacked(name)) is not None:
+            if stacked[1].shape != spec.shape:
+                raise ValueError(f"{name}: {stacked[1].shape} is mapped, the graph has {spec.shape}")
+            list(self._tensors_of(name, *stacked))
+            return
         source = self._source(name)
         tensor = self._present(source)
         wanted = spec.shape
@@ -202,12 +254,14 @@ class MappedCheckpoint:
             wanted = (source.part.count, *wanted[1:])
         if source.transposed:
             wanted = wanted[::-1]
-        shape = self._stored.shape(tensor)
-        if shape != wanted:
-            raise UserError(
-                f"{self._stored.file(tensor)}: tensor {tensor} has shape {list(shape)}, "
-                f"but the model's configuration asks for {list(wanted)}"
-            )
+        if self._stored.shape(tensor) != wanted:
+            raise self._misshapen(tensor, wanted)
+
+    def _misshapen(self, tensor: str, wanted: tuple[int, ...]) -> UserError:
+        return UserError(
+            f"{self._stored.file(tensor)}: tensor {tensor} has shape {list(self._stored.shape(tensor))}, "
+            f"but the model's configuration asks for {list(wanted)}"
+        )
 
     def _source(self, name: str) -> _Source:
         """Where a weight of the graph is, or would be."""

@@ -19,7 +19,6 @@ from corepipe.neuron.graph import (
     DType,
     Graph,
     HeadLayout,
-    Input,
     Output,
     StateKind,
     Value,
@@ -102,7 +101,7 @@ def _check_declarations(graph: Graph) -> None:
         rows = op.out.rows
         if rows not in graph.rows:
             raise ValueError(f"{graph.name}: an op of layer {op.layer} has rows {rows.name}, not declared")
-        if op.reads is not None and Input(op.reads, rows) not in graph.inputs:
+        if op.input is not None and op.input not in graph.inputs:
             raise ValueError(f"{graph.name}: an op of layer {op.layer} reads {op.reads}, not declared")
     makers = {op.out: op.layer for op in graph.ops}
     for output in graph.outputs:

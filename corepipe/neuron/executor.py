@@ -16,7 +16,15 @@ import numpy.typing as npt
 from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL
 from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.lowering import (
+    FusedAttention,
+    FusedLinear,
+    PatchedLinear,
+    Plain,
+    Step,
+    assign_buffers,
+    lower,
+)
 from corepipe.neuron.numerics import F32, distance_buckets, rope_tables
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
 from corepipe.neuron.program import (
@@ -112,6 +120,13 @@ class NativeCore:
             causal=op.causal,
             biases=None if op.distance_bias is None else self._biases(op, op.distance_bias),
         )
+
+    @_emit.register
+    def _(self, step: PatchedLinear) -> None:
+        op, patches, out = step.op, self.buffer(step.patches), self.buffer(step.op.out)
+        self.native.patches(patches)
+        self.native.linear(patches, [(self._matrix(op.weight), self.vector(op.bias), out)])
+        self.native.first_rows(out, self.vector(op.first))
 
     @_emit.register
     def _(self, step: Plain) -> None:
@@ -230,6 +245,7 @@ class NativeExecutor:
                 inputs.logit_rows,
                 sampling,
                 inputs.types,
+                inputs.patches,
             )
         )
 

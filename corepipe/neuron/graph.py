@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
+from math import isqrt, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # an Op is made of what is here
@@ -297,10 +297,23 @@ class InputKind(StrEnum):
 
 
 class Input(NamedTuple):
-    """What is given, and for which rows."""
+    """What is given, and for which rows.
+
+    shape: of what is given for each row, () for a number; of a patch [channels, height, width].  after: the
+    first rows of each sequence, for which nothing is given.
+    """
 
     kind: InputKind
     rows: RowSet
+    shape: tuple[int, ...] = ()
+    after: int = 0
+
+
+def image_shape(given: Input, rows: int) -> tuple[int, int, int]:
+    """[channels, height, width] of the square image that gives so many rows, those of learned vectors too."""
+    channels, side, _ = given.shape
+    whole = side * isqrt(rows - given.after)
+    return channels, whole, whole
 
 
 class OutputKind(StrEnum):

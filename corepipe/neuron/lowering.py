@@ -20,6 +20,7 @@ from corepipe.neuron.ops import (
     LayerNorm,
     Linear,
     Op,
+    PatchEmbed,
     RMSNorm,
     Rope,
     Scale,
@@ -88,6 +89,25 @@ class FusedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchedLinear:
+    """The product of patches, which have a buffer of their own meanwhile."""
+
+    op: PatchEmbed
+
+    @property
+    def patches(self) -> Value:
+        return Value(-1 - self.op.out.id, self.op.weight.axes[1], self.op.out.rows)
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.patches, self.op.out)
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """An op that runs as it stands."""
 
@@ -102,7 +122,7 @@ class Plain:
         return () if self.op.out in self.op.inputs else (self.op.out,)
 
 
-Step = FusedLinear | FusedAttention | Plain
+Step = FusedLinear | FusedAttention | PatchedLinear | Plain
 
 
 @dataclass(slots=True)
@@ -151,6 +171,8 @@ def _fuse(op: Op, uses: _Uses, absorbed: set[int]) -> tuple[Step | None, list[Op
         return _fuse_linear(op, uses, absorbed)
     if isinstance(op, Attention):
         return _fuse_attention(op, uses), [op]
+    if isinstance(op, PatchEmbed):
+        return PatchedLinear(op), [op]
     if isinstance(op, (RMSNorm, LayerNorm)) and _is_linear_norm(op, uses):
         return None, [op]
     if isinstance(op, (RMSNorm, Rope)) and _feeds_attention(op, uses):

@@ -119,6 +119,8 @@ class StepInputs:
     b * block_size ...; [S, 0] where the graph keeps nothing.
     logit_rows [R]: rows whose logits are wanted, ascending; where rows are pooled one of each sequence.
     types [M]: which text of a pair the rows are of; empty where the graph reads no types.
+    patches [M, width]: the part of an image that a row is made of, channel by channel, fp32; zeros for rows
+    of learned vectors; [0, 0] where the graph reads no patches.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -127,6 +129,7 @@ class StepInputs:
     block_tables: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int32]
     types: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    patches: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 def mask_words(vocab: int) -> int:

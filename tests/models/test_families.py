@@ -329,9 +329,9 @@ def test_a_family_is_computed_or_it_is_not() -> None:
         architecture = registry.architecture(name)
         family = published.config(name)["model_type"]
         assert (architecture.graph(FORMATS["bf16"]).refusal() is None) is (family in COMPUTED), name
-    assert COMPUTED & {"vit", "deit", "t5", "mixtral", "deepseek_v3", "gpt_oss", "llama4"} == set()
+    assert COMPUTED & {"t5", "mixtral", "deepseek_v3", "gpt_oss", "llama4"} == set()
     assert {"llama", "gpt2", "falcon", "gemma2", "bloom", "phi3"} <= COMPUTED
-    assert ENCODERS - {"vit", "deit"} <= COMPUTED
+    assert ENCODERS <= COMPUTED
 
 
 @pytest.mark.parametrize("name", [name for family, name in ONE_OF_EACH.items() if family not in COMPUTED])

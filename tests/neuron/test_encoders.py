@@ -132,6 +132,7 @@ def test_what_pooling_makes_of_three_rows() -> None:
     found = {mode.value: pooled(rows, mode).tolist() for mode in PoolingMode}
     assert found == {
         "first": [1, -2],
+        "second": [3, 4],
         "last": [8, 1],
         "mean": [4, 1],
         "max": [8, 4],

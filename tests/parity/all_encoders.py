@@ -38,6 +38,10 @@ def ask_transformers(case: EncoderCase, folder: Path) -> ExpectedValues:
 
 def answers(case: EncoderCase, model: torch.nn.Module) -> list[np.ndarray]:
     """Each text's rows; all texts are in one batch, padded and masked as sentence-transformers does it."""
+    if pictures := case.pictures():
+        pixels = torch.stack([torch.tensor(picture.pixels) for picture in pictures])
+        out = model(pixel_values=pixels, interpolate_pos_encoding=case.resized is not None)
+        return list(out.logits[:, None].numpy())
     texts = case.texts()
     ids, mask = (
         _padded(texts, lambda text: text.ids, PAD),

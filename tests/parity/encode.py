@@ -10,12 +10,14 @@ import numpy as np
 from corepipe.models.registry import Model
 from corepipe.models.tasks import TaskInfo
 from corepipe.neuron.graph import FORMATS, TOKENS, Graph, InputKind
+from corepipe.neuron.ops import patches_of
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from tests.parity.executors import blocks_for, executor
 
 MAX_ROWS = 1024
 NO_TYPES = np.empty(0, np.int32)
+NO_PATCHES = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,23 @@ class Text:
     @property
     def types(self) -> list[int]:
         return [int(0 < self.second <= at) for at in range(len(self.ids))]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Pixels [channels, height, width], and in how many rows a model reads them."""
+
+    pixels: np.ndarray
+    rows: int
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Images have no tokens: all that counts counts their rows."""
+        return [0] * self.rows
+
+    @property
+    def types(self) -> list[int]:
+        return self.ids
 
 
 class Encoder:
@@ -48,8 +67,8 @@ class Encoder:
     def close(self) -> None:
         self._executor.close()
 
-    def values(self, texts: Sequence[Text]) -> list[np.ndarray]:
-        """Of each text its rows: one, or one a token."""
+    def values(self, texts: Sequence[Text | Picture]) -> list[np.ndarray]:
+        """Of each text its rows: one, or one a token; of each image one."""
         found: list[np.ndarray] = []
         for batch in _batches(texts):
             ticket = self._executor.submit(step_of(batch, self.graph), None)
@@ -61,12 +80,14 @@ class Encoder:
         return found
 
 
-def step_of(texts: Sequence[Text], graph: Graph) -> StepInputs:
+def step_of(texts: Sequence[Text | Picture], graph: Graph) -> StepInputs:
     """One batch of whole texts; of each the first row is wanted, and a decoder's last."""
     lengths = [len(text.ids) for text in texts]
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     reads_types = any(given.kind is InputKind.TYPES for given in graph.inputs)
     blocks = blocks_for(max(lengths)) if graph.causal else 0
+    pictures = [text for text in texts if isinstance(text, Picture)]
+    read = [patches_of(picture.pixels, graph.inputs[0]) for picture in pictures]
     return StepInputs(
         tokens=np.concatenate([text.ids for text in texts]).astype(np.int32),
         positions=np.concatenate([np.arange(length) for length in lengths]).astype(np.int32),
@@ -74,11 +95,12 @@ def step_of(texts: Sequence[Text], graph: Graph) -> StepInputs:
         block_tables=np.arange(len(texts) * blocks, dtype=np.int32).reshape(len(texts), blocks),
         logit_rows=starts[1:] - 1 if graph.causal else starts[:-1],
         types=np.concatenate([text.types for text in texts]).astype(np.int32) if reads_types else NO_TYPES,
+        patches=np.concatenate(read) if read else NO_PATCHES,
     )
 
 
-def _batches(texts: Sequence[Text]) -> Iterator[list[Text]]:
-    batch: list[Text] = []
+def _batches(texts: Sequence[Text | Picture]) -> Iterator[list[Text | Picture]]:
+    batch: list[Text | Picture] = []
     for text in texts:
         if batch and sum(len(one.ids) for one in batch) + len(text.ids) > MAX_ROWS:
             yield batch

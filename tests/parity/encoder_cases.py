@@ -6,11 +6,12 @@ up to the longest that the model reads, alone and in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from tests.parity import formula
-from tests.parity.encode import Text
+from tests.parity.encode import Picture, Text
 
 VOCAB = 131
 POSITIONS = 320
@@ -21,19 +22,25 @@ LENGTHS = (1, 2, 17, 65, 130, POSITIONS)
 PAIRS = ((1, 1), (30, 12), (100, 129))
 """Tokens of the first and of the second text."""
 
+IMAGES = 3
 BASE, SEQUENCE, TOKEN, MASKED = "Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"
+IMAGE, TAUGHT = "ForImageClassification", "ForImageClassificationWithTeacher"
 HEADS = {"base": BASE, "classes": SEQUENCE, "tokens": TOKEN, "masked": MASKED}
 
 
 @dataclass(frozen=True)
 class EncoderCase:
-    """A config in transformers' words, and the class that computes it; `types` of tokens (1: all alike)."""
+    """A config in transformers' words, and the class that computes it; `types` of tokens (1: all alike).
+
+    resized: the pixels a side of images for which positions are interpolated (None: they fit).
+    """
 
     name: str
     prefix: str
     head: str
     options: dict[str, object] = field(default_factory=dict)
     types: int = 1
+    resized: int | None = None
 
     @property
     def config_class(self) -> str:
@@ -43,12 +50,28 @@ class EncoderCase:
     def model_class(self) -> str:
         return f"{self.prefix}{self.head}"
 
+    def inputs(self) -> Sequence[Text | Picture]:
+        return self.pictures() or self.texts()
+
     def texts(self) -> list[Text]:
         """Of all lengths; the second texts of pairs have types of their own where there are any."""
         lone = [Text(self._ids(length)) for length in LENGTHS]
         seconds = [a if self.types > 1 else 0 for a, _ in PAIRS]
         pairs = [Text(self._ids(a + b), second) for (a, b), second in zip(PAIRS, seconds, strict=True)]
         return lone + pairs
+
+    def pictures(self) -> list[Picture]:
+        """Of the size that the config asks for; none where it reads texts."""
+        if self.head not in (IMAGE, TAUGHT):
+            return []
+        side, patch = (int(str(self.options[key])) for key in ("image_size", "patch_size"))
+        side = self.resized or side
+        shape = (int(str(self.options.get("num_channels", 3))), side, side)
+        rows = (side // patch) ** 2 + 1 + (self.prefix == "DeiT")
+        return [
+            Picture(formula.uniform(f"{self.name} {n}", prod(shape)).reshape(shape), rows)
+            for n in range(IMAGES)
+        ]
 
     def _ids(self, length: int) -> list[int]:
         return [at + (at == PAD) for at in formula.prompt(f"{self.name} {length}", length, VOCAB)]
@@ -93,15 +116,41 @@ SHAPES: tuple[tuple[str, str, dict[str, object], int], ...] = (
 )
 
 
+def vit_like(hidden: int, heads: int, image: int, patch: int, **changes: object) -> dict[str, object]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 104,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "image_size": image,
+        "patch_size": patch,
+        "num_labels": LABELS,
+        **changes,
+    }
+
+
+PICTURED = (
+    EncoderCase("vit-image", "ViT", IMAGE, vit_like(160, 2, 56, 8)),
+    EncoderCase("vit-odd", "ViT", IMAGE, vit_like(96, 4, 70, 14, num_channels=1, qkv_bias=False)),
+    EncoderCase("deit-image", "DeiT", IMAGE, vit_like(96, 3, 64, 16)),
+    EncoderCase("vit-larger", "ViT", IMAGE, vit_like(96, 3, 32, 8), resized=56),
+    EncoderCase("deit-taught", "DeiT", TAUGHT, vit_like(96, 4, 48, 16, hidden_act="gelu_new")),
+)
+"""Patches of 192, 196 and 768 numbers, and heads of 80, 24 and 32."""
+
+
 def cases() -> Iterator[EncoderCase]:
     for family, prefix, options, types in SHAPES:
         for head, ending in HEADS.items():
             yield EncoderCase(f"{family}-{head}", prefix, ending, options, types)
+    yield from PICTURED
 
 
 CASES = tuple(cases())
 
 
 def serving_config(case: EncoderCase, saved: dict[str, object]) -> dict[str, object]:
-    """A saved config as corepipe reads it: a key of its own asks for masked tokens."""
+    """A saved config as corepipe reads it: with its own key for masked tokens, or another size of images."""
+    if case.resized is not None:
+        return {**saved, "image_size": case.resized}
     return {**saved, "head": "masked-lm"} if case.head == MASKED else saved

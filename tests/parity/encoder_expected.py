@@ -57,7 +57,7 @@ def difference(case: EncoderCase, expected: ExpectedValues, folder: Path, execut
     asked = {BASE: "embed", MASKED: None}.get(case.head, "classify")
     encoder = Encoder(model, "fp32", None if asked is None else model.task(asked), executor)
     try:
-        found = kept(encoder.values(case.texts()))
+        found = kept(encoder.values(case.inputs()))
     finally:
         encoder.close()
     return float(np.abs(found - expected.values).max() / expected.spread)

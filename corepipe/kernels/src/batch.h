@@ -12,6 +12,7 @@ namespace corepipe {
 struct Batch {
   std::vector<int32_t> tokens, positions;  // [M]
   std::vector<int32_t> types;              // [M], or none where no program reads them
+  std::vector<float> patches;              // [M, width], or none where no program reads them
   std::vector<int32_t> starts;             // [S + 1]
   std::vector<int32_t> tables;             // [S, table_width]
   int table_width = 0;

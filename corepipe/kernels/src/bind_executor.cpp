@@ -148,7 +148,8 @@ class PyExecutor {
   }
 
   int64_t submit(Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> starts, Array<int32_t, 2> tables,
-                 Array<int32_t> logit_rows, nb::object sampling, std::optional<Array<int32_t>> types) {
+                 Array<int32_t> logit_rows, nb::object sampling, std::optional<Array<int32_t>> types,
+                 std::optional<Array<float, 2>> patches) {
     Batch batch;
     batch.tokens = copy_of(tokens);
     batch.positions = copy_of(positions);
@@ -157,6 +158,7 @@ class PyExecutor {
     batch.table_width = static_cast<int>(tables.shape(1));
     batch.logit_rows = copy_of(logit_rows);
     if (types) batch.types = copy_of(*types);
+    if (patches) batch.patches.assign(patches->data(), patches->data() + patches->size());
     std::shared_ptr<Job> job = executor_->submit(std::move(batch), read_sampling(sampling));
     jobs_.emplace(++last_ticket_, std::move(job));
     return last_ticket_;
@@ -226,7 +228,8 @@ void bind_executor(nb::module_& m) {
            "programs"_a, "result"_a, "width"_a)
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "sampling"_a.none(), "types"_a.noconvert().none() = nb::none())
+           "sampling"_a.none(), "types"_a.noconvert().none() = nb::none(),
+           "patches"_a.noconvert().none() = nb::none())
       .def("give_masks", &PyExecutor::give_masks, "ticket"_a, "masks"_a.noconvert())
       .def("wait", &PyExecutor::wait, "ticket"_a)
       .def("watch", &PyExecutor::watch, "hook"_a.none());

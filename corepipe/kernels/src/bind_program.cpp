@@ -48,6 +48,7 @@ Function function_named(const std::optional<std::string>& name) {
 
 Pooling pooling_named(const std::string& name) {
   if (name == "first") return Pooling::first;
+  if (name == "second") return Pooling::second;
   if (name == "last") return Pooling::last;
   if (name == "mean") return Pooling::mean;
   if (name == "max") return Pooling::max;
@@ -86,6 +87,11 @@ void add_embedding(PyProgram& self, int x, int out, const PyTable& table, int of
   if (by != "position" && by != "type") throw std::invalid_argument("rows are found by 'position' or 'type'");
   const RowIndex index = by == "type" ? RowIndex::type : RowIndex::position;
   self.program.add_embedding(x, out, stored_table(self, table), index, offset);
+}
+
+void first_rows(PyProgram& self, int out, const Array<float, 2>& rows) {
+  self.kept.push_back(std::make_shared<Array<float, 2>>(rows));
+  self.program.first_rows(out, {rows.data(), static_cast<int>(rows.size())});
 }
 
 void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float eps) {
@@ -161,6 +167,8 @@ void bind_program(nb::module_& m) {
       .def(nb::init<std::vector<int>, int, bool>(), "widths"_a, "max_rows"_a, "round_bf16"_a)
       .def("memory", &memory)
       .def("embed", &embed, "out"_a, "table"_a.noconvert())
+      .def("patches", [](PyProgram& self, int out) { self.program.patches(out); }, "out"_a)
+      .def("first_rows", &first_rows, "out"_a, "rows"_a.noconvert())
       .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0,
            "by"_a = "position")
       .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a)

@@ -83,7 +83,7 @@ Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> progra
   require(width >= 1 && width <= result_.width, "the result is " + std::to_string(result_.width) +
                                                     " wide, wanted are " + std::to_string(width));
   max_rows_ = token_limit_ = position_limit_ = type_limit_ = block_limit_ = std::numeric_limits<int>::max();
-  block_size_ = 0;
+  block_size_ = patch_width_ = 0;
   for (Program* program : programs_) {
     max_rows_ = std::min(max_rows_, program->max_rows);
     token_limit_ = std::min(token_limit_, program->token_limit);
@@ -93,6 +93,9 @@ Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> progra
     reads_types_ = reads_types_ || program->reads_types;
     whole_sequences_ = whole_sequences_ || program->whole_sequences;
     one_logit_row_ = one_logit_row_ || program->one_logit_row;
+    require(patch_width_ == 0 || program->patch_width == 0 || patch_width_ == program->patch_width,
+            "the programs' patches differ in width");
+    patch_width_ = std::max(patch_width_, program->patch_width);
     if (program->block_size == 0) continue;
     require(block_size_ == 0 || block_size_ == program->block_size, "the programs' caches differ in block_size");
     block_size_ = program->block_size;
@@ -120,6 +123,8 @@ void Executor::check(const Batch& batch) const {
   require(batch.types.size() == (reads_types_ ? batch.tokens.size() : 0),
           reads_types_ ? "tokens and types differ in length" : "no program reads types");
   check_all(batch.types, type_limit_, "type");
+  require(batch.patches.size() == static_cast<size_t>(rows) * patch_width_,
+          patch_width_ == 0 ? "no program reads patches" : "there must be a patch for each row");
   check_all(batch.tables, block_limit_, "block");
   check_all(batch.logit_rows, rows, "logit row");
   for (int s = 0; s < batch.sequences(); ++s) check_sequence(batch, s);

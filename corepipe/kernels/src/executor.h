@@ -130,7 +130,7 @@ class Executor {
   const std::vector<Program*> programs_;  // kept alive by the caller
   Value result_;
   const int width_;
-  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_;
+  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_, patch_width_;
   bool reads_types_ = false, whole_sequences_ = false, one_logit_row_ = false;
   Course course_;
   std::vector<std::vector<float>> channels_;

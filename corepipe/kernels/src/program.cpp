@@ -111,6 +111,39 @@ void Program::embed(int out_index, const StoredTable& table) {
   });
 }
 
+void Program::patches(int out_index) {
+  const Value out = write(out_index, Rows::tokens, at(out_index).width);
+  require(patch_width == 0 || patch_width == out.width, "patches have one width");
+  patch_width = out.width;
+  const bool round = round_bf16;
+  append_rows(Rows::tokens, out.width, [=](const Run& run, int r) noexcept {
+    const float* patch = run.batch.patches.data() + static_cast<size_t>(r) * out.width;
+    if (round) {
+      run.kernels.rows.round(patch, out.row(r), out.width);
+    } else {
+      std::memcpy(out.row(r), patch, out.width * sizeof(float));
+    }
+  });
+}
+
+void Program::first_rows(int out_index, Vector rows) {
+  const Value out = at(out_index);
+  require(out.rows == Rows::tokens, "only rows of tokens have positions");
+  require(rows.size >= 1 && rows.size % out.width == 0, "the first rows must be as wide as the others");
+  const int count = rows.size / out.width;
+  const bool round = round_bf16;
+  append_rows(Rows::tokens, out.width, [=](const Run& run, int r) noexcept {
+    const int position = run.batch.positions[r];
+    if (position >= count) return;
+    const float* row = rows.data + static_cast<size_t>(position) * out.width;
+    if (round) {
+      run.kernels.rows.round(row, out.row(r), out.width);
+    } else {
+      std::memcpy(out.row(r), row, out.width * sizeof(float));
+    }
+  });
+}
+
 void Program::add_embedding(int x_index, int out_index, const StoredTable& table, RowIndex by, int offset) {
   const Value x = at(x_index);
   require(x.rows == Rows::tokens, "only rows of tokens have positions and types");

@@ -139,6 +139,10 @@ class Program {
   Program(std::vector<int> widths, int max_rows, bool round_bf16);
 
   void embed(int out, const StoredTable& table);
+  // What the batch brings for each row, as wide as `out`.
+  void patches(int out);
+  // Rows at the first positions of a sequence are those of `rows`, [count, width], instead of what they were.
+  void first_rows(int out, Vector rows);
   void add_embedding(int x, int out, const StoredTable& table, RowIndex by, int offset);
   void norm(int x, int out, const NormSpec& norm);
   void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
@@ -170,6 +174,7 @@ class Program {
 
   // What batches are checked against; the largest int where there is no limit.
   int token_limit, position_limit, type_limit, block_limit, block_size = 0;
+  int patch_width = 0;  // 0: none are read
   bool reads_types = false;
   bool whole_sequences = false;  // each begins at position 0
   bool one_logit_row = false;    // of each sequence

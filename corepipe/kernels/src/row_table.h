@@ -20,9 +20,9 @@ struct Norm {
   float eps = 0;
 };
 
-// What is made of the rows of a sequence: the first, the last, their mean, their largest elements, their sum by the root
-// of their number, their mean weighed by their place, from 1.
-enum class Pooling { first, last, mean, max, mean_sqrt_len, weighted_mean };
+// What is made of the rows of a sequence: the first, the second (of one alone that), the last, their mean, their largest
+// elements, their sum by the root of their number, their mean weighed by their place, from 1.
+enum class Pooling { first, second, last, mean, max, mean_sqrt_len, weighted_mean };
 
 // Results are rounded to bf16 where `round` is set.  Out may be an operand.
 struct RowTable {

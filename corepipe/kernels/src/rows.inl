@@ -184,6 +184,7 @@ static void pool_rows(Pooling pooling, const float* x, size_t stride, int rows, 
   const float count = (float)rows;
   switch (pooling) {
     case Pooling::first: return fold_rows(x, stride, 1, out, n, 1.0f, round, sum);
+    case Pooling::second: return fold_rows(rows > 1 ? x + stride : x, stride, 1, out, n, 1.0f, round, sum);
     case Pooling::last: return fold_rows(x + (rows - 1) * stride, stride, 1, out, n, 1.0f, round, sum);
     case Pooling::mean: return fold_rows(x, stride, rows, out, n, count, round, sum);
     case Pooling::max: return fold_rows(x, stride, rows, out, n, 1.0f, round, largest);

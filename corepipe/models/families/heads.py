@@ -9,6 +9,7 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.tasks import Dense, Head, Scores, Vectors
 from corepipe.neuron.graph import (
     WANTED,
+    Axis,
     AxisKind,
     Function,
     Graph,
@@ -26,10 +27,15 @@ EACH = "classifier"
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
-    """How it classifies a text: matrices on its first row, each with its function; then the classes'."""
+    """How it classifies a text or an image: matrices on its first row, each with its function; then the
+    classes' own.
+
+    taught: of a model that was distilled from a teacher, the matrices of its first and of its second row.
+    """
 
     steps: tuple[tuple[str, Function], ...]
     classes: str
+    taught: tuple[str, str] | None = None
 
 
 def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> Output:
@@ -72,10 +78,22 @@ def _scores(b: GraphBuilder, x: Value, head: Scores, classes: ClassHead) -> Valu
     labels = fixed("labels", head.labels)
     if head.per_token:
         return b.linear(x, EACH, labels, bias=True)
+    if head.taught:
+        return _both(b, x, labels, classes)
     row = b.select_rows(x)
     for name, function in classes.steps:
         row = b.activation(b.linear(row, name, hidden(row.width), bias=True), function)
     return b.linear(row, classes.classes, labels, bias=True)
+
+
+def _both(b: GraphBuilder, x: Value, labels: Axis, classes: ClassHead) -> Value:
+    """The mean of what is made of the class token and of the distillation token."""
+    if classes.taught is None:
+        raise ValueError("a family without a teacher is asked for its classes")
+    of_class, of_teacher = classes.taught
+    second = b.append(Pooling(b.layer, b.value(x.axis, WANTED), x, PoolingMode.SECOND))
+    taught = b.linear(second, of_teacher, labels, bias=True)
+    return b.scale(b.add(b.linear(b.select_rows(x), of_class, labels, bias=True), taught), 0.5)
 
 
 def _vectors(b: GraphBuilder, x: Value, head: Vectors) -> Value:

@@ -14,7 +14,6 @@ from corepipe.neuron.graph import (
     Axis,
     Format,
     Graph,
-    Input,
     Output,
     OutputKind,
     Value,
@@ -109,7 +108,7 @@ class ImageBuilder:
 
     def finish(self, name: str, fmt: Format, outputs: Sequence[Output]) -> Graph:
         """The Graph of all Ops so far."""
-        inputs = (Input(op.reads, op.out.rows) for op in self._ops if op.reads)
+        inputs = (op.input for op in self._ops if op.input is not None)
         return Graph(
             name=name,
             format=fmt,

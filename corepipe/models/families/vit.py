@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 
 from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
+from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.layers import GraphBuilder, vector
+from corepipe.models.weight_map import Stacked, WeightMap
 from corepipe.neuron.graph import (
+    Axis,
+    AxisKind,
     Format,
     Graph,
     Output,
@@ -21,54 +25,89 @@ from corepipe.neuron.graph import (
 from corepipe.neuron.ops import Function, PatchEmbed
 
 MAX_CHANNELS = 64
+EPS = 1e-12
+"""Of the norms, where a config does not say."""
+
+CLASSES = ClassHead((), "classifier")
 
 
 @dataclass(frozen=True, slots=True)
 class VitConfig(ModelConfig):
-    """`pixels` of a patch, all channels; `first`: learned vectors before the patches; `prefix` of weights."""
+    """`channels` of square patches, `patch` pixels a side; `first`: the learned vectors before the patches,
+    by the names of their tensors; `prefix` of weights."""
 
-    pixels: int = 0
-    first: int = 1
+    channels: int = 3
+    patch: int = 0
+    first: tuple[str, ...] = ()
     prefix: str = "vit"
+
+    @property
+    def pixels(self) -> Axis:
+        """Of a patch, all channels, those of one together."""
+        each = self.patch**2
+        return Axis("pixels", AxisKind.FIXED, self.channels * each, each)
 
 
 def configure(fields: Fields) -> VitConfig:
     """The tokens are the patches of an image of `image_size`, and the class token before them."""
-    return patches(fields, "vit", first=1)
+    return patches(fields, "vit", ("cls_token",))
 
 
-def patches(fields: Fields, prefix: str, first: int) -> VitConfig:
+def patches(fields: Fields, prefix: str, first: tuple[str, ...]) -> VitConfig:
     """A config with `first` learned vectors.  Raises UserError where the patches do not tile the image."""
     image = fields.integer("image_size", MAX_HIDDEN, default=224)
     patch = fields.integer("patch_size", MAX_HIDDEN, default=16)
     if image % patch:
         raise fields.error("image_size", f"({image}) is not a multiple of patch_size ({patch})")
-    shape = {"vocab_size": 1, "max_position_embeddings": first + (image // patch) ** 2}
-    plain = Fields(fields.path, {**fields.values, **shape})
+    shape = {"vocab_size": 1, "max_position_embeddings": len(first) + (image // patch) ** 2}
+    plain = Fields(fields.path, {**fields.values, **shape}).defaulting("layer_norm_eps", EPS)
     config = classic.configure(plain, {"rms_norm_eps": "layer_norm_eps"}, "gelu", tied=False)
     config = replace(config, qkv_bias=fields.flag("qkv_bias", default=True))
-    pixels = patch * patch * fields.integer("num_channels", MAX_CHANNELS, default=3)
-    return VitConfig(**config.values(), pixels=pixels, first=first, prefix=prefix)
+    channels = fields.integer("num_channels", MAX_CHANNELS, default=3)
+    return VitConfig(**config.values(), channels=channels, patch=patch, first=first, prefix=prefix)
+
+
+def weights(config: VitConfig) -> WeightMap:
+    """Names with the prefix or, where the base model was saved, without it; kernels of convolutions have four
+    dimensions, and what is added to every image has a first one for images."""
+    at, width, rows = "embeddings", config.hidden_size, config.max_positions
+    kernel = (width, config.channels, config.patch, config.patch)
+    first, places = tuple(f"{at}.{name}" for name in config.first), f"{at}.position_embeddings"
+    return WeightMap(
+        f"{config.prefix}.",
+        stacked={
+            f"{at}.first_tokens": Stacked(first, (1, 1, width), (len(first), width)),
+            places: Stacked((places,), (1, rows, width), (rows, width), grid=len(first)),
+            "projection.weight": Stacked(("projection.weight",), kernel, (width, config.pixels.width)),
+        },
+    )
 
 
 def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: patches to a vector an image, as the base model with its pooler gives it."""
     b = GraphBuilder(config, every_row=True)
-    prefix = f"{config.prefix}.embeddings"
-    x = _embed(b, config, prefix)
-    x = b.add_embedding(x, f"{prefix}.position_embeddings", config.max_positions)
-    for layer in b.layers():
-        x = classic.sequential(b, x, _names(config.prefix, layer), classic.bidirectional)
-    x = b.select_rows(b.norm(x, f"{config.prefix}.layernorm"))
+    x = b.select_rows(trunk(b, config))
     pooled = b.linear(x, f"{config.prefix}.pooler.dense", x.axis, bias=True)
     vector_of_image = Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
     return b.finish(name, fmt, max_positions, causal=False, outputs=[vector_of_image])
 
 
+def trunk(b: GraphBuilder, config: VitConfig) -> Value:
+    """All but a head: the hidden state of every patch and of the learned vectors."""
+    prefix = f"{config.prefix}.embeddings"
+    x = _embed(b, config, prefix)
+    x = b.add_embedding(x, f"{prefix}.position_embeddings", config.max_positions)
+    for layer in b.layers():
+        x = classic.sequential(b, x, _names(config.prefix, layer), classic.bidirectional)
+    return b.norm(x, f"{config.prefix}.layernorm")
+
+
 def _embed(b: GraphBuilder, config: VitConfig, prefix: str) -> Value:
     width, project = hidden(config.hidden_size), f"{prefix}.patch_embeddings.projection"
-    weight = WeightSpec(f"{project}.weight", (width, fixed("pixels", config.pixels)), WeightRole.MATRIX)
-    first = WeightSpec(f"{prefix}.first_tokens", (fixed("tokens", config.first), width), WeightRole.VECTOR)
+    weight = WeightSpec(f"{project}.weight", (width, config.pixels), WeightRole.MATRIX)
+    first = WeightSpec(
+        f"{prefix}.first_tokens", (fixed("tokens", len(config.first)), width), WeightRole.VECTOR
+    )
     bias = vector(f"{project}.bias", width)
     return b.append(PatchEmbed(b.layer, b.value(width), weight, bias, first))
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
@@ -356,6 +357,11 @@ def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) 
         raise UserError(
             f"{path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
         ) from error
+
+
+def no_tokenizer() -> Tokenizer:
+    """Of a model that reads no text: every text has no tokens."""
+    return Tokenizer(Backend(BPE()), {}, None)
 
 
 def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:

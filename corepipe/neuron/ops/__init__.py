@@ -6,7 +6,7 @@ from corepipe.neuron.ops.base import Op
 from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
 from corepipe.neuron.ops.convolution import Concatenate, Convolution, Pixels, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.elementwise import Activation, Add, GatedActivation, Scale, SelectRows
-from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex
+from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex, patches_of
 from corepipe.neuron.ops.experts import Experts
 from corepipe.neuron.ops.linear import Linear
 from corepipe.neuron.ops.norms import LayerNorm, Normalize, RMSNorm
@@ -45,4 +45,5 @@ __all__ = [
     "Send",
     "Upconvolution",
     "Upsample",
+    "patches_of",
 ]

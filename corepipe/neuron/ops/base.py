@@ -18,6 +18,7 @@ from corepipe.neuron.graph import (
     Axis,
     Format,
     HeadLayout,
+    Input,
     InputKind,
     RopeSpec,
     StateSpec,
@@ -99,6 +100,8 @@ class NativeProgram(Protocol):
     """What the native program of a core runs, in the order of the calls; values are buffers' numbers."""
 
     def embed(self, out: int, table: npt.NDArray[Any]) -> None: ...
+    def patches(self, out: int) -> None: ...
+    def first_rows(self, out: int, rows: F32) -> None: ...
     def add_embedding(self, x: int, out: int, table: npt.NDArray[Any], offset: int, by: str) -> None: ...
     def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None: ...
     def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
@@ -185,6 +188,11 @@ class Op:
     def reads(self) -> InputKind | None:
         """What of the graph's own inputs the Op reads, for the rows of `out`."""
         return None
+
+    @property
+    def input(self) -> Input | None:
+        """The same, with the shape of what is given for a row."""
+        return None if self.reads is None else Input(self.reads, self.out.rows)
 
     def given(self) -> int:
         """Elements that the host sends for each row of `out`: of images; ids are too few to count."""

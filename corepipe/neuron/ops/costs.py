@@ -20,7 +20,17 @@ from dataclasses import dataclass
 from math import ceil
 
 from corepipe.neuron.engines import OpCost
-from corepipe.neuron.graph import AxisKind, DType, Format, RowSet, Value, WeightRole, weight_bytes
+from corepipe.neuron.graph import (
+    FORMATS,
+    TIMED_FORMATS,
+    AxisKind,
+    DType,
+    Format,
+    RowSet,
+    Value,
+    WeightRole,
+    weight_bytes,
+)
 from corepipe.neuron.rates import TILE, CoreRates
 
 
@@ -63,6 +73,11 @@ def matrix_cost(
         written=row_bytes,
         flops=2.0 * n * k,
     )
+
+
+def refuses_matrix(fmt: Format) -> str | None:
+    """Why no executor multiplies by a matrix in a format (None: they do)."""
+    return f"is not computed in {fmt.name}" if fmt.name in TIMED_FORMATS.keys() - FORMATS.keys() else None
 
 
 def held_elements(n: int, k: int, rates: CoreRates) -> int:

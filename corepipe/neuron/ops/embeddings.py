@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isqrt
+
+import numpy as np
 
 from corepipe.neuron import numerics
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Format, InputKind, Value, WeightSpec
+from corepipe.neuron.graph import Format, Input, InputKind, Value, WeightSpec
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Keeps, Makes, NativeProgram, TwinContext
-from corepipe.neuron.ops.costs import gather_cost, matrix_cost
+from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
 from corepipe.neuron.rates import CoreRates
 
 
@@ -79,12 +82,26 @@ class AddEmbedding(Keeps):
         native.add_embedding(x, out, table, self.offset, self.by.value)
 
 
+def patches_of(image: F32, given: Input) -> F32:
+    """The rows that an image is given as: zeros for the learned vectors, then its square patches, row by row,
+    each channel by channel.
+
+    image: [channels, height, width].  [rows, channels x height x width of a patch].
+    """
+    channels, side, _ = given.shape
+    _, height, width = image.shape
+    grid = image.reshape(channels, height // side, side, width // side, side).transpose(1, 3, 0, 2, 4)
+    patches = grid.reshape(-1, channels * side * side)
+    return np.concatenate((np.zeros((given.after, patches.shape[1]), np.float32), patches))
+
+
 @dataclass(frozen=True, slots=True)
 class PatchEmbed(Makes):
-    """out = patch @ weight.T + bias for each patch of an image; row 0 of a sequence is `first` instead.
+    """out = patch @ weight.T + bias for each patch of an image; the first rows of a sequence are `first`.
 
-    weight is [hidden, channels x height x width of a patch]; `first` are the rows of learned vectors that
-    precede the patches (ViT's class token, DeiT's distillation token), [count, hidden].
+    weight is [hidden, channels x height x width of a square patch], whose pixels of one channel are the unit
+    of its second axis; `first` are the rows of learned vectors that precede the patches (ViT's class token,
+    DeiT's distillation token), [count, hidden].
     """
 
     weight: WeightSpec
@@ -95,8 +112,27 @@ class PatchEmbed(Makes):
     def reads(self) -> InputKind:
         return InputKind.PATCHES
 
+    @property
+    def input(self) -> Input:
+        pixels = self.weight.axes[1]
+        side = isqrt(pixels.unit)
+        return Input(
+            self.reads, self.out.rows, (pixels.width // pixels.unit, side, side), self.first.shape[0]
+        )
+
     def given(self) -> int:
         return self.weight.shape[1]
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return matrix_cost(self.out.rows, self.weight.shape, fmt, rates)
+
+    def refuses(self, fmt: Format) -> str | None:
+        return refuses_matrix(fmt)
+
+    def twin(self, at: TwinContext) -> F32:
+        compute, first = at.format.compute, at.weight(self.first)
+        patches = numerics.round_to(at.inputs.patches, compute)
+        out = numerics.linear(patches, at.matrix(self.weight), at.weight(self.bias), at.format)
+        learned = at.inputs.positions < len(first)
+        out[learned] = numerics.round_to(first[at.inputs.positions[learned]], compute)
+        return out

@@ -8,10 +8,10 @@ from typing import Any
 
 from corepipe.neuron import numerics
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, AxisKind, Format, Value, WeightSpec
+from corepipe.neuron.graph import AxisKind, Format, Value, WeightSpec
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Cut, Makes, TwinContext
-from corepipe.neuron.ops.costs import matrix_cost
+from corepipe.neuron.ops.costs import matrix_cost, refuses_matrix
 from corepipe.neuron.rates import CoreRates
 
 
@@ -44,7 +44,7 @@ class Linear(Makes):
         return matrix_cost(self.out.rows, (self.out.width, self.x.width), fmt, rates, leaves=leaves)
 
     def refuses(self, fmt: Format) -> str | None:
-        return f"is not computed in {fmt.name}" if fmt.name in TIMED_FORMATS.keys() - FORMATS.keys() else None
+        return refuses_matrix(fmt)
 
     def twin(self, at: TwinContext) -> F32:
         bias = None if self.bias is None else at.weight(self.bias)

@@ -17,9 +17,10 @@ from corepipe.neuron.rates import CoreRates
 
 
 class PoolingMode(StrEnum):
-    """What is made of the rows, special tokens included: as sentence-transformers' modes of these names."""
+    """What is made of the rows, special tokens included: as sentence-transformers' modes that are named."""
 
     FIRST = "first"  # cls
+    SECOND = "second"  # DeiT's distillation token; of one row alone that
     LAST = "last"  # lasttoken
     MEAN = "mean"
     MAX = "max"
@@ -65,6 +66,8 @@ def pooled(x: F32, mode: PoolingMode) -> F32:
     match mode:
         case PoolingMode.FIRST:
             row = x[0]
+        case PoolingMode.SECOND:
+            row = x[min(1, len(x) - 1)]
         case PoolingMode.LAST:
             row = x[-1]
         case PoolingMode.MEAN:

@@ -1,0 +1,54 @@
+"""What `reader` asks: `python -m corepipe.models.vision.image_sandbox SECONDS`, whose input is a socket.
+
+The first frame is the Setting; then comes an image's file at a time, and an Answer goes back for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from io import BytesIO
+
+import msgspec
+from PIL import Image
+
+from corepipe import sandbox
+from corepipe.errors import UserError
+from corepipe.models.vision.decoding import FORMATS, open_image, pixels_of
+from corepipe.models.vision.reader import MAX_MEMORY, Answer, Setting
+from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
+
+
+def main(cpu_seconds: float) -> None:
+    """Serves until the other end is closed."""
+    connection = sandbox.connection()
+    _try_formats()
+    sandbox.confine(MAX_MEMORY)
+    with contextlib.suppress(EOFError, ConnectionError):
+        setting = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Setting)
+        send(connection, msgspec.msgpack.encode(Answer()))
+        while True:
+            data = receive(connection, MAX_FRAME)
+            send(connection, msgspec.msgpack.encode(_answer(data, setting, cpu_seconds)))
+
+
+def _try_formats() -> None:
+    """Reads what Pillow reads late, as long as files can be opened."""
+    for name in FORMATS:
+        file = BytesIO()
+        Image.new("RGB", (1, 1)).save(file, name)
+        open_image(file.getvalue())
+
+
+def _answer(data: bytes, setting: Setting, cpu_seconds: float) -> Answer:
+    try:
+        with time_limit(cpu_seconds):
+            return Answer(pixels_of(open_image(data), setting.steps, setting.wanted).astype("<f4").tobytes())
+    except UserError as error:
+        return Answer(error=error.message)
+    except MemoryError:
+        return Answer(error="it takes too much memory to decode")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
