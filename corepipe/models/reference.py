@@ -65,6 +65,7 @@ What a checkpoint is served for follows from its files (`--task auto`), by the f
 | has a `modules.json` with a pooling | vectors: what its modules make |
 | `...ForSequenceClassification` in `architectures`, one label | scores of pairs of texts |
 | the same with more labels, `...ForTokenClassification` | classes of texts, or of each token |
+| `...ForImageClassification`, also `...WithTeacher` | classes of [images](images.md) |
 | a decoder | tokens |
 | another encoder | vectors: the mean of its rows, as sentence-transformers makes them |
 

@@ -26,6 +26,7 @@ from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.grammars import grammar_of
+from corepipe.serving.llm_images import Picture
 from corepipe.serving.llm_prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
 from corepipe.serving.llm_texts import (
     ClassificationOutput,
@@ -173,13 +174,14 @@ class LLM:
         return [self._texts.embedding(text, dimensions) for text in read]
 
     def classify(
-        self, texts: Prompt | Sequence[Prompt], *, use_activation: bool = True
+        self, inputs: Prompt | Picture | Sequence[Prompt | Picture], *, use_activation: bool = True
     ) -> list[ClassificationOutput]:
         """The classes of each text, or of each of its tokens, as probabilities or (`use_activation=False`) as
-        the model computes them.  Raises UserError as `embed`."""
+        the model computes them; of a model that reads images those of each image: its path, the bytes of its
+        file, or a Pillow image.  Raises UserError as `embed`."""
         self._check_open()
         self._texts.require("classify", Task.CLASSIFY)
-        read = self._encoded(self._texts.read(texts))
+        read = self._encoded(self._texts.read_classified(inputs))
         return [self._texts.classification(text, use_activation=use_activation) for text in read]
 
     def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[ScoreOutput]:
@@ -258,6 +260,7 @@ class LLM:
         """Frees the model; once is enough."""
         if not self._closed:
             self._closed = True
+            self._texts.close()
             self._driver.close()
 
     def _check_open(self) -> None:

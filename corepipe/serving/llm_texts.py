@@ -11,6 +11,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models.tasks import Activation, Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
+from corepipe.serving.llm_images import Pictures
 from corepipe.serving.llm_prompts import Prompt, listed, several
 from corepipe.serving.messages import DeviceTimes, Output, Submit
 from corepipe.serving.values import F32, activated, normalized
@@ -37,7 +38,8 @@ class EmbeddingOutput:
 @dataclass(frozen=True, slots=True)
 class ClassificationOutput:
     """A text's classes: a score of each of `labels`, [labels], and the label of the largest; of a model that
-    classifies tokens [tokens, labels], and a label for each token."""
+    classifies tokens [tokens, labels], and a label for each token.  Of an image the prompt is its path, if it
+    had one, and the token ids are zeros, one for each of its rows."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -92,6 +94,7 @@ class Texts:
         self._tokenizer = tokenizer
         self._most = min(task.max_tokens, longest)
         self._numbers = 0
+        self._pictures = None if task.images is None else Pictures(task.images)
 
     @property
     def task(self) -> Task:
@@ -110,6 +113,20 @@ class Texts:
         """Raises UserError for what is no text, and for a name that the model has no prompt of."""
         before = self._before(prompt_name)
         return [self._text(prompt, before) for prompt in listed(prompts)]
+
+    def read_classified(self, given: object) -> list[EncodedText]:
+        """Of what a classifier reads: texts, or images.  Raises UserError for what is neither."""
+        if self._pictures is None:
+            return self.read(given)  # type: ignore[arg-type]  # which says what is wrong with it
+        ids = [0] * self._pictures.rows
+        return [
+            EncodedText(path, self._submit(ids, image=pixels)) for path, pixels in self._pictures.read(given)
+        ]
+
+    def close(self) -> None:
+        """Ends what decodes images."""
+        if self._pictures is not None:
+            self._pictures.close()
 
     def read_pairs(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[EncodedText]:
         """Of two texts each.  Raises UserError for a model that reads none."""
@@ -184,9 +201,9 @@ class Texts:
         ids, begins = self._tokenizer.pair(first, second, most=self._most)
         return EncodedText(None, self._submit(ids, begins))
 
-    def _submit(self, ids: list[int], second: int = 0) -> Submit:
+    def _submit(self, ids: list[int], second: int = 0, image: bytes = b"") -> Submit:
         number, self._numbers = self._numbers, self._numbers + 1
-        return Submit(f"text-{number}", ids, 0, second=second)
+        return Submit(f"text-{number}", ids, 0, second=second, image=image)
 
 
 def as_many(first: object, second: object) -> tuple[list[str], list[str]]:

@@ -68,6 +68,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     `grammar`: what the answer must be, in llguidance's own text; empty where anything may be answered.
 
     `second`: the index in the prompt from which on it is the second text of a pair; 0 where there is one.
+
+    `image`: what is read in the place of tokens, [channels, height, width] as fp32 in little-endian order;
+    the prompt then has a zero for each row that the model makes of it.
     """
 
     id: str
@@ -84,6 +87,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     bad_words: list[list[int]] = []
     grammar: str = ""
     second: int = 0
+    image: bytes = b""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,7 +156,7 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan, task: Task
     """
     if config.timing_model is None:
         return HostPlan(device.graph, device.placement, device.programs)
-    longest = min(device.graph.max_positions, model.max_positions)
+    longest = model.max_positions if task.images else min(device.graph.max_positions, model.max_positions)
     graph = graph_of(config.model_copy(update={"max_model_len": None}), model, task, longest)
     if _kind(device.graph) != _kind(graph):
         raise _of_another_kind(device.graph.name, _kind(graph))
@@ -166,8 +167,10 @@ def _kind(graph: Graph) -> str:
     """What a model must be, to tell the times of another."""
     if graph.is_decoder:
         return "decoder" if generates(graph) else "decoder whose last token is a text's vector"
-    texts = any(given.kind is InputKind.TOKENS for given in graph.inputs)
-    return "encoder of texts" if texts and not graph.causal else "other model"
+    reads = {given.kind for given in graph.inputs}
+    if InputKind.PATCHES in reads:
+        return f"encoder of images of {graph.max_positions} rows"
+    return "encoder of texts" if InputKind.TOKENS in reads and not graph.causal else "other model"
 
 
 def _replicas(
@@ -200,7 +203,9 @@ def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> Non
     kept = encoding is None or encoding.keeps_state
     table = zero.reshape(1, 1) if kept else zero[:0].reshape(1, 0)
     types = zero if encoding is not None and encoding.types else zero[:0]
-    step = StepInputs(zero, zero, np.array([0, 1], np.int32), table, zero, types)
+    image = None if encoding is None else encoding.image
+    patch = np.zeros((0, 0) if image is None else (1, prod(image.shape)), np.float32)
+    step = StepInputs(zero, zero, np.array([0, 1], np.int32), table, zero, types, patch)
     for replica in replicas:
         replica.executor.wait(replica.executor.submit(step, None))
 

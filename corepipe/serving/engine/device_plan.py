@@ -120,6 +120,8 @@ class DevicePlan:
         if self.graph.causal:
             return {}
         lengths, batches = graphs_of(self.profile, self.graph.max_positions, self.batch)
+        if any(given.kind is InputKind.PATCHES for given in self.graph.inputs):
+            lengths = lengths[-1:]  # all images are of one size
         return {"buckets": {"lengths": lengths, "batches": batches}}
 
     def _memory(self, core: CoreMemory) -> dict[str, int]:
@@ -204,7 +206,18 @@ def _guesses_words(graph: Graph) -> bool:
 def graph_of(
     config: EngineConfig, model: Architecture, task: TaskInfo | None, most: int = DEFAULT_MODEL_LEN
 ) -> Graph:
-    """A model's graph for a task, for as many positions as are asked for, and else as texts may have."""
+    """A model's graph for a task, for as many positions as are asked for, and else as texts may have.
+
+    Raises UserError for images of which a part is asked for.
+    """
+    if task is not None and task.images is not None:
+        if config.max_model_len not in (None, task.images.rows):
+            raise UserError(
+                f"--max-model-len {config.max_model_len}: {model.name} reads whole images, of "
+                f"{task.images.rows} rows; leave it out",
+                "max_model_len",
+            )
+        return model.graph(TIMED_FORMATS[config.format], task.images.rows, task)
     longest = model.max_positions if task is None else min(task.max_tokens, model.max_positions)
     return model.graph(TIMED_FORMATS[config.format], config.max_model_len or min(longest, most), task)
 

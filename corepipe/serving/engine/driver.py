@@ -184,6 +184,8 @@ class Driver:
     def _add(self, submit: Submit) -> None:
         seed = derive_seed(self._deployment.seed, self._accepted)
         vocab_size = self._deployment.vocab_size
+        if self._deployment.encoding is not None:
+            self._deployment.encoding.check(submit)
         request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len, self._task)
         request.held = bool(request.grammar)
         replica = self._loop.add(request)

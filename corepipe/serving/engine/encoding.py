@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import TOKENS, Graph, InputKind
+from corepipe.neuron.graph import TOKENS, Graph, Input, InputKind, image_shape
+from corepipe.neuron.ops import patches_of
 from corepipe.neuron.program import Executor, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
 from corepipe.serving.engine.requests import SampledRequest
@@ -26,7 +28,7 @@ from corepipe.serving.engine.runner import (
     tokens_of,
 )
 from corepipe.serving.engine.sampling import NO_IDS, Ids
-from corepipe.serving.messages import Started
+from corepipe.serving.messages import Started, Submit
 
 OVERFLOW = (
     "What the model computes overflowed: instead of numbers it gave infinity or NaN. Its weights do not fit "
@@ -35,6 +37,8 @@ OVERFLOW = (
 
 LITTLE_ENDIAN = np.dtype("<f4")
 
+F32 = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -42,23 +46,37 @@ class Encoding:
 
     per_token: it gives a row for each token; otherwise one a sequence, at the first of its rows, or where
     each token only sees those before it (`causal`) at the last.  keeps_state: in KV blocks.  types: it is
-    told which of two texts a token is of.
+    told which of two texts a token is of.  image: what it is given of images, each of `rows` rows (None: it
+    reads texts).
     """
 
     per_token: bool = False
     causal: bool = False
     keeps_state: bool = False
     types: bool = False
+    image: Input | None = None
+    rows: int = 0
 
     @classmethod
     def of(cls, graph: Graph) -> Self:
         """Of a graph's first output."""
+        image = next((given for given in graph.inputs if given.kind is InputKind.PATCHES), None)
         return cls(
             per_token=graph.outputs[0].value.rows == TOKENS,
             causal=graph.causal,
             keeps_state=any(True for _ in graph.states()),
             types=any(given.kind is InputKind.TYPES for given in graph.inputs),
+            image=image,
+            rows=0 if image is None else graph.max_positions,
         )
+
+    def check(self, submit: Submit) -> None:
+        """Raises ValueError for a request that has no image where one is read, or one of another size."""
+        wanted = 0 if self.image is None else prod(image_shape(self.image, self.rows))
+        if len(submit.image) != wanted * LITTLE_ENDIAN.itemsize:
+            raise ValueError(f"an image of {wanted} numbers is wanted, not of {len(submit.image)} bytes")
+        if self.image is not None and len(submit.prompt) != self.rows:
+            raise ValueError(f"an image has {self.rows} rows here, not {len(submit.prompt)}")
 
     def shape(self, chunks: Sequence[Chunk], results: int) -> StepShape:
         """What of a batch decides its time."""
@@ -101,6 +119,7 @@ class EncodingRunner:
             block_tables=self._block_tables(chunks),
             logit_rows=wanted,
             types=_types(chunks) if self._encoding.types else NO_IDS,
+            patches=self._patches(chunks),
         )
         ticket = self._executor.submit(inputs, None)
         shape = self._encoding.shape(chunks, len(wanted))
@@ -137,6 +156,15 @@ class EncodingRunner:
         if not self._encoding.keeps_state:
             return np.empty((len(chunks), 0), np.int32)
         return join_tables([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
+
+    def _patches(self, chunks: Sequence[Chunk]) -> F32:
+        """What each row is made of [M, width]; [0, 0] where texts are read."""
+        given, rows = self._encoding.image, self._encoding.rows
+        if given is None:
+            return np.empty((0, 0), np.float32)
+        shape = image_shape(given, rows)
+        images = (np.frombuffer(_sampled(chunk.request).image, LITTLE_ENDIAN) for chunk in chunks)
+        return np.concatenate([patches_of(image.reshape(shape), given) for image in images])
 
     def _tell_started(self, chunks: Sequence[Chunk]) -> None:
         fresh = [chunk.request for chunk in chunks if chunk.request.id not in self._started]

@@ -25,7 +25,7 @@ class SampledRequest(Request):
 
     bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
     constraint: the grammar, and how far the answer has come in it; None before it is compiled.
-    second: where the second text of a pair begins in the prompt; 0: there is one text.
+    second: where the second text of a pair begins in the prompt; 0: there is one text.  image: see `Submit`.
     """
 
     sampling: Sampling = field(kw_only=True)
@@ -34,6 +34,7 @@ class SampledRequest(Request):
     allowed: Mask | None = field(default=None, kw_only=True)
     grammar: str = field(default="", kw_only=True)
     second: int = field(default=0, kw_only=True)
+    image: bytes = field(default=b"", kw_only=True)
     constraint: Constraint | None = field(default=None, init=False)
 
     @property
@@ -77,6 +78,7 @@ def to_request(
         allowed=None if allowed is None else mask_of(allowed, vocab_size),
         grammar=submit.grammar,
         second=submit.second,
+        image=submit.image,
     )
     if submit.replay:
         request.status = Status.PREEMPTED

@@ -1,4 +1,4 @@
-"""POST /classify, in vLLM's shape, and a like one for classes of tokens."""
+"""POST /classify, in vLLM's shape, of texts and of images, and a like one for classes of tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.tasks import Activation, Task
 from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.routes.images import read_input
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading
 from corepipe.serving.api.routes.values import array
 from corepipe.serving.values import F32, activated
 
@@ -23,7 +24,11 @@ class ClassifyRequest(PooledRequest, frozen=True, kw_only=True):
     """POST /classify."""
 
     input: Annotated[
-        Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
+        Input,
+        Meta(
+            description="text, token ids, or up to 2048 of either; 300,000 tokens in all; of a model that "
+            "reads images a data URI (PNG, JPEG, WebP, GIF), or up to 64"
+        ),
     ]
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     use_activation: Annotated[
@@ -71,7 +76,7 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
 
     async def plan(self, body: ClassifyRequest, reading: Reading) -> list[Prompt]:
         reading = reading._replace(special=body.add_special_tokens)
-        return await read_entries(self.service, entries(body.input, "input"), "input", reading)
+        return await read_input(self.service, body.input, "input", reading)
 
     def render(self, body: ClassifyRequest, results: Sequence[Result], told: Told) -> bytes:
         task = self.service.task
@@ -102,7 +107,7 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
 ROUTE = Route(
     "POST",
     "/classify",
-    "Classes of texts, or of their tokens",
+    "Classes of texts, of their tokens, or of images",
     ClassifyEndpoint,
     "the likeliest `label`, and `probs` of all",
     request=ClassifyRequest,

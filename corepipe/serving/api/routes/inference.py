@@ -1,6 +1,7 @@
 """The Open Inference Protocol (KServe's second) over HTTP: health, metadata, and tensors in and out.
 
-Texts go in as they are, or as the token ids that their client made of them; tensors are JSON or binary.
+Texts go in as they are, or as the token ids that their client made of them, images as the numbers that it
+made of them; tensors are JSON or binary.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from corepipe.errors import UserError
-from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.http_errors import ApiError, invalid
 from corepipe.serving.api.limits import TENSORS, read_body
 from corepipe.serving.api.protocol import MAX_TOKENS, ModelRequest, parse
 from corepipe.serving.api.routes import tensors
 from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.cut import Cut
+from corepipe.serving.api.routes.images import of_pixels
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.pooled import Asked, Naming, Pooling, Result, answer
 from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
@@ -47,6 +49,7 @@ VERSION = "1"
 """Of every model: there is one."""
 BINARY = (b"content-type", b"application/octet-stream")
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+PIXELS = "pixel_values"
 TEXT, SECOND = "text", "text_pair"
 
 
@@ -119,7 +122,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=8,
-            description="`text` (and `text_pair`), or `input_ids` with what belongs to them",
+            description="`text` (and `text_pair`), `input_ids` with what belongs to them, or `pixel_values`",
         ),
     ]
     outputs: Annotated[
@@ -142,9 +145,11 @@ class InferAnswer(Strict):
 
 
 def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
-    """What a model reads: texts, or token ids; -1 is any number."""
+    """What a model reads: texts, token ids, or images; -1 is any number."""
     if task.task is Task.GENERATE:
         return []
+    if task.images is not None:
+        return [TensorMetadata(name=PIXELS, datatype="FP32", shape=[-1, *task.images.shape])]
     texts = [TEXT, SECOND] if task.pairs else [TEXT]
     ids = [IDS, MASK, TYPES] if task.types else [IDS, MASK]
     return [
@@ -257,6 +262,8 @@ class Infer:
                 raise invalid(message, f"inputs[{at}].name")
         if asked.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "parameters")
+        if task.images is not None:
+            return _images(given[PIXELS], task.images, asked)
         most = self._service.most_tokens
         reading = Reading(most, Cut.of(asked, most, 0))
         if (TEXT in given) == (IDS in given):
@@ -311,6 +318,20 @@ class Infer:
         if request.id is not None:
             told["id"] = request.id
         return [msgspec.json.encode(told), *(data for _, data in written)]
+
+
+def _images(tensor: Named, images: Images, asked: Parameters) -> list[Prompt]:
+    """Of images that their client has made ready."""
+    if asked.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens is for texts; this model reads images.", "parameters")
+    pixels = tensor.array
+    if pixels.shape[1:] != images.shape or not len(pixels):
+        wanted = ", ".join(map(str, images.shape))
+        raise invalid(f"{PIXELS} wants a shape of [images, {wanted}], not {list(pixels.shape)}.", PIXELS)
+    check_count(len(pixels), PIXELS)
+    if not np.isfinite(pixels).all():
+        raise invalid(f"{PIXELS} has infinity, or NaN.", PIXELS)
+    return [of_pixels(images, one.astype("<f4", copy=False).tobytes()) for one in pixels]
 
 
 def _second(types: tensors.Array) -> int:
@@ -428,7 +449,7 @@ ROUTES = (
     Route(
         "POST",
         "/v2/models/{model}/infer",
-        "Tensors of texts or token ids to tensors",
+        "Tensors of texts, token ids or images to tensors",
         Infer,
         "JSON or binary; what KServe's and Triton's clients speak",
         request=InferRequest,

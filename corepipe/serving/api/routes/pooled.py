@@ -63,8 +63,12 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
         Meta(description="the answer's `id` ends with it; 1 to 128 letters, digits and `._:-`"),
     ] = None
 
-    def check(self, task: TaskInfo) -> None:  # noqa: ARG002
+    def check(self, task: TaskInfo) -> None:
         """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        if task.images is not None and self.truncate_prompt_tokens is not None:
+            raise invalid(
+                "truncate_prompt_tokens is for texts; this model reads images.", "truncate_prompt_tokens"
+            )
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
         if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
@@ -176,6 +180,7 @@ class Pooling:
                 prompt=prompt.ids,
                 max_tokens=0,
                 second=prompt.second,
+                image=prompt.image,
                 priority=asked.priority,
                 owner=asked.tenant.turn,
                 cache_salt=asked.tenant.salt,

@@ -11,9 +11,10 @@ from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.routes.embeddings import VectorRequest, vector
+from corepipe.serving.api.routes.images import read_input
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading
 from corepipe.serving.api.routes.values import array, to_json
 from corepipe.serving.messages import Output
 from corepipe.serving.values import F32, activated
@@ -25,7 +26,11 @@ class PoolingRequest(VectorRequest, frozen=True, kw_only=True):
     """POST /pooling."""
 
     input: Annotated[
-        Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
+        Input,
+        Meta(
+            description="text, token ids, or up to 2048 of either; 300,000 tokens in all; of a model that "
+            "reads images data URIs, as /classify"
+        ),
     ]
     task: Annotated[PoolingTask | None, Meta(description="what the model is served for, if anything")] = None
 
@@ -66,7 +71,7 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
     async def plan(self, body: PoolingRequest, reading: Reading) -> list[Prompt]:
         reading = reading._replace(special=body.add_special_tokens)
         before = body.prompt(self.service.task)
-        return await read_entries(self.service, entries(body.input, "input"), "input", reading, before)
+        return await read_input(self.service, body.input, "input", reading, before)
 
     def render(self, body: PoolingRequest, results: Sequence[Result], told: Told) -> bytes:
         data = (to_json(self._values(result.output, body), body.encoding_format) for result in results)

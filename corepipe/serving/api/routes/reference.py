@@ -133,6 +133,7 @@ What is made of texts ([embeddings](embeddings.md)):
 - A route that needs another task than the model is served for answers 400, code `task_not_served`, and names
   the task, its routes and `--task`.
 - A request has up to 2,048 texts and 300,000 tokens; of these up to 256 texts are in the engine at a time.
+- Images ([their page](images.md)) come as data URIs, up to 64 a request, or as tensors; nothing is fetched.
 - A text that is longer than the model reads is refused; `truncate_prompt_tokens` has it cut (-1: to what
   fits), at its end unless `truncation_side` is `left`. Of a pair the longer text gives way first, at its end.
   `max_tokens_per_doc` cuts documents before that.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.vision.reader import ImageReader, Setting
 from corepipe.serving.api.http_errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.request_templates import RequestTemplates
@@ -63,7 +64,7 @@ LONG_TEXT = 16_384
 WORK_SECONDS = 10.0
 """In which work on long text must be done, its turn awaited."""
 WORKERS = 2
-"""Threads that long texts may take from the engine."""
+"""Threads that long texts and images may take from the engine."""
 
 Encode = Callable[[str], list[int]]
 """From text to token ids; raises UserError for what is no text."""
@@ -136,6 +137,14 @@ class Service:
     def raw(self) -> Pieces:
         """Of tokens in texts that have them all."""
         return Pieces(self.tokenizer, skip_special_tokens=False)
+
+    @cached_property
+    def images(self) -> ImageReader:
+        """Of a model that reads images, and says how they are made ready."""
+        images = self.task.images
+        assert images is not None
+        assert images.preprocessing is not None
+        return ImageReader(Setting(images.preprocessing, images.size))
 
     def _spelling(self) -> Spelling:
         return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
@@ -249,7 +258,7 @@ class Service:
             async with asyncio.timeout(WORK_SECONDS):
                 return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except TimeoutError:
-            raise overloaded("Too much long text is being worked on.") from None
+            raise overloaded("Too much long text, or too many images, are being worked on.") from None
 
     async def grammar(self, asked: GenerationRequest) -> str:
         """What the answer is held to, checked; empty where it is free.
@@ -297,6 +306,8 @@ class Service:
         """Ends what works beside the event loop, its processes too."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
+        if "images" in self.__dict__:
+            self.images.close()
 
     @cached_property
     def fingerprint(self) -> str:

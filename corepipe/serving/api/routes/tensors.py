@@ -79,8 +79,7 @@ def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[Named]:
             wants = f"{math.prod(one.shape)} elements; {len(flat)} were sent"
             message = f"{field}: shape {one.shape} has {wants}."
             raise invalid(message, f"{field}.shape")
-        kind = {"BYTES": object, "INT64": np.int64, "FP32": np.float32}[one.datatype]
-        yield Named(one.name, one.datatype, np.array(flat, kind).reshape(one.shape))
+        yield Named(one.name, one.datatype, _array(flat, one.datatype, field).reshape(one.shape))
     if at != len(binary):
         raise invalid(f"{len(binary) - at} bytes follow the last tensor.", "inputs")
 
@@ -96,6 +95,15 @@ def write(tensor: Named, *, binary: bool) -> tuple[TensorOutput, bytes]:
         kind = {"INT64": "<i8", "FP32": "<f4"}[tensor.datatype]
         data = tensor.array.astype(kind, copy=False).tobytes()
     return TensorOutput(tensor.name, tensor.datatype, shape, InputParameters(len(data))), data
+
+
+def _array(flat: Sequence[Any] | Array, datatype: Datatype, field: str) -> Array:
+    kind = {"BYTES": object, "INT64": np.int64, "FP32": np.float32}[datatype]
+    try:
+        with np.errstate(over="ignore"):  # what is too large for fp32 is infinity
+            return np.array(flat, kind)
+    except OverflowError:  # an integer that no float holds
+        raise invalid(f"{field}.data: a number is out of range.", f"{field}.data") from None
 
 
 def _flat(data: Sequence[Any], depth: int = 1) -> Iterator[Any]:

@@ -23,10 +23,14 @@ E = TypeVar("E")
 
 
 class Prompt(NamedTuple):
-    """Token ids of a text, or of two; `second`: where the other's token types begin (0: there is one)."""
+    """Token ids of a text, or of two; `second`: where the other's token types begin (0: there is one).
+
+    image: what is read instead, as `messages.Submit` has it; a zero then stands for each row of it.
+    """
 
     ids: list[int]
     second: int = 0
+    image: bytes = b""
 
 
 class Pair(NamedTuple):

@@ -79,7 +79,16 @@ class Text(Strict):
     prompt: str
 
 
+def _require_text(service: Service) -> None:
+    """Raises ApiError where a model reads none."""
+    if service.task.images is not None:
+        raise invalid(
+            "The model that is served reads images, and has no tokenizer.", "model", "task_not_served"
+        )
+
+
 async def _tokenize(service: Service, request: Request) -> Response:
+    _require_text(service)
     asked = await read_request(service, request.receive, TokenizeRequest, {})
     tokens = await _tokens(service, asked)
 
@@ -99,6 +108,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
+    _require_text(service)
     asked = await read_request(service, request.receive, DetokenizeRequest, {})
     if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
         raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")

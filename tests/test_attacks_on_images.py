@@ -1,0 +1,69 @@
+"""Hostile images against a real server: each refused with a reason, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.attacks import Watch
+from tests.pictures import data_uri, encoded, hostile, picture, write_vit
+from tests.servers import Served, served
+from tests.wires import post
+
+GOOD = data_uri(encoded(picture()))
+GOLDEN = ("/classify", {"model": "tiny", "input": GOOD})
+HOSTILE = hostile()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_vit(tmp_path_factory.mktemp("vit"))
+    with served(folder, "--served-model-name", "tiny", "--threads", 1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def watching(server: Served) -> Iterator[Watch]:
+    with contextlib.closing(Watch(server, golden=GOLDEN)) as watch:
+        yield watch
+
+
+@pytest.fixture
+def watch(watching: Watch) -> Iterator[Watch]:
+    """What a case needs; the invariants are checked after it."""
+    yield watching
+    watching.check()
+
+
+def test_each_is_refused_with_a_reason(watch: Watch) -> None:
+    for name, data in HOSTILE.items():
+        for kind in ("png", "gif"):
+            answer = watch.http.post("/classify", json={"model": "tiny", "input": data_uri(data, kind)})
+            assert answer.status_code == 400, (name, answer.text[:200])
+            assert answer.json()["error"]["message"].startswith("input: the image is refused: "), name
+            assert len(answer.content) < 1000
+
+
+def test_one_in_a_request_spoils_it(watch: Watch) -> None:
+    body = {"model": "tiny", "input": [GOOD] * 5 + [data_uri(HOSTILE["bomb"])] + [GOOD] * 5}
+    answer = watch.http.post("/classify", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "input[5]"
+
+
+def test_more_than_a_body_may_have(watch: Watch) -> None:
+    answer = watch.http.post("/classify", json={"model": "tiny", "input": data_uri(b"\0" * (4 << 20))})
+    assert answer.status_code == 413
+
+
+def test_clients_that_do_not_wait(watch: Watch) -> None:
+    body = json.dumps({"model": "tiny", "input": [GOOD] * 64}).encode()
+    where = urlsplit(watch.server.url)
+    for _ in range(8):
+        with socket.create_connection((where.hostname, where.port), timeout=60) as left:
+            left.sendall(post("/classify", body))
