@@ -76,6 +76,32 @@ def test_files_as_they_were_written_once(config: dict, name: str, same: dict, tm
     assert {key: getattr(found, key) for key in same} == same
 
 
+PUBLISHED: list[tuple[type, dict[str, object]]] = [
+    (ViTImageProcessorPil, {"do_normalize": True, "do_resize": True, "image_std": [0.5] * 3, "size": 224}),
+    (
+        DeiTImageProcessorPil,
+        {
+            "feature_extractor_type": "DeiTFeatureExtractor",
+            "do_center_crop": True,
+            "crop_size": 224,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+            "resample": 3,
+            "size": 256,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("processor", "config"), PUBLISHED)
+def test_files_of_the_first_checkpoints_mean_the_same(processor: type, config: dict, tmp_path: Path) -> None:
+    steps = read(config, tmp_path, 224)
+    theirs = processor.from_pretrained(tmp_path)
+    data = encoded(picture(131, 77))
+    wanted = theirs(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"][0]
+    assert np.array_equal(pixels_of(open_image(data), steps, Size(224, 224)), wanted)
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
