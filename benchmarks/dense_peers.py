@@ -34,11 +34,11 @@ import msgspec
 import psutil
 from roofline import Limits, measure_limits  # the scripts beside this one
 from step import Demand
+from turns import Contender
 
 from corepipe.models import hub, registry
 from corepipe.neuron.graph import FORMATS
 
-REST_SECONDS = 1.0
 START_SECONDS = 600.0
 OURS = "corepipe={python} -m corepipe serve {model} --dtype int8 --max-model-len 2048 --port {{port}}"
 
@@ -67,30 +67,11 @@ WORKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A running server: what it is called, where it answers, as what it serves its model."""
+class Server(Contender):
+    """A running server: where it answers, as what it serves its model."""
 
-    name: str
     url: str
     model: str
-    process: psutil.Process
-
-    def processes(self) -> list[psutil.Process]:
-        return [self.process, *self.process.children(recursive=True)]
-
-    def suspend(self) -> None:
-        for process in self.processes():
-            process.suspend()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        for process in self.processes():
-            process.resume()
-        time.sleep(REST_SECONDS)
-        try:
-            yield
-        finally:
-            self.suspend()
 
 
 def free_port() -> int:
@@ -122,18 +103,11 @@ def started(named_command: str, logs: Path) -> Iterator[Server]:
         process = psutil.Process(child.pid)
         url = f"http://127.0.0.1:{port}"
         try:
-            server = Server(name, url, served_model(name, url, process), process)
+            server = Server(name, process, url, served_model(name, url, process))
             server.suspend()
             yield server
         finally:
-            end(process)
-
-
-def end(process: psutil.Process) -> None:
-    family = [process, *process.children(recursive=True)]
-    for member in family:
-        member.kill()
-    psutil.wait_procs(family, timeout=10)
+            Contender(name, process).end()
 
 
 async def answer(session: aiohttp.ClientSession, server: Server, prompt: list[int], output: int) -> None:

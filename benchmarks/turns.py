@@ -1,0 +1,44 @@
+"""Processes that take turns at a machine: each is suspended but while it is its turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+REST_SECONDS = 1.0
+"""Before each turn: what the one before has left comes to rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What takes turns: how it is called, and its process, with what that has started."""
+
+    name: str
+    process: psutil.Process
+
+    def processes(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
+
+    def suspend(self) -> None:
+        for process in self.processes():
+            process.suspend()
+
+    @contextmanager
+    def turn(self, rest: float = REST_SECONDS) -> Iterator[None]:
+        for process in self.processes():
+            process.resume()
+        time.sleep(rest)
+        try:
+            yield
+        finally:
+            self.suspend()
+
+    def end(self) -> None:
+        family = self.processes()
+        for member in family:
+            member.kill()
+        psutil.wait_procs(family, timeout=10)
