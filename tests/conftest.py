@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import httpx
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -17,3 +19,6 @@ providers._get_local_constants = lambda: providers._local_constants
 
 for part in ("connect", "read", "write", "pool"):  # where httpx gives a server five seconds
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, PATIENCE_SECONDS)
+
+# Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
