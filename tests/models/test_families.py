@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -69,6 +70,7 @@ COMPUTED = set(computed_families())
 BIG = ("llama-3.1-405b", "bloom-176b", "falcon-180b", "deepseek-v3", "qwen3-235b-a22b", "mixtral-8x22b")
 
 
+@cache
 def graph(name: str) -> Graph:
     return registry.architecture(name).graph(FORMATS["bf16"])
 
