@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +22,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor, tensor_parallel_bound
 from corepipe.neuron.weights import InMemoryWeights
+from tests.kernels.harness import other_isas, run_isolated
 
 MAX_ROWS = 1100
 ONE_CORE = Placement()
@@ -202,17 +199,9 @@ def test_encoders_keep_nothing() -> None:
     assert kv_bytes_per_token(programs[0]) == 0
 
 
-def other_isas() -> list[str]:
-    """Those a process of its own must run; none within such a process."""
-    module = native()
-    return [] if "COREPIPE_ISA" in os.environ else [isa for isa in module.isas() if isa != module.isa()]
-
-
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    env = {**os.environ, "COREPIPE_ISA": isa}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    """Attention in fp32 and bf16, and what is around it; cuts of a model are the same on all ISAs."""
+    run_isolated(
+        __file__, isa, "(agree or company or pooling or length_one or poisoned) and not (bf16 or weights)"
     )
-    assert done.returncode == 0, done.stdout[-4000:]

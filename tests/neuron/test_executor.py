@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +25,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor
 from corepipe.neuron.weights import InMemoryWeights
+from tests.kernels.harness import other_isas, run_isolated
 
 MAX_ROWS = 64
 ONE_CORE = Placement()
@@ -172,17 +169,7 @@ def test_batches_in_flight_come_back_in_order(pool):
         np.testing.assert_array_equal(executor.wait(ticket).values, expected)
 
 
-def other_isas() -> list[str]:
-    """Those a process of its own must run; none within such a process."""
-    module = native()
-    return [] if "COREPIPE_ISA" in os.environ else [isa for isa in module.isas() if isa != module.isa()]
-
-
 @pytest.mark.parametrize("isa", other_isas())
 def test_other_isas(isa):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    env = {**os.environ, "COREPIPE_ISA": isa}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    """Kernels, alone and fused, of models cut at random; the rest is the same on all ISAs."""
+    run_isolated(__file__, isa, "agree or fusion")
