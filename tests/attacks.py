@@ -18,6 +18,7 @@ SETTLE_SECONDS = 60.0
 """A limit for what never settles; an idle machine takes a fraction of a second."""
 RSS_BYTES = 32 * 1024 * 1024
 FILES = 2
+SANDBOXES = {"corepipe.serving.grammar_sandbox", "corepipe.models.vision.image_sandbox"}
 TASKS = 2
 ONE = httpx.Limits(max_keepalive_connections=1)
 """Others would stay open between two looks at the server's files."""
@@ -100,14 +101,14 @@ class Watch:
         return resting and before == {one.pid: one.memory_info().rss for one in self._all()}
 
     def _all(self) -> list[psutil.Process]:
-        """But for those that check constraints: they come and go with these."""
+        """But for those that check constraints and decode images: they come and go with these."""
         server = psutil.Process(self.server.process.pid)
-        return [server, *(one for one in server.children(recursive=True) if not _checks_constraints(one))]
+        return [server, *(one for one in server.children(recursive=True) if not _comes_and_goes(one))]
 
 
-def _checks_constraints(process: psutil.Process) -> bool:
+def _comes_and_goes(process: psutil.Process) -> bool:
     try:
-        return "corepipe.serving.grammar_sandbox" in process.cmdline()
+        return not SANDBOXES.isdisjoint(process.cmdline())
     except psutil.Error:  # it has just ended, as only they do
         return True
 

@@ -62,9 +62,9 @@ class Pictures:
 
     def _pixels(self, given: object) -> bytes:
         if isinstance(given, str | Path):
-            return self._reader.read(read_bytes(Path(given), MAX_FRAME, "an image"))
+            return self._reader.read(read_bytes(Path(given), MAX_FRAME, "an image")).pixels
         if isinstance(given, bytes):
-            return self._reader.read(given)
+            return self._reader.read(given).pixels
         if _is_pillows(given):
             return self._of_pillow(given)
         raise UserError(f"give a path, the bytes of a file, or a Pillow image, not {shown(repr(given))}")

@@ -139,7 +139,7 @@ def reader() -> Iterator[ImageReader]:
 def test_odd_images_are_what_transformers_makes_of_them(name: str, reader: ImageReader) -> None:
     theirs = ViTImageProcessorPil(size=48, resample=3, image_mean=[0.5] * 3, image_std=[0.25] * 3)
     wanted = theirs(load_image(Image.open(io.BytesIO(GOOD[name]))), return_tensors="np")["pixel_values"][0]
-    found = np.frombuffer(reader.read(GOOD[name]), "<f4").reshape(3, 48, 48)
+    found = np.frombuffer(reader.read(GOOD[name]).pixels, "<f4").reshape(3, 48, 48)
     assert np.array_equal(found, wanted)
 
 
@@ -150,7 +150,7 @@ def test_hostile_images_are_refused_and_need_no_memory(name: str, reader: ImageR
     assert len(refused.value.message) < 200
     (process,) = reader._started
     assert psutil.Process(process.pid).memory_info().rss < MEMORY
-    assert len(reader.read(GOOD["png"])) == 4 * 3 * 48 * 48
+    assert len(reader.read(GOOD["png"]).pixels) == 4 * 3 * 48 * 48
 
 
 def test_what_takes_too_long_ends_its_process_alone() -> None:
@@ -158,4 +158,4 @@ def test_what_takes_too_long_ends_its_process_alone() -> None:
     with contextlib.closing(ImageReader(Setting(STEPS, WANTED), 1, cpu_seconds=0.02)) as reader:
         with pytest.raises(UserError, match=r"takes more than 0\.02 s of processor time"):
             reader.read(large)
-        assert len(reader.read(encoded(picture(9, 9)))) == 4 * 3 * 48 * 48
+        assert len(reader.read(encoded(picture(9, 9))).pixels) == 4 * 3 * 48 * 48

@@ -43,7 +43,9 @@ def _try_formats() -> None:
 def _answer(data: bytes, setting: Setting, cpu_seconds: float) -> Answer:
     try:
         with time_limit(cpu_seconds):
-            return Answer(pixels_of(open_image(data), setting.steps, setting.wanted).astype("<f4").tobytes())
+            image = open_image(data)
+            pixels = pixels_of(image, setting.steps, setting.wanted)
+            return Answer(pixels.astype("<f4").tobytes(), image.width * image.height)
     except UserError as error:
         return Answer(error=error.message)
     except MemoryError:

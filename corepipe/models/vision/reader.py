@@ -27,9 +27,13 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """[channels, height, width] as fp32 in little-endian order, or what was wrong."""
+    """[channels, height, width] as fp32 in little-endian order, or what was wrong.
+
+    stored: pixels of the image as it was decoded.
+    """
 
     pixels: bytes = b""
+    stored: int = 0
     error: str = ""
 
 
@@ -49,8 +53,8 @@ class ImageReader:
         for _ in range(processes):
             self._free.put(None)
 
-    def read(self, data: bytes) -> bytes:
-        """The pixels of an image's file, as an `Answer` has them.
+    def read(self, data: bytes) -> Answer:
+        """What a model reads of an image's file.
 
         Raises UserError, as the end of a sentence whose subject is the image, for what is no image, or takes
         too much to decode.
@@ -69,7 +73,7 @@ class ImageReader:
             self._free.put(process)
         if answer.error:
             raise UserError(answer.error)
-        return answer.pixels
+        return answer
 
     def close(self) -> None:
         """Ends the processes."""

@@ -10,12 +10,15 @@ from functools import partial
 from corepipe.errors import UserError
 from corepipe.models.tasks import Images
 from corepipe.models.vision.preprocessing import COLOURS, FILE
+from corepipe.models.vision.reader import Answer
 from corepipe.serving.api.http_errors import ApiError, invalid
 from corepipe.serving.api.routes.service import LONG_TEXT, Service
 from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
 
 MAX_IMAGES = 64
 """In one request: small files may be large images."""
+MAX_STORED = 1 << 26
+"""Pixels of all images of a request, as they are decoded: 67 million, which take some seconds."""
 SCHEME, BASE64 = "data:", ";base64"
 FETCHED = ("http:", "https:", "ftp:", "file:", "s3:", "gs:", "//")
 
@@ -41,12 +44,16 @@ async def read_images(
         raise _tensors_alone(images)
     if len(listed) > MAX_IMAGES:
         raise invalid(f"{field} has {len(listed)} images; at most {MAX_IMAGES} are taken.", field)
-    prompts = []
+    prompts, left = [], MAX_STORED
     for number, one in enumerate(listed):
         named = field if len(listed) == 1 else f"{field}[{number}]"
         if not isinstance(one, str):
             raise invalid(f"{named}: this model reads images: send data URIs.", named, "invalid_type")
-        prompts.append(await service.beside(LONG_TEXT, partial(_read, service, one, named)))
+        found = await service.beside(LONG_TEXT, partial(_read, service, one, named))
+        prompts.append(of_pixels(images, found.pixels))
+        left -= found.stored
+        if left < 0:
+            raise invalid(f"{field}: the images have more than {MAX_STORED} pixels in all.", field)
     return prompts
 
 
@@ -55,11 +62,9 @@ def of_pixels(images: Images, pixels: bytes) -> Prompt:
     return Prompt([0] * images.rows, image=pixels)
 
 
-def _read(service: Service, text: str, field: str) -> Prompt:
-    images = service.task.images
-    assert images is not None
+def _read(service: Service, text: str, field: str) -> Answer:
     try:
-        return of_pixels(images, service.images.read(_decoded(text, field)))
+        return service.images.read(_decoded(text, field))
     except UserError as error:
         raise invalid(f"{field}: the image is refused: {error.message}.", field) from None
 
