@@ -9,8 +9,9 @@ WORKERS ?= 2
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test test-slow busy constrained digest soak setup intervals lint lock sbom fuzz sanitize parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -51,6 +52,8 @@ intervals: $(VENV)/.setup-$(SETUP_ID)  ## what intervals are made of, after a ch
 	$(BIN)/python benchmarks/prediction_picture.py
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
+
+environments: $(VENV)/.test-$(SETUP_ID) $(VENV)/.lint-$(SETUP_ID) $(VENV)/.sanitize-$(SETUP_ID) .venv-parity/.parity-$(SETUP_ID)  ## all that .ci/run needs
 
 lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
 	$(BIN)/ruff format --check corepipe tests benchmarks fuzz
@@ -126,16 +129,17 @@ $(VENV)/.setup-$(SETUP_ID): | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable .
 	@rm -f $(VENV)/.setup-*; touch $@
 
+# What is installed gets what an extra needs, and is not built again.
 $(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) --editable '.[test]'
+	$(PIP_INSTALL) 'corepipe[test]'
 	@rm -f $(VENV)/.test-*; touch $@
 
 $(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) --editable '.[lint,test]'
+	$(PIP_INSTALL) 'corepipe[lint,test]'
 	@rm -f $(VENV)/.lint-*; touch $@
 
 $(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) --editable '.[fuzz]'
+	$(PIP_INSTALL) 'corepipe[fuzz]'
 	@rm -f $(VENV)/.fuzz-*; touch $@
 
 $(VENV)/.sanitize-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
@@ -143,13 +147,19 @@ $(VENV)/.sanitize-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
 	@rm -f $(VENV)/.sanitize-*; touch $@
 
 $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) --editable '.[release]'
+	$(PIP_INSTALL) 'corepipe[release]'
 	@rm -f $(VENV)/.release-*; touch $@
 
-.venv-parity/.parity-$(SETUP_ID):
-	$(PYTHON) -m venv .venv-parity
-	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[parity,test]'
+.venv-parity/.parity-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID) | .venv-parity/.over-venv
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check 'corepipe[parity,test]'
 	@rm -f .venv-parity/.parity-*; touch $@
+
+# It sees what $(VENV) has, so that the kernels are built once; torch stays out of that.
+.venv-parity/.over-venv: | $(VENV)/bin/python
+	$(PYTHON) -m venv --clear .venv-parity
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE_PACKAGES))')" \
+		> "$$(.venv-parity/bin/python -c $(SITE_PACKAGES))/over_venv.pth"
+	@touch $@
 
 # An environment for each client, since they pin each other's parts; without node its clients are told as not run.
 .venv-clients/.made-$(CLIENTS_ID): | .venv-clients/uv

@@ -22,6 +22,12 @@ FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize={name}"
 LIMITED = "memory or threads_that_do_not_start"
 """Tests that limit the address space (pytest's -k), of which two runtimes map terabytes for themselves."""
 
+KERNELS = ("tests/kernels",)
+WITH_THREADS = tuple(
+    f"{KERNELS[0]}/test_{what}.py" for what in ("attention", "executor", "linear", "pool", "rows")
+)
+"""Those in which more threads run than the test's own; an executor runs the sampler, too."""
+
 
 @dataclass(frozen=True)
 class Sanitizer:
@@ -32,6 +38,7 @@ class Sanitizer:
     variable: str
     options: tuple[str, ...]
     skipped: str = ""
+    tests: tuple[str, ...] = KERNELS
 
     @property
     def build(self) -> Path:
@@ -47,7 +54,7 @@ SANITIZERS = (
     # The interpreter frees little at its end: leaks are not looked for.
     Sanitizer("address", "libasan.so", "ASAN_OPTIONS", ("detect_leaks=0",), LIMITED),
     Sanitizer("undefined", "libubsan.so", "UBSAN_OPTIONS", ("print_stacktrace=1",)),
-    Sanitizer("thread", "libtsan.so", "TSAN_OPTIONS", ("second_deadlock_stack=1",), LIMITED),
+    Sanitizer("thread", "libtsan.so", "TSAN_OPTIONS", ("second_deadlock_stack=1",), LIMITED, WITH_THREADS),
 )
 
 
@@ -125,7 +132,7 @@ def tests(sanitizer: Sanitizer) -> list[str]:
     plain = ["setarch", "--addr-no-randomize"] if shutil.which("setarch") else []
     workers = ["--numprocesses", os.environ.get("WORKERS", "2"), "--dist", "loadfile"]
     chosen = ["-k", f"not ({sanitizer.skipped})"] if sanitizer.skipped else []
-    return [*plain, sys.executable, "-m", "pytest", *workers, "tests/kernels", *chosen]
+    return [*plain, sys.executable, "-m", "pytest", *workers, *sanitizer.tests, *chosen]
 
 
 if __name__ == "__main__":
