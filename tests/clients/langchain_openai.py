@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from tests.clients.rows import EXPLAINED, FAILED, KEY, MODEL, PASSED, URL, Result
+from tests.clients.pytest_rows import run
+from tests.clients.rows import KEY, MODEL, URL
 
-ONE_LOOP = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
-"""Connections are kept over tests, and belong to a loop."""
 SMALL = {
     "max_tokens": 400,
     "temperature": 0,
@@ -64,30 +61,5 @@ class TestChatOpenAI(ChatModelIntegrationTests):
         super().test_json_mode(model)
 
 
-class Told:
-    """A plugin of pytest that tells each test's end as a row."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        title = report.nodeid.split("::")[-1]
-        why = ""
-        if report.skipped:
-            why = getattr(report, "wasxfail", "") or str(report.longrepr[2]).removeprefix("Skipped: ")
-            more = next((told for begin, told in MORE.items() if why.startswith(begin)), "")
-            why = f"{why.rstrip('.')}: {more}" if more else why
-            Result(title, EXPLAINED, why).tell()
-        elif report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            Result(
-                title, FAILED, " ".join(str(crash.message if crash else report.longrepr).split())[:600]
-            ).tell()
-        elif report.when == "call":
-            Result(title, PASSED).tell()
-
-
 if __name__ == "__main__":
-    options = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "--asyncio-mode=auto"]
-    alone = ["--noconftest", "-c", os.devnull, "--rootdir", str(Path(__file__).parent)]
-    chosen = ["-k", os.environ.get("CLIENTS_ROWS", "")]
-    loop = [argument for setting in ONE_LOOP for argument in ("-o", setting)]
-    ended = pytest.main([__file__, *options, *alone, *loop, *chosen], plugins=[Told()])
-    sys.exit(0 if ended == pytest.ExitCode.TESTS_FAILED else ended)  # failed rows are told
+    sys.exit(run(__file__, MORE))

@@ -31,7 +31,7 @@ path = "$.messages[*].tool_call_id"
 regex = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'
 """
 """For examples of calls langchain draws ids of its own, in each run others."""
-OTHERS = tuple(one.name for one in CLIENTS if not one.of_node)
+OTHERS = tuple(one.name for one in CLIENTS if one.task == "generate" and not one.of_node)
 
 
 @dataclass(frozen=True)

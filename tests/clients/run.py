@@ -1,4 +1,4 @@
-"""Tries real clients against a real server of the default model, and prints what became of each row.
+"""Tries real clients against a real server of a model that they are for, and prints what became of each row.
 
     python -m tests.clients.run                       # all of them
     python -m tests.clients.run openai litellm        # some
@@ -19,13 +19,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Timer
 
 import httpx
 
+from corepipe.models import hub
 from tests.clients.rows import EXPLAINED, FAILED, PASSED, Result
 from tests.servers import served
 
@@ -40,24 +42,40 @@ NOT_RUN = "not run"
 OUTCOMES = (PASSED, EXPLAINED, FAILED, NOT_RUN)
 
 
+MODELS = {
+    "generate": (hub.DEFAULT_MODEL, "--max-model-len", CONTEXT),
+    "embed": ("all-minilm-l6-v2",),
+}
+"""What is served to try clients on, by the task that they ask for."""
+
+
 @dataclass(frozen=True)
 class Client:
-    """A client: what it is called, its file, and what it needs to run."""
+    """A client: what it is called, its file, and what it needs to run.
+
+    task: of the model that it asks.  shares: another client's environment, where it runs in that.
+    """
 
     name: str
     package: str
     file: str
+    task: str = "generate"
+    shares: str = ""
 
     @property
     def of_node(self) -> bool:
         return self.file.endswith(".mjs")
+
+    @property
+    def environment(self) -> str:
+        return self.shares or self.name
 
     def version(self) -> str:
         """Of the package that is pinned."""
         if self.of_node:
             lock = json.loads((HERE / "node" / "package-lock.json").read_text())
             return str(lock["packages"][f"node_modules/{self.package}"]["version"])
-        pins = (HERE / "requirements" / f"{self.name}.txt").read_text().splitlines()
+        pins = (HERE / "requirements" / f"{self.environment}.txt").read_text().splitlines()
         return next(line.split("==")[1] for line in pins if line.startswith(f"{self.package}=="))
 
     def command(self, heard: Path | None = None) -> list[str]:
@@ -73,7 +91,7 @@ class Client:
             for file in (HERE / "node").glob("*.mjs"):  # modules are looked for beside the file
                 shutil.copy(file, NODE_MODULES)
             return ["node", str(NODE_MODULES / self.file)]
-        python = ENVIRONMENTS / self.name / "bin" / "python"
+        python = ENVIRONMENTS / self.environment / "bin" / "python"
         if not python.exists():
             raise LookupError(f"{python.parent.parent.relative_to(ROOT)} is not there: make clients")
         listening = [] if heard is None else ["tests.clients.heard", str(heard)]
@@ -89,6 +107,12 @@ CLIENTS = (
     Client("llama_index", "llama-index-llms-openai-like", "llama_index_like.py"),
     Client("npm-openai", "openai", "openai.mjs"),
     Client("npm-ai", "ai", "ai.mjs"),
+    Client("openai-embeddings", "openai", "openai_embeddings.py", "embed", shares="openai"),
+    Client(
+        "langchain-embeddings", "langchain-openai", "langchain_embeddings.py", "embed", shares="langchain"
+    ),
+    Client("cohere", "cohere", "cohere_rerank.py", "embed"),
+    Client("triton", "tritonclient", "triton_http.py", "embed"),
 )
 
 
@@ -106,13 +130,11 @@ class Tried:
 def tried(client: Client, url: str, chosen: str, heard: Path | None = None) -> Tried:
     """Runs a client's rows, and tells of each on stderr as it ends; heard: see `Client.command`."""
     try:
-        command = client.command(heard)
+        command, environment = client.command(heard), _environment(client, url, chosen)
     except LookupError as missing:
         return Tried(client, [Result("all rows", NOT_RUN, str(missing))])
     results = []
-    with subprocess.Popen(
-        command, cwd=ROOT, env=_environment(url, chosen), stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         stop = Timer(LIMIT_SECONDS, process.kill)
         stop.start()
         assert process.stdout is not None
@@ -128,9 +150,15 @@ def tried(client: Client, url: str, chosen: str, heard: Path | None = None) -> T
     return Tried(client, results)
 
 
-def _environment(url: str, chosen: str) -> dict[str, str]:
-    """Of a client: no proxy, no key, no word to its makers, no file of the project's settings."""
-    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
+    """Of a client: no proxy, no key, no word to its makers, no file of the project's settings.
+
+    Raises LookupError where the server has no model for its task.
+    """
+    listed = httpx.get(f"{url}/v1/models").json()["data"]
+    model = next((one["id"] for one in listed if one["task"] == client.task), None)
+    if model is None:
+        raise LookupError(f"no model to {client.task} is served at {url}")
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "COREPIPE_"))
     }
@@ -180,6 +208,12 @@ def document(all_tried: list[Tried]) -> str:
     )
 
 
+@contextmanager
+def _serving(*arguments: object) -> Iterator[str]:
+    with served(*arguments) as server:
+        yield server.url
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -192,9 +226,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a document for programs, instead of the table")
     asked = parser.parse_args()
     chosen = [client for client in CLIENTS if client.name in (asked.clients or [c.name for c in CLIENTS])]
-    with ExitStack() as stack:
-        url = asked.url or stack.enter_context(served("--max-model-len", CONTEXT)).url
-        all_tried = [tried(client, url, asked.rows) for client in chosen]
+    all_tried = []
+    for task, arguments in MODELS.items():
+        asking = [client for client in chosen if client.task == task]
+        with nullcontext(asked.url) if asked.url or not asking else _serving(*arguments) as url:
+            all_tried += [tried(client, url, asked.rows) for client in asking]
     print(document(all_tried) if asked.json else table(all_tried))
     return int(any(r.outcome == FAILED for one in all_tried for r in one.results))
 

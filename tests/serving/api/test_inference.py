@@ -95,6 +95,17 @@ def test_health_and_metadata(serve: Serve) -> None:
         assert "other" in other.json()["error"]
 
 
+def test_a_version_may_follow_the_model(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    sent = {"inputs": [texts("cat")]}
+    plain = httpx.post(url + INFER, json=sent).json()
+    assert httpx.post(f"{url}/v2/models/{MODEL}/versions/1/infer", json=sent).json() == plain
+    for path in ("", "/versions/1"):
+        assert httpx.get(f"{url}/v2/models/{MODEL}{path}").json()["versions"] == ["1"]
+        assert httpx.get(f"{url}/v2/models/{MODEL}{path}/ready").json() == {"name": MODEL, "ready": True}
+    assert httpx.get(f"{url}/v2/models/{MODEL}/versions/2/ready").status_code == 404
+
+
 def test_not_ready_while_it_loads() -> None:
     with running(FakeEngine(computing(EMBED)), ready=None, text=bert(), task=EMBED) as url:
         for path in ("/v2/health/ready", f"/v2/models/{MODEL}/ready"):

@@ -85,6 +85,9 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
         assert httpx.get(f"{url}/v1/models/third").status_code == 404
         assert f"{A}, {B}" in httpx.get(f"{url}/v2/models/third").json()["error"]  # as that protocol has it
         assert httpx.get(f"{url}/v1/models/{B}").json()["root"] == f"/models/{B}"
+        for spelling in (B, B.replace("/", "%2F")):
+            for path in (f"/v2/models/{spelling}", f"/v2/models/{spelling}/versions/1"):
+                assert httpx.get(url + path).json()["name"] == B
 
 
 def test_no_name_is_the_first() -> None:

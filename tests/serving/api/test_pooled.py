@@ -469,6 +469,15 @@ def test_documents_are_cut_where_that_is_asked_for(serve: Serve) -> None:
     assert engine.submitted[-1].prompt == bert().pair("cat", "dog dog dog dog")[0]
 
 
+@pytest.mark.parametrize(("more", "kept"), [({}, 4), ({"truncate_prompt_tokens": 4}, 2)])
+def test_documents_that_are_compared_are_cut_too(serve: Serve, more: dict[str, int], kept: int) -> None:
+    url, engine = serve(EMBED)
+    sent = {"query": "cat", "documents": ["dog " * MOST, "dog"]}
+    told(post(url, "/rerank", **sent, max_tokens_per_doc=4, **more), rerank.Ranking)
+    prompts = [one.prompt for one in engine.submitted[-3:]]
+    assert prompts == [bert().encode(text, add_special_tokens=True) for text in ("cat", "dog " * kept, "dog")]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

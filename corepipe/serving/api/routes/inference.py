@@ -26,7 +26,7 @@ from corepipe.serving.api.routes import tensors
 from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.cut import Cut
 from corepipe.serving.api.routes.images import of_pixels
-from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.routes.models import VERSION, Models, named_in_path
 from corepipe.serving.api.routes.pooled import Asked, Naming, Pooling, Result, answer
 from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
 from corepipe.serving.api.routes.service import Service
@@ -45,8 +45,6 @@ from corepipe.serving.api.routes.texts import (
 from corepipe.serving.api.routes.values import array
 from corepipe.serving.values import activated
 
-VERSION = "1"
-"""Of every model: there is one."""
 BINARY = (b"content-type", b"application/octet-stream")
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 PIXELS = "pixel_values"
@@ -215,7 +213,7 @@ class Infer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self._service
-        name = service.require_model(_named(scope["path_params"]["model"]))
+        name = service.require_model(named_in_path(scope["path_params"]["model"]))
         body, binary = _split(await read_body(receive), scope)
         request = parse(body, InferRequest, {})
         service.require_task(Task.EMBED, Task.CLASSIFY, Task.SCORE)
@@ -359,10 +357,6 @@ def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
     return body[: int(given[0])], body[int(given[0]) :]
 
 
-def _named(name: str) -> str:
-    return name.replace("%2F", "/")  # as clients encode a name with slashes
-
-
 def _failed(error: ApiError) -> Response:
     return JSONResponse({"error": error.message}, error.status, error.headers)
 
@@ -383,7 +377,7 @@ async def _ready(models: Models, _: Request) -> Response:
 
 async def _model_ready(service: Service, request: Request) -> Response:
     try:
-        name = service.require_model(_named(request.path_params["model"]))
+        name = service.require_model(named_in_path(request.path_params["model"]))
     except ApiError as error:
         return _failed(error)
     ready = service.state == "ready"
@@ -392,7 +386,7 @@ async def _model_ready(service: Service, request: Request) -> Response:
 
 async def _model(service: Service, request: Request) -> Response:
     try:
-        name = service.require_model(_named(request.path_params["model"]))
+        name = service.require_model(named_in_path(request.path_params["model"]))
     except ApiError as error:
         return _failed(error)
     metadata = ModelMetadata(
@@ -451,7 +445,7 @@ ROUTES = (
         "/v2/models/{model}/infer",
         "Tensors of texts, token ids or images to tensors",
         Infer,
-        "JSON or binary; what KServe's and Triton's clients speak",
+        "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
         request=InferRequest,
         answer=InferAnswer,
         failures=(Outcome,),

@@ -14,6 +14,9 @@ from corepipe.serving.api.limits import read_again, read_body
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.telemetry.by_model import joint_registry
 
+VERSION = "1"
+"""Of every model: there is one."""
+
 
 class Models:
     """One or several, each a Service with an engine of its own; the first has the requests that name none.
@@ -107,11 +110,16 @@ class Chosen:
         self._apps = dict(zip(models.services, apps, strict=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path_params"].get("model")
+        name = None if (told := scope["path_params"].get("model")) is None else named_in_path(told)
         if name is None and scope["method"] == "POST":
             body = await read_body(receive)
             name, receive = _model_of(body), read_again(body, receive)
         await self._apps[self._models.named(name)](scope, receive, send)
+
+
+def named_in_path(told: str) -> str:
+    """The model that a path names, whose slashes clients encode; a version may follow (`/versions/1`)."""
+    return told.replace("%2F", "/").removesuffix(f"/versions/{VERSION}")
 
 
 class _Body(msgspec.Struct):

@@ -9,6 +9,7 @@ import numpy as np
 
 from corepipe.models.tasks import Activation, Task
 from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.routes.cut import Cut
 from corepipe.serving.api.routes.embeddings import InputType, named_prompt
 from corepipe.serving.api.routes.pooled import Result
 from corepipe.serving.api.routes.service import Service
@@ -38,7 +39,7 @@ async def plan_scores(service: Service, firsts: Side, seconds: Side, reading: Re
         raise invalid(message, seconds.field)
     if service.task.task is Task.EMBED:
         left = await _vectors(service, firsts, "query", reading._replace(most_second=0))
-        return left + await _vectors(service, seconds, "document", reading)
+        return left + await _vectors(service, seconds, "document", _of_seconds(service, reading))
     if not service.task.pairs:
         raise invalid("The model that is served reads no pairs of texts.", "model", "task_not_served")
     both = list(firsts.texts) * (len(seconds.texts) // len(firsts.texts))
@@ -61,6 +62,15 @@ def scores(
         return cosines
     activation = Activation.IDENTITY if use_activation is False else task.activation
     return [float(activated(array(output), activation)[0, 0]) for output in outputs]
+
+
+def _of_seconds(service: Service, reading: Reading) -> Reading:
+    """How second texts are read that stand alone: what is put around a text is not counted."""
+    if not reading.most_second:
+        return reading
+    most = reading.most_second + len(service.tokenizer.encode("", reading.special))
+    shorter = reading.cut is not None and reading.cut.most <= most
+    return reading if shorter else reading._replace(cut=Cut(most, "right"))
 
 
 async def _vectors(service: Service, side: Side, kind: InputType, reading: Reading) -> list[Prompt]:
