@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from corepipe.cli.run.reading import Server
+from corepipe.cli.run.monitor import document
+from corepipe.cli.run.reading import Between, Server
+from corepipe.planning.bench.target import Http, Target, find
 from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
 
 OTHER = TINY.parent / "qwen2"
@@ -76,16 +79,36 @@ def test_cores_and_threads_are_shared_out(server: Served) -> None:
     assert sum(int(line.partition("kernels, ")[2].split()[0]) for line in lines) == max(2, cpus)
 
 
-def test_top_and_monitor_read_the_first(server: Served) -> None:
-    """And nothing of the other."""
-    for name in ("a", "b"):
-        assert greedy(server, name)
+def test_top_and_monitor_show_each_of_them(server: Served) -> None:
+    """And of each what is its own."""
     with contextlib.closing(Server(server.url, None)) as read:
-        deployment, found = read.deployment(), read.read()
-    assert (deployment.model, deployment.format) == ("llama3", "int8")
-    assert {have["model_name"] for have, _ in found.values("vllm:generation_tokens_total")} == {"a"}
-    assert [have["neuroncore"] for have, _ in found.values("neuroncore_utilization_ratio")] == ["0"]
-    assert len([*found.values("system_vcpu_count")]) == 1
+        before = read.read()
+        for name in ("a", "b", "b"):
+            assert greedy(server, name)
+        deployments, after = read.deployments(), read.read()
+    assert [(one.name, one.format) for one in deployments] == [("a", "int8"), ("b", "fp32")]
+    told = [Between(before, after, one) for one in deployments]
+    assert [one.count("vllm:request_success_total") for one in told] == [1, 2]
+    assert [[core.core for core in one.cores] for one in told] == [[0], [1]]
+    assert {one.after.total("system_vcpu_count") for one in told} == {after.total("system_vcpu_count")}
+    runtimes = document(told)["neuron_runtime_data"]
+    assert [one["neuron_runtime_tag"] for one in runtimes] == ["a", "b"]
+    in_use = [one["report"]["neuroncore_counters"]["neuroncores_in_use"] for one in runtimes]
+    assert [[*one] for one in in_use] == [["0"], ["1"]]
+    shown = run("top", server.url, "--interval", "100ms").stdout
+    assert [line.split()[3] for line in shown.splitlines() if line.startswith("corepipe top")] == ["a:", "b:"]
+
+
+def test_a_load_test_knows_the_placement_of_the_model_that_it_asks(server: Served) -> None:
+    async def placed(model: str) -> object:
+        http = Http(Target.parse(server.url), None)
+        try:
+            found = (await find(http, model)).placement
+        finally:
+            http.pool.close()
+        return None if found is None else found["format"]
+
+    assert [asyncio.run(placed(name)) for name in ("a", "b")] == ["int8", "fp32"]
 
 
 def test_one_that_is_killed_comes_back_and_the_other_does_not_notice(server: Served) -> None:

@@ -21,14 +21,16 @@ from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.packed_index import weights_size
 from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
-from corepipe.serving.engine.host_limits import host_cpus
-from corepipe.serving.engine.sharing import Tenancy, shared
+from corepipe.serving.engine.device_plan import graph_of
+from corepipe.serving.engine.host_limits import host_cpus, host_memory
+from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
 from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.child import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
@@ -95,7 +97,14 @@ def _with_shares(found: Sequence[_Found]) -> list[_Found]:
         return list(found)
     models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
     configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
+    check_weights({one.name: _weights_size(one) for one in found}, host_memory())
     return [one.with_share(config) for one, config in zip(found, configs, strict=True)]
+
+
+def _weights_size(one: _Found) -> int:
+    """Bytes of host memory that its weights take."""
+    model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
+    return weights_size(graph_of(config, model, model.task(config.task)))
 
 
 def _timed(one: _Found) -> registry.Architecture:

@@ -30,15 +30,16 @@ def ls(
 ) -> None:
     """Show emulated Neuron devices as neuron-ls does, and what a running server placed on them."""
     placement = None if instance else _placement(url, api_key)
-    if placement is None and instance is None:
+    models = [] if placement is None else placement.get("models", [placement])
+    if not models and instance is None:
         errors().print(f"no server at {options.LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
-    shown = catalog.instance(placement["instance"] if placement else instance or DEFAULT_INSTANCE)
+    shown = catalog.instance(models[0]["instance"] if models else instance or DEFAULT_INSTANCE)
     if as_json_:
         devices = json.loads(as_json(shown))
         print_json({"devices": devices, "placement": placement} if placement else devices)
         return
     typer.echo(table(shown))
-    for placed in (placement or {}).get("models", [placement] if placement else []):
+    for placed in models:
         if "name" in placed:
             results().print(f"{placed['name']}:", markup=False)
         print_placement(results(), placed)

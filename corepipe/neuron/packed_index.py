@@ -97,6 +97,11 @@ def expected(spec: WeightSpec, format: Format) -> tuple[Kind, int, int]:  # noqa
     return kind, packing.packed_bytes(kind, n, k), 4 * n if format.weights is DType.INT8 else 0
 
 
+def weights_size(graph: Graph) -> int:
+    """Bytes of all weights of a graph as they are stored, but for what aligns them."""
+    return sum(sum(expected(spec, graph.format)[1:]) for spec in graph.weights())
+
+
 def _check(index: Index, graph: Graph) -> None:
     specs = {spec.name: spec for spec in graph.weights()}
     if index.tensors.keys() != specs.keys():

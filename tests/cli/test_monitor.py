@@ -245,7 +245,7 @@ def test_lines_are_neuron_monitors(server: Served) -> None:
 
 def test_an_idle_server_has_no_latencies() -> None:
     deployment = ServedDeployment(PLACEMENT)
-    told = document(Between(Reading(0.0, {}), Reading(5.0, {}), deployment), deployment)
+    told = document([Between(Reading(0.0, {}), Reading(5.0, {}), deployment)])
     stats = told["neuron_runtime_data"][0]["report"]["execution_stats"]
     assert stats["latency_stats"] == {"total_latency": None, "device_latency": None}
     assert stats["period"] == 5.0

@@ -116,7 +116,7 @@ def test_a_server_is_read(url, form, scheme):
 
 def test_what_it_serves_is_asked_once(url):
     server = Server(url, None)
-    deployment = server.deployment()
+    (deployment,) = server.deployments()
     server.close()
     assert (deployment.model, deployment.instance.name, deployment.cores) == ("tiny", "inf2.xlarge", 2)
 
@@ -125,7 +125,7 @@ def test_what_does_not_answer_is_named():
     for address in ("http://127.0.0.1:9", "nowhere.invalid", "http://[", "ftp://x"):
         server = Server(address, None)
         with pytest.raises(UserError, match="no corepipe server answers there"):
-            server.deployment()
+            server.deployments()
         with pytest.raises(UnreachableError):
             server.read()
         server.close()
@@ -136,10 +136,10 @@ def test_keys():
         for key, says in ((None, "--api-key"), ("wrong", "--api-key")):
             server = Server(url, key)
             with pytest.raises(UserError, match=says):
-                server.deployment()
+                server.deployments()
             server.close()
         server = Server(url, "secret")
-        assert server.deployment().model == "tiny"
+        assert server.deployments()[0].model == "tiny"
         assert server.read().series
         server.close()
 
@@ -148,7 +148,7 @@ def test_another_version_is_refused():
     with running(FakeEngine()) as url:  # its placement has no cores
         server = Server(url, None)
         with pytest.raises(UserError, match="not one that this version reads"):
-            server.deployment()
+            server.deployments()
         server.close()
 
 
@@ -157,7 +157,7 @@ def test_a_server_that_loads_is_named():
     with running(engine, ready=None) as url:
         server = Server(url, None)
         with pytest.raises(UserError, match="503"):
-            server.deployment()
+            server.deployments()
         server.close()
         engine.start_gate.set()
         assert httpx.get(url + "/health/live").status_code == 200

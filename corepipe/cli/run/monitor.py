@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -41,15 +41,16 @@ def run(url: str, api_key: str | None, period: str) -> None:
     wait = seconds("--period", period) or 0.0
     server = Server(url, api_key)
     with contextlib.closing(server), until_interrupted():
-        deployment = server.deployment()
+        deployments = server.deployments()
         before = _read(server, there=True)
         while True:
             time.sleep(wait)
             after = _read(server, there=before is not None)
             if after is None:
-                typer.echo(json.dumps(_document(deployment, [], None)))
+                typer.echo(json.dumps(_document(deployments[0], [], None)))
             elif before is not None:
-                typer.echo(json.dumps(document(Between(before, after, deployment), deployment)))
+                told = [Between(before, after, one) for one in deployments]
+                typer.echo(json.dumps(document(told)))
             before = after
 
 
@@ -63,9 +64,10 @@ def _read(server: Server, *, there: bool) -> Reading | None:
         return None
 
 
-def document(between: Between, deployment: ServedDeployment) -> Json:
-    """One line: what happened between two readings."""
-    return _document(deployment, [_runtime(between, deployment)], _system(between, deployment))
+def document(told: Sequence[Between]) -> Json:
+    """One line: what happened between two readings, a runtime for each of the server's models."""
+    runtimes = [_runtime(one, one.deployment) for one in told]
+    return _document(told[0].deployment, runtimes, _system(told[0], told[0].deployment))
 
 
 def _document(deployment: ServedDeployment, runtimes: list[Json], system: Json | None) -> Json:
@@ -104,7 +106,7 @@ def _runtime(between: Between, deployment: ServedDeployment) -> Json:
     return {
         "pid": 0,
         "address": "",
-        "neuron_runtime_tag": deployment.model,
+        "neuron_runtime_tag": deployment.name or deployment.model,
         "error": "",
         "report": {
             "neuroncore_counters": _group(between, neuroncores_in_use=_cores(between, deployment)),

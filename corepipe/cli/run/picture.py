@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -60,6 +61,7 @@ class Picture:
         deployment, title = self.deployment, Text()
         device = deployment.instance
         title.append("corepipe top  ", "bold").append(f"{self.url}  ")
+        title.append("" if deployment.name is None else f"{deployment.name}: ", "bold cyan")
         title.append(f"{deployment.timed}, {deployment.format}, on {device.name} ({device.standing})", "cyan")
         if deployment.timed != deployment.model:
             title.append(f"; tokens are {deployment.model}'s")
@@ -101,7 +103,8 @@ class Picture:
     def _unused(self, between: Between) -> Iterator[Text]:
         count = self.deployment.instance.cores
         if idle := count - len(between.cores):
-            yield Text(f"{idle} of {count} cores are not used by this deployment", "dim")
+            whose = "deployment" if self.deployment.name is None else "model"
+            yield Text(f"{idle} of {count} cores are not used by this {whose}", "dim")
 
     def _cores(
         self, between: Between, console: Console, options: ConsoleOptions, beside: int
@@ -187,11 +190,12 @@ def _core_facts(core: CoreUse) -> tuple[str, str]:
 
 def _devices(cores: Sequence[CoreUse], per_device: int, room: int, width: int) -> Iterator[Text]:
     """A character a core, in as many columns as it takes and fit."""
-    groups = [cores[at : at + per_device] for at in range(0, len(cores), per_device)]
-    fit = max(1, width // len(_device(0, groups[0])))
+    groups = [[*group] for _, group in groupby(cores, lambda core: core.core // per_device)]
+    first = cores[0].core // per_device
+    fit = max(1, width // max(len(_device(first, group)) for group in groups))
     columns = min(fit, -(-len(groups) // room))
     for at in range(0, len(groups), columns):
-        line = enumerate(groups[at : at + columns], at)
+        line = enumerate(groups[at : at + columns], first + at)
         yield Text().join(_device(number, group) for number, group in line)
 
 

@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 
 import httpx
-from prometheus_client.core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from corepipe.errors import UserError
@@ -46,9 +45,19 @@ class Reading:
         """Their values by a label."""
         return {have[label]: value for have, value in self.values(name, **labels)}
 
+    def of(self, name: str | None) -> Reading:
+        """What is of a model, or of the whole server; all there is where the server has one model (None)."""
+        if name is None:
+            return self
+        kept = {
+            series: [(have, value) for have, value in found if _is_of(have, name)]
+            for series, found in self.series.items()
+        }
+        return Reading(self.at, {series: found for series, found in kept.items() if found})
+
 
 class Server:
-    """A running server; of several models that it serves the first.
+    """A running server.
 
     `url` may leave out the scheme, and may end in /v1 as clients write it.
     """
@@ -57,19 +66,18 @@ class Server:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS)
-        self._model: str | None = None
 
     def close(self) -> None:
         """Ends the connection."""
         self._client.close()
 
-    def deployment(self) -> ServedDeployment:
-        """What is served where.  Raises UserError where no corepipe server with an engine answers."""
+    def deployments(self) -> list[ServedDeployment]:
+        """What is served where, one or several.  Raises UserError where no corepipe server with an engine
+        answers."""
         try:
             placement = self._get("/v1/placement").json()
-            self._model = placement["models"][0]["name"] if "models" in placement else None
-            return ServedDeployment(placement)
-        except (UnreachableError, ValueError, LookupError, TypeError) as error:
+            return [ServedDeployment(one) for one in placement.get("models", [placement])]
+        except (UnreachableError, ValueError, AttributeError) as error:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
 
     def read(self) -> Reading:
@@ -77,14 +85,9 @@ class Server:
         series: dict[str, list[tuple[Labels, float]]] = {}
         for path in ("/metrics", "/metrics/neuron"):
             for family in text_string_to_metric_families(self._get(path).text):
-                for sample in filter(self._is_of_the_model, family.samples):
+                for sample in family.samples:
                     series.setdefault(sample.name, []).append((sample.labels, sample.value))
         return Reading(time.monotonic(), series)
-
-    def _is_of_the_model(self, sample: Sample) -> bool:
-        """Whether it is of no other one."""
-        tags = (sample.labels.get(label, self._model) for label in ("model_name", "runtime_tag"))
-        return self._model is None or all(tag == self._model for tag in tags)
 
     def _get(self, path: str) -> httpx.Response:
         try:
@@ -114,10 +117,15 @@ class CoreUse:
 
 
 class ServedDeployment:
-    """What /v1/placement says, and the instance that it names.  Raises ValueError for anything else."""
+    """What /v1/placement says of a model, and the instance it names.  Raises ValueError for anything else.
+
+    `name` where it is one of several, whose cores are counted from `first_core` on.
+    """
 
     def __init__(self, placement: Mapping[str, Any]) -> None:
         try:
+            self.name: str | None = placement.get("name")
+            self.first_core: int = placement.get("neuroncore_ids", [0])[0]
             self.model: str = placement["model"]
             self.timed: str = placement["timing_model"] or self.model
             self.format: str = placement["format"]
@@ -126,7 +134,7 @@ class ServedDeployment:
             self._cores: Sequence[Mapping[str, int]] = [core["memory_bytes"] for core in placement["cores"]]
             found = find_instance(placement["instance"])
             self.instance: Instance = found.with_lnc(placement["logical_neuroncore_config"])
-        except (KeyError, TypeError, UserError) as error:
+        except (LookupError, TypeError, AttributeError, UserError) as error:
             raise ValueError(f"its placement is not one that this version reads: {error}") from error
 
     def memory(self, core: int) -> Mapping[str, int]:
@@ -143,9 +151,9 @@ class Between:
     """What happened between two readings.  Counters that have started anew count from 0."""
 
     def __init__(self, before: Reading, after: Reading, deployment: ServedDeployment) -> None:
-        self._before = before
-        self.after = after
-        self._deployment = deployment
+        self._before = before.of(deployment.name)
+        self.after = after.of(deployment.name)
+        self.deployment = deployment
         self.seconds = after.at - before.at
 
     def count(self, name: str, **labels: str) -> float:
@@ -179,9 +187,9 @@ class Between:
     def cores(self) -> list[CoreUse]:
         """The cores in use."""
         return [
-            self._core(replica, core, at * self._deployment.cores + core)
+            self._core(replica, core, self.deployment.first_core + at * self.deployment.cores + core)
             for at, replica in enumerate(self._replicas)
-            for core in range(self._deployment.cores)
+            for core in range(self.deployment.cores)
         ]
 
     @property
@@ -211,14 +219,19 @@ class Between:
             },
             flops=share("corepipe_core_flops_total"),
             memory_traffic=share("corepipe_core_memory_traffic_bytes_total"),
-            memory=self._deployment.memory(core),
+            memory=self.deployment.memory(core),
         )
 
     def _passed(self, replica: str) -> float:
         """Emulated seconds: under the host clock they pass only while there is work."""
-        if self._deployment.paced:
-            return self.seconds / self._deployment.time_scale
+        if self.deployment.paced:
+            return self.seconds / self.deployment.time_scale
         return self.count("corepipe_device_seconds_total", engine=replica)
+
+
+def _is_of(labels: Labels, name: str) -> bool:
+    """Whether a series is of no other model."""
+    return all(labels.get(label, name) == name for label in ("model_name", "runtime_tag"))
 
 
 def _gone_on(before: float, after: float) -> float:

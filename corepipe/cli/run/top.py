@@ -11,11 +11,12 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 
+from rich.console import Group
 from rich.live import Live
 
 from corepipe.cli.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
-from corepipe.cli.run.reading import Between, Reading, ServedDeployment, Server, UnreachableError
+from corepipe.cli.run.reading import Between, Reading, Server, UnreachableError
 from corepipe.serving.telemetry.history import History
 
 QUIT = frozenset("qQ")
@@ -45,11 +46,11 @@ class View:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._deployment: ServedDeployment = server.deployment()
+        self._deployments = server.deployments()
         self._history: History[Reading] = History()
 
-    def look(self, height: int | None = None) -> Picture:
-        """The picture of now, of at most `height` lines."""
+    def look(self, height: int | None = None) -> Group:
+        """The picture of now, of at most `height` lines: of several models one below the other."""
         problem = ""
         try:
             reading = self._server.read()
@@ -57,8 +58,12 @@ class View:
         except UnreachableError as error:
             problem = str(error)
         change = self._history.change(time.monotonic())
-        between = None if change is None else Between(change.before, change.after, self._deployment)
-        return Picture(self._server.url, self._deployment, between, height, problem)
+        share = None if height is None else height // len(self._deployments)
+        pictures = []
+        for one in self._deployments:
+            between = None if change is None else Between(change.before, change.after, one)
+            pictures.append(Picture(self._server.url, one, between, share, problem))
+        return Group(*pictures)
 
 
 @contextlib.contextmanager

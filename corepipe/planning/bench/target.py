@@ -131,7 +131,13 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
     card = next((card for card in cards if card.get("id") == chosen), {})
     ours = card.get("owned_by") == OURS
     placement = await _document(http, "/v1/placement") if ours else None
-    return Identified(chosen, placement)
+    return Identified(chosen, placement and _of_model(placement, chosen))
+
+
+def _of_model(placement: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What is placed for a model; of several, names that are not listed are others of the first."""
+    several: Sequence[Mapping[str, Any]] = placement.get("models", [placement])
+    return next((one for one in several if one.get("name") == name), several[0])
 
 
 async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mapping[str, Any]]:

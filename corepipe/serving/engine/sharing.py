@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
@@ -36,6 +36,23 @@ def shared(models: Sequence[Tenancy], cpus: int, kv_bytes: int) -> list[EngineCo
         one.model_copy(update={"threads": count, "kv_cache_bytes": one.kv_cache_bytes or even})
         for one, count in zip(divided(models), threads, strict=True)
     ]
+
+
+def check_weights(sizes: Mapping[str, int], memory: int) -> None:
+    """sizes: bytes of each model's weights, by its name; memory: of the host, for the weights of all.
+
+    Weights are mapped, not copied: where they do not fit, each step would read them from the disk again.
+    Raises UserError then.
+    """
+    if sum(sizes.values()) <= memory:
+        return
+    each = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in sizes.items())
+    whole = f"{sum(sizes.values()) / 1e9:.1f} GB ({each})"
+    raise UserError(
+        f"--also: the weights of {len(sizes)} models take {whole}, and the host has {memory / 1e9:.1f} GB of "
+        "memory; give one less, or dtype=int8: a byte a weight",
+        "also",
+    )
 
 
 def shares(asked: Sequence[int | None], whole: int) -> list[int]:

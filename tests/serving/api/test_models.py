@@ -41,12 +41,13 @@ def several(
     deck = None if config.record is None else Deck(config)
     app = create_app_of(Models(services), config, deck)
     listeners = listen_all(config)
+    url = f"http://127.0.0.1:{listeners[0].getsockname()[1]}"  # a server that has ended has closed them
     http = make_server(app, config)
     app.state.models.on_failure = http.stop
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}"
+        yield url
     finally:
         http.stop()
         thread.join(PATIENCE_SECONDS)
@@ -117,7 +118,7 @@ def test_all_are_listed_and_documented() -> None:
         schemas = httpx.get(f"{url}/openapi.json").json()["components"]["schemas"]
         assert schemas["CompletionRequest"]["properties"]["model"]["enum"] == [A, B]
         placed = httpx.get(f"{url}/v1/placement").json()
-        assert [one["name"] for one in placed["models"]] == [A, B]
+        assert placed == {"models": [{"name": name, **READY.placement} for name in (A, B)]}
 
 
 def test_metrics_are_by_model_in_one_exposition() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.errors import UserError
-from corepipe.models.registry import architecture
+from corepipe.models.registry import architecture, load
 from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.packed_index import ALIGNMENT, weights_size
+from corepipe.neuron.weights import packed_weights
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import plan_device
-from corepipe.serving.engine.sharing import Tenancy, divided, shared, shares
+from corepipe.serving.engine.sharing import Tenancy, check_weights, divided, shared, shares
 from tests.servers import TINY
 
 TINY_MODEL = architecture(str(TINY))
@@ -152,3 +156,22 @@ def test_host_memory_is_shared_out() -> None:
     first, second = shared([tenancy("a"), tenancy("b", kv_cache_bytes=5)], cpus=3, kv_bytes=1000)
     assert (first.kv_cache_bytes, second.kv_cache_bytes) == (500, 5)
     assert (first.threads, second.threads) == (2, 1)
+
+
+def test_weights_that_the_host_cannot_hold_are_refused() -> None:
+    check_weights({"a": 6, "b": 4}, 10)
+    with pytest.raises(
+        UserError, match=r"models take 11\.0 GB \(a 6\.0, b 5\.0\), and the host has 10\.0 GB"
+    ):
+        check_weights({"a": 6 * 10**9, "b": 5 * 10**9}, 10 * 10**9)
+
+
+def test_weights_are_counted_as_they_are_stored(tmp_path: Path) -> None:
+    """But for what aligns them, a page a tensor at the most."""
+    model = load(TINY)
+    for name in ("fp32", "int8"):
+        graph = model.graph(FORMATS[name])
+        stored = packed_weights(graph, model.checkpoint, tmp_path / name, lambda *_: None)
+        (file,) = (tmp_path / name).glob("*.packed")
+        assert stored is not None
+        assert 0 <= file.stat().st_size - weights_size(graph) <= ALIGNMENT * (2 + len([*graph.weights()]))

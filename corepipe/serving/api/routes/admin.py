@@ -22,16 +22,14 @@ class Aborted(Strict):
 
 
 async def _placement(models: Models, _: Request) -> Response:
-    """The first model's; where there are several those of all besides, each with its name."""
-    if models.several:
-        placed = [{"name": one.names[0], **one.ready.placement} for one in models.services if one.ready]
-        return JSONResponse(
-            {**(models.first.ready or models.first.require_ready()).placement, "models": placed}
-        )
-    placement = models.first.require_ready().placement
-    if not placement:
+    """The model's; where there are several a list of those that have loaded, each with its name."""
+    loaded = [one for one in models.services if one.ready] or [models.first]
+    placed = [(one.names[0], one.require_ready().placement) for one in loaded]
+    if not any(placement for _, placement in placed):
         raise ApiError(404, "No model is placed: answers are replayed here.", code="not_found")
-    return JSONResponse(placement)
+    if models.several:
+        return JSONResponse({"models": [{"name": name, **placement} for name, placement in placed]})
+    return JSONResponse(placed[0][1])
 
 
 async def _metrics(models: Models, request: Request) -> Response:

@@ -112,6 +112,7 @@ ROUTE = Route(
     "the likeliest `label`, and `probs` of all",
     request=ClassifyRequest,
     neutral=NEUTRAL_POOLED,
+    example={"input": ["a cat sat", "a dog ran"]},
     answer=Classification,
     statuses=NO_MODEL,
     generates=True,

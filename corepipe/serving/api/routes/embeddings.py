@@ -165,6 +165,7 @@ ROUTE = Route(
     "`float` or `base64`, `dimensions`, texts or token ids",
     request=EmbeddingRequest,
     neutral=NEUTRAL_POOLED,
+    example={"input": ["a cat sat", "a dog ran"]},
     answer=Embeddings,
     statuses=NO_MODEL,
     generates=True,

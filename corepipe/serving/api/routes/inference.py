@@ -447,6 +447,9 @@ ROUTES = (
         Infer,
         "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
         request=InferRequest,
+        example={
+            "inputs": [{"name": TEXT, "shape": [2], "datatype": "BYTES", "data": ["a cat sat", "a dog ran"]}]
+        },
         answer=InferAnswer,
         failures=(Outcome,),
         statuses=NO_MODEL,

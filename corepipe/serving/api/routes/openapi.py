@@ -148,13 +148,23 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, An
     if one.keyless:
         operation["security"] = []
     if one.request is not None:
-        operation["requestBody"] = {"required": True, "content": _content(_reference(one.request))}
+        operation["requestBody"] = {"required": True, "content": _body(one, models)}
     elif one.method == "POST":
         operation["requestBody"] = {"required": False, "content": _content({})}
     if "{model}" in one.path:
         named = {"type": "string", "minLength": 1, "examples": list(models)}
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": named}]
     return operation
+
+
+def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:
+    """What is sent, with the route's example, of the first of the models."""
+    assert one.request is not None
+    content = _content(_reference(one.request))
+    if one.example:
+        named = {"model": models[0]} if "model" in one.request.__struct_fields__ and models else {}
+        content[JSON]["example"] = {**named, **one.example}
+    return content
 
 
 def _failure(one: Route, status: int) -> dict[str, Any]:

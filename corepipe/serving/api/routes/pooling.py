@@ -95,6 +95,7 @@ ROUTE = Route(
     "vectors, or scores of classes, as the model is made for",
     request=PoolingRequest,
     neutral=NEUTRAL_POOLED,
+    example={"input": ["a cat sat", "a dog ran"]},
     answer=PooledList,
     statuses=NO_MODEL,
     generates=True,

@@ -136,6 +136,7 @@ _RERANK = Route(
     "`top_n`, `return_documents`, `max_tokens_per_doc`",
     request=RerankRequest,
     neutral=NEUTRAL_POOLED,
+    example={"query": "pets", "documents": ["a cat sat", "shares fell"], "top_n": 1},
     answer=Ranking,
     statuses=NO_MODEL,
     generates=True,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette import routing
@@ -51,8 +52,8 @@ class Route:
 
     make: what answers, given the service; of several models each has its own.  summary: what it does, in the
     OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
-    neutral: the request's parameters without effect.  failures: types of what fails, beside that of all
-    routes.  statuses, others: further ones, and further content types of a 200.
+    neutral: the request's parameters without effect.  example: a body, without its model.  failures: types of
+    what fails, beside that of all routes.  statuses, others: further ones, and further content types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
     it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
@@ -67,6 +68,7 @@ class Route:
     answer: type[msgspec.Struct] | None = None
     request: type[msgspec.Struct] | None = None
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
+    example: Mapping[str, Any] = field(default_factory=dict)
     statuses: Mapping[int, str] = field(default_factory=dict)
     others: Sequence[str] = ()
     failures: Sequence[type[msgspec.Struct]] = ()

@@ -94,6 +94,7 @@ _SCORE = Route(
     "one with one, one with many, or as many with as many",
     request=ScoreRequest,
     neutral=NEUTRAL_POOLED,
+    example={"text_1": "pets", "text_2": ["a cat sat", "shares fell"]},
     answer=Scores,
     statuses=NO_MODEL,
     generates=True,
