@@ -29,7 +29,18 @@ def test_values_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert difference(CASES[name], expected, expected.write(tmp_path), "native") <= BOUND
 
 
-@pytest.mark.parametrize("name", ["albert-base", "bert-classes", "roberta-tokens", "vit-odd", "deit-taught"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "albert-base",
+        "bert-classes",
+        "modernbert-other-classes",
+        "mpnet-base",
+        "roberta-tokens",
+        "vit-odd",
+        "deit-taught",
+    ],
+)
 def test_the_twin_has_the_same(name: str, tmp_path: Path) -> None:
     expected = load_expected(name)
     assert difference(CASES[name], expected, expected.write(tmp_path), "reference") <= BOUND
@@ -37,7 +48,16 @@ def test_the_twin_has_the_same(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
 @pytest.mark.parametrize(
-    "name", ["bert-classes", "camembert-base", "electra-tokens", "vit-image", "deit-taught"]
+    "name",
+    [
+        "bert-classes",
+        "camembert-base",
+        "electra-tokens",
+        "modernbert-classes",
+        "mpnet-base",
+        "vit-image",
+        "deit-taught",
+    ],
 )
 def test_a_text_has_the_same_bits_alone_and_among_others(name: str, fmt: str, tmp_path: Path) -> None:
     case: EncoderCase = CASES[name]
@@ -64,7 +84,9 @@ def values(name: str, folder: Path, fmt: str, placement: Placement) -> np.ndarra
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["bert-classes", "albert-base", "roberta-tokens", "vit-odd", "deit-taught"])
+@pytest.mark.parametrize(
+    "name", ["bert-classes", "albert-base", "modernbert-tokens", "roberta-tokens", "vit-odd", "deit-taught"]
+)
 def test_a_pipeline_has_the_same_bits_and_ranks_nearly(name: str, fmt: str, tmp_path: Path) -> None:
     whole, stages, ranks = (
         values(name, tmp_path, fmt, placement)

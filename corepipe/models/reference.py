@@ -49,6 +49,8 @@ What the Graphs of these families leave out, or have in a simpler form:
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
   `num_labels` say how large, and how many classes. transformers has no config for VGG, U-Net and YOLOv4: they
   have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or `--pipeline`.
+- ModernBERT's windows see both ways, as far as half their width. A traced graph has them as masks: it takes
+  as long as if every layer saw the whole text.
 - Encoders that are timed give what the base model gives: a vector a sequence where it has a pooler, otherwise
   one a token. `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
 - Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; the format is the
@@ -78,7 +80,8 @@ What a checkpoint is served for follows from its files (`--task auto`), by the f
   `model_max_length`, and in any case at the model's positions.
 - Scores of one label go through a sigmoid, classes through a softmax (`problem_type` may say otherwise),
   unless `activation_fn` names one of {activations}.
-- Masked tokens are computed and compared with transformers, but no task asks for them.
+- Masked tokens are computed and compared with transformers, but no task asks for them: no server with these
+  routes has one that guesses words, and a `...ForMaskedLM` is served for vectors.
 - RoBERTa counts no positions where a text spells its padding token; here every token has one.
 """
 

@@ -34,20 +34,24 @@ from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind, Value
 
 
+def _no_classes(_config: ModelConfig) -> None:
+    """Of a family that classifies no texts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What a module of `families` offers; its configs are of a kind of its own.
 
     configure: reads and checks the configuration; raises UserError.  build: the forward pass of a config in
     a format, for so many positions, under a name.  weights: where a checkpoint has what the graph wants.
-    trunk: of an encoder, all but what is made of its hidden states.  classes: what makes classes of them.
+    trunk: of an encoder, all but what is made of its hidden states.  class_head: what makes classes of them.
     """
 
     configure: Callable[[Fields], ModelConfig]
     build: Callable[[Any, Format, int, str], Graph]
     weights: Callable[[Any], WeightMap]
     trunk: Callable[[GraphBuilder, Any], Value] | None = None
-    classes: ClassHead | None = None
+    class_head: Callable[[Any], ClassHead | None] = _no_classes
 
 
 class Architecture:
@@ -102,7 +106,7 @@ class Architecture:
         if trunk is None:
             return vectors_of(self._family.build(config, fmt, positions, self.name), config, head)
         b = GraphBuilder(config, every_row=True)
-        output = put_on(b, trunk(b, config), head, self._family.classes)
+        output = put_on(b, trunk(b, config), head, self._family.class_head(config))
         graph = b.finish(self.name, fmt, positions, causal=False, outputs=[output])
         return replace(graph, tied={})
 
@@ -118,7 +122,7 @@ class Architecture:
             graph=graph,
             width=self.config.hidden_size if trunk is not None else hidden_width(graph),
             encoder=trunk is not None,
-            classes=self._family.classes is not None,
+            classes=self._family.class_head(self.config) is not None,
             sentence=self._sentence,
         )
         return choose(asked, subject)
@@ -209,7 +213,7 @@ def family(fields: Fields) -> Family:
         build=module.build,
         weights=getattr(module, "weights", _plain_weights),
         trunk=getattr(module, "trunk", None),
-        classes=getattr(module, "CLASSES", None),
+        class_head=getattr(module, "class_head", _no_classes),
     )
 
 

@@ -284,6 +284,7 @@ _ALL = (
         pads_batch=True,
         batch_powers=True,
         batched_prefill=True,
+        attention=AttentionStyle(masks_window=True),
         source=f"{_TRACED}; {_BUCKETS}; {_EMPTY}",
     ),
     replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),

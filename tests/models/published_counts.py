@@ -119,6 +119,8 @@ COUNTS = {
     "mistral-small-24b": 23572.4,
     "mixtral-8x22b": 140620.6,
     "mixtral-8x7b": 46702.8,
+    "modernbert-base": 149.0,
+    "modernbert-large": 395.0,
     "mpnet-base": 109.5,
     "mpt-30b": 30000.0,
     "mpt-7b": 6649.3,

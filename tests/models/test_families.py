@@ -52,6 +52,7 @@ ENCODERS = {
         "deit",
         "distilbert",
         "electra",
+        "modernbert",
         "mpnet",
         "roberta",
         "vit",
@@ -266,6 +267,7 @@ def test_windows_alternate_as_published() -> None:
     assert windows("gemma-3-1b")[:7] == [512] * 5 + [None, 512]
     assert windows("gemma-2-2b")[:3] == [4096, None, 4096]
     assert windows("gpt-oss-20b")[:2] == [128, None]
+    assert windows("modernbert-base")[:4] == [None, 128, 128, None]
     assert windows("gpt-neo-125m")[:2] == [None, 256]
     assert windows("llama-4-scout")[:5] == [8192] * 3 + [None, 8192]
     assert set(windows("mistral-7b-v0.3")) == {None}
@@ -312,6 +314,8 @@ def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: 
         ("bert-base", {"head": "qa"}, "head 'qa' is not supported"),
         ("command-r", {"use_qk_norm": True}, "use_qk_norm is not supported"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8"),
+        ("modernbert-base", {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
+        ("modernbert-base", {"rope_scaling": {"factor": 2}}, "rope_scaling is not supported"),
         ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings must be more than 2"),
         ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm is not supported"),
         ("t5-small", {"feed_forward_proj": "tanh"}, "'tanh' is not supported"),

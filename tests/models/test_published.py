@@ -102,6 +102,7 @@ def test_there_are_enough() -> None:
         ("llama-7b", "LlamaConfig", {}),
         ("mistral-7b", "MistralConfig", {}),
         ("mixtral-8x7b", "MixtralConfig", {}),
+        ("modernbert-base", "ModernBertConfig", {}),
         ("mpnet-base", "MPNetConfig", {"max_position_embeddings": 514}),
         ("mpt-7b", "MptConfig", {"d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432}),
         ("olmo-7b", "OlmoConfig", {}),

@@ -29,9 +29,9 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor:
 
 
 def test_every_computed_family_is_compared() -> None:
-    """Encoders by tests/test_encoder_families.py; MPNet's distances with the twin alone, so far."""
+    """Encoders by tests/test_encoder_families.py."""
     decoders = {answers.load(name).model_type for name in MODELS}
-    encoders = {case.prefix.lower() for case in encoder_cases.CASES} | {"mpnet"}
+    encoders = {case.prefix.lower() for case in encoder_cases.CASES}
     others = set(registry.computed_families()) - decoders
     assert decoders <= set(registry.computed_families())
     assert {family.replace("-", "") for family in others} == encoders

@@ -105,6 +105,32 @@ DISTIL = {
     "pad_token_id": PAD,
     "num_labels": LABELS,
 }
+MODERN = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 104,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+    "local_attention": 40,
+    "pad_token_id": PAD,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "num_labels": LABELS,
+}
+OTHER_MODERN = {
+    "hidden_size": 160,
+    "num_attention_heads": 2,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "classifier_pooling": "mean",
+    "classifier_activation": "silu",
+    **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+    "decoder_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Whatever a config may say otherwise."""
 SHAPES: tuple[tuple[str, str, dict[str, object], int], ...] = (
     ("bert", "Bert", bert_like(160, 2), 2),
     ("distilbert", "DistilBert", DISTIL, 1),
@@ -113,6 +139,9 @@ SHAPES: tuple[tuple[str, str, dict[str, object], int], ...] = (
     ("camembert", "Camembert", bert_like(96, 3, **OFFSET, type_vocab_size=2), 2),
     ("electra", "Electra", bert_like(96, 4, **NARROW), 2),
     ("albert", "Albert", bert_like(96, 4, **NARROW, num_hidden_groups=1), 2),
+    ("mpnet", "MPNet", bert_like(96, 4, **OFFSET), 1),
+    ("modernbert", "ModernBert", MODERN, 1),
+    ("modernbert-other", "ModernBert", {**MODERN, **OTHER_MODERN}, 1),
 )
 
 

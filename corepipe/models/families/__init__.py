@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "llama4_text": "llama4",
         "mistral": "mistral",
         "mixtral": "mixtral",
+        "modernbert": "modernbert",
         "mpnet": "mpnet",
         "mpt": "mpt",
         "mt5": "t5",

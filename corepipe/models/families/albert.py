@@ -5,7 +5,7 @@ from __future__ import annotations
 from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Function, Graph, Value, hidden
@@ -20,7 +20,6 @@ NAMES = classic.Names(
     down=f"{LAYER}.ffn_output",
 )
 
-CLASSES = ClassHead((("albert.pooler.dense", Function.TANH),), "classifier")
 GUESSES = ("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
 
 
@@ -50,3 +49,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> 
 def weights(config: EncoderConfig) -> WeightMap:
     """The pooler is a matrix by itself."""
     return encoder.weights(config, GUESSES, [("pooler.dense.", "pooler.")])
+
+
+def class_head(_config: EncoderConfig) -> ClassHead:
+    return ClassHead((Step("albert.pooler.dense", Function.TANH),), "classifier")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from corepipe.models.config import Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk, weights
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.neuron.graph import Function
 
-__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
-
-CLASSES = ClassHead((("bert.pooler.dense", Function.TANH),), "classifier")
+__all__ = ["build", "class_head", "configure", "trunk", "weights"]
 
 
 def configure(fields: Fields) -> EncoderConfig:
     return encoder.configure(fields.defaulting("type_vocab_size", 2), "bert")
+
+
+def class_head(_config: EncoderConfig) -> ClassHead:
+    return ClassHead((Step("bert.pooler.dense", Function.TANH),), "classifier")

@@ -6,10 +6,12 @@ from corepipe.models.config import Fields
 from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.vit import VitConfig, build, patches, trunk, weights
 
-__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
-
-CLASSES = ClassHead((), "classifier", taught=("cls_classifier", "distillation_classifier"))
+__all__ = ["build", "class_head", "configure", "trunk", "weights"]
 
 
 def configure(fields: Fields) -> VitConfig:
     return patches(fields, "deit", ("cls_token", "distillation_token"))
+
+
+def class_head(_config: VitConfig) -> ClassHead:
+    return ClassHead((), "classifier", taught=("cls_classifier", "distillation_classifier"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corepipe.models.config import Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Function, Graph, Value
@@ -17,7 +17,6 @@ KEYS = {
     "num_attention_heads": "n_heads",
     "hidden_act": "activation",
 }
-CLASSES = ClassHead((("pre_classifier", Function.RELU),), "classifier")
 GUESSES = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
 
 
@@ -49,3 +48,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> 
 
 def weights(config: EncoderConfig) -> WeightMap:
     return encoder.weights(config, GUESSES)
+
+
+def class_head(_config: EncoderConfig) -> ClassHead:
+    return ClassHead((Step("pre_classifier", Function.RELU),), "classifier")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from corepipe.models.config import Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Function
 
-__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
+__all__ = ["build", "class_head", "configure", "trunk", "weights"]
 
-CLASSES = ClassHead((("classifier.dense", Function.GELU),), "classifier.out_proj")
 GUESSES = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 
 
@@ -22,3 +21,7 @@ def configure(fields: Fields) -> EncoderConfig:
 
 def weights(config: EncoderConfig) -> WeightMap:
     return encoder.weights(config, GUESSES)
+
+
+def class_head(_config: EncoderConfig) -> ClassHead:
+    return ClassHead((Step("classifier.dense", Function.GELU),), "classifier.out_proj")

@@ -26,15 +26,33 @@ EACH = "classifier"
 
 
 @dataclass(frozen=True, slots=True)
-class ClassHead:
-    """How it classifies a text or an image: matrices on its first row, each with its function; then the
-    classes' own.
+class Step:
+    """A matrix on the way to a result, its function, and a norm if it has one."""
 
-    taught: of a model that was distilled from a teacher, the matrices of its first and of its second row.
+    matrix: str
+    function: Function
+    bias: bool = True
+    norm: str | None = None
+
+    def put_on(self, b: GraphBuilder, x: Value) -> Value:
+        """Appends it to what makes x."""
+        made = b.activation(b.linear(x, self.matrix, hidden(x.width), self.bias), self.function)
+        return made if self.norm is None else b.norm(made, self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHead:
+    """How it classifies a text or an image: one row of it, by `pooling`; steps on that; then the classes' own
+    matrix.
+
+    token_steps: on every row, where tokens are classified.  taught: of a model that was distilled from a
+    teacher, the matrices of its first and of its second row.
     """
 
-    steps: tuple[tuple[str, Function], ...]
+    steps: tuple[Step, ...]
     classes: str
+    pooling: PoolingMode = PoolingMode.FIRST
+    token_steps: tuple[Step, ...] = ()
     taught: tuple[str, str] | None = None
 
 
@@ -76,14 +94,12 @@ def _before_logits(graph: Graph) -> Value:
 
 def _scores(b: GraphBuilder, x: Value, head: Scores, classes: ClassHead) -> Value:
     labels = fixed("labels", head.labels)
-    if head.per_token:
-        return b.linear(x, EACH, labels, bias=True)
     if head.taught:
         return _both(b, x, labels, classes)
-    row = b.select_rows(x)
-    for name, function in classes.steps:
-        row = b.activation(b.linear(row, name, hidden(row.width), bias=True), function)
-    return b.linear(row, classes.classes, labels, bias=True)
+    x = x if head.per_token else _pooled(b, x, classes.pooling)
+    for step in classes.token_steps if head.per_token else classes.steps:
+        x = step.put_on(b, x)
+    return b.linear(x, EACH if head.per_token else classes.classes, labels, bias=True)
 
 
 def _both(b: GraphBuilder, x: Value, labels: Axis, classes: ClassHead) -> Value:

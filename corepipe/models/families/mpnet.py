@@ -9,14 +9,13 @@ from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Function, Graph, Value, WeightSpec, fixed
 
 OFFSET = 2
 """Positions start after the padding token's id, 1, whatever a config says."""
-CLASSES = ClassHead((("classifier.dense", Function.TANH),), "classifier.out_proj")
 GUESSES = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 SPELLINGS = (
     ("attention.self.query", "attention.attn.q"),
@@ -59,3 +58,7 @@ def weights(config: MpnetConfig) -> WeightMap:
 
 def _attend(table: WeightSpec, b: GraphBuilder, qkv: Projected) -> Value:
     return b.attention(*qkv, causal=False, distance_bias=table)
+
+
+def class_head(_config: MpnetConfig) -> ClassHead:
+    return ClassHead((Step("classifier.dense", Function.TANH),), "classifier.out_proj")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from corepipe.models.config import MAX_VOCAB, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk
-from corepipe.models.families.heads import ClassHead
+from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Function
 
-__all__ = ["CLASSES", "build", "configure", "trunk", "weights"]
+__all__ = ["build", "class_head", "configure", "trunk", "weights"]
 
 PADDING = 1
 """The padding token's id; positions start after it."""
-CLASSES = ClassHead((("classifier.dense", Function.TANH),), "classifier.out_proj")
 GUESSES = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 
 
@@ -25,3 +24,7 @@ def configure(fields: Fields) -> EncoderConfig:
 
 def weights(config: EncoderConfig) -> WeightMap:
     return encoder.weights(config, GUESSES)
+
+
+def class_head(_config: EncoderConfig) -> ClassHead:
+    return ClassHead((Step("classifier.dense", Function.TANH),), "classifier.out_proj")

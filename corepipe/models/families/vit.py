@@ -28,8 +28,6 @@ MAX_CHANNELS = 64
 EPS = 1e-12
 """Of the norms, where a config does not say."""
 
-CLASSES = ClassHead((), "classifier")
-
 
 @dataclass(frozen=True, slots=True)
 class VitConfig(ModelConfig):
@@ -122,3 +120,7 @@ def _names(prefix: str, layer: int) -> classic.Names:
         up=f"{block}.intermediate.dense",
         down=f"{block}.output.dense",
     )
+
+
+def class_head(_config: VitConfig) -> ClassHead:
+    return ClassHead((), "classifier")
