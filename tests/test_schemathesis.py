@@ -11,6 +11,8 @@ import pytest
 
 from tests.deploy import tools
 from tests.servers import TINY, Served, served
+from tests.serving.encoder_support import LABELS
+from tests.tiny_encoders import write_bert
 
 SCHEMATHESIS = "schemathesis==4.32.5"
 KEY = "sk-made-up"
@@ -18,9 +20,37 @@ NOT_PROMISED = "positive_data_acceptance"
 """A document cannot say that prompt and answer must fit the context."""
 
 
+OPTIONS = ("--api-key", KEY, "--threads", 1)
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+OF_TEXTS = frozenset(
+    {
+        "/v1/embeddings",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/v1/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/v2/models/{model}/infer",
+    }
+)
+"""What is asked of texts that are read and not gone on with."""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served(TINY, "--served-model-name", "tiny", "--api-key", KEY, "--threads", 1) as running:
+    with served(TINY, "--served-model-name", "tiny", *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Vectors and classes, so that every route has a model that answers it."""
+    home = tmp_path_factory.mktemp("encoders")
+    vectors = write_bert(home / "vectors")
+    classes = write_bert(home / "classes", *LABELS, name="BertForSequenceClassification")
+    with served(vectors, "--served-model-name", "tiny", "--also", f"classes={classes}", *OPTIONS) as running:
         yield running
 
 
@@ -38,22 +68,43 @@ def made_up(server: Served, folder: Path, *options: str) -> int:
     return int(found[1])
 
 
-def answered(server: Served) -> int:
-    """Requests with a 2xx, by route, of the two that generate."""
+def answered(server: Served, routes: frozenset[str]) -> int:
+    """Requests with a 2xx that each of these routes has had, one at least."""
     headers = {"Authorization": f"Bearer {KEY}"}
     text = server.get("/metrics", headers=headers).text
-    rows = re.findall(r'http_requests_total{handler="/v1/([^"]+)",method="POST",status="2xx"} (\S+)', text)
-    assert {path for path, _ in rows} == {"completions", "chat/completions"}
-    return min(int(float(count)) for _, count in rows)
+    row = r'http_requests_total{handler="([^"]+)",method="POST",status="2xx"} (\S+)'
+    counts = {path: int(float(count)) for path, count in re.findall(row, text)}
+    assert routes <= counts.keys(), routes - counts.keys()
+    return min(counts[path] for path in routes)
+
+
+def of_texts() -> list[str]:
+    """What has schemathesis ask these routes alone."""
+    return [option for path in sorted(OF_TEXTS) for option in ("--include-path", path)]
 
 
 def test_what_is_made_up_from_the_document_meets_it(server: Served, tmp_path: Path) -> None:
     assert made_up(server, tmp_path, "--phases", "fuzzing", "--max-examples", "70") >= 300
-    assert answered(server) > 0
+    assert answered(server, GENERATING) > 0
+
+
+def test_what_is_made_up_of_texts_meets_the_document(encoders: Served, tmp_path: Path) -> None:
+    assert (
+        made_up(encoders, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "40", *of_texts())
+        >= 200
+    )
+    assert answered(encoders, OF_TEXTS) > 0
 
 
 @pytest.mark.slow
 def test_ten_thousand_cases(server: Served, tmp_path: Path) -> None:
     tried = made_up(server, tmp_path, "--phases", "coverage,fuzzing,stateful", "--max-examples", "1100")
     assert tried >= 10_000
-    assert answered(server) > 100
+    assert answered(server, GENERATING) > 100
+
+
+@pytest.mark.slow
+def test_ten_thousand_cases_of_texts(encoders: Served, tmp_path: Path) -> None:
+    phases = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "1100")
+    assert made_up(encoders, tmp_path, *phases) >= 10_000
+    assert answered(encoders, OF_TEXTS) > 20

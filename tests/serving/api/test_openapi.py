@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from corepipe.serving.api.app import create_app
+from corepipe.serving.api.protocol import parse
 from corepipe.serving.api.routes import answers, chat, completions, info, probes, tokens
 from corepipe.serving.api.routes.openapi import document
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
@@ -126,3 +127,13 @@ def test_requests_fit_the_document_as_the_server_takes_them(url, name, body, fit
     assert (httpx.post(url + path, json=body).status_code == 200) is fits
     schema = jsonschema.Draft202012Validator(request_schema(name))
     assert schema.is_valid(body) is fits
+
+
+@pytest.mark.parametrize("route", [one for one in ROUTES if one.example], ids=lambda one: one.path)
+def test_examples_are_what_is_asked_there(route):
+    documented = document([route], "1", [MODEL], keys=False)
+    content = documented["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
+    ((name, example),) = content["examples"].items()
+    assert jsonschema.Draft202012Validator(request_schema(route.request.__name__)).is_valid(example["value"])
+    assert example["value"] == {**route.example, **({"model": name} if name == MODEL else {})}
+    parse(json.dumps(example["value"]).encode(), route.request, route.neutral)

@@ -158,12 +158,14 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, An
 
 
 def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:
-    """What is sent, with the route's example, of the first of the models."""
+    """What is sent, with the route's example, of each of the models where the body names one."""
     assert one.request is not None
     content = _content(_reference(one.request))
     if one.example:
-        named = {"model": models[0]} if "model" in one.request.__struct_fields__ and models else {}
-        content[JSON]["example"] = {**named, **one.example}
+        named = {name: {"model": name} for name in models if "model" in one.request.__struct_fields__}
+        content[JSON]["examples"] = {
+            name: {"value": {**model, **one.example}} for name, model in (named or {"any": {}}).items()
+        }
     return content
 
 

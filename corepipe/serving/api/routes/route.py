@@ -53,7 +53,7 @@ class Route:
     make: what answers, given the service; of several models each has its own.  summary: what it does, in the
     OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
     neutral: the request's parameters without effect.  example: a body, without its model.  failures: types of
-    what fails, beside that of all routes.  statuses, others: further ones, and further content types of a 200.
+    what fails, beside that of all routes.  statuses, others: further ones, and content types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
     it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
