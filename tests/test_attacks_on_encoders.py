@@ -13,8 +13,10 @@ import pytest
 
 from tests.attacks import Watch
 from tests.servers import Served, served
+from tests.serving.encoder_support import LABELS
+from tests.test_attacks import NO_OBJECTS
 from tests.tiny_encoders import write_bert
-from tests.wires import post
+from tests.wires import exchange, post
 
 GOLDEN = ("/v1/embeddings", {"model": "tiny", "input": "the golden cat"})
 INFER = "/v2/models/tiny/infer"
@@ -23,8 +25,12 @@ LONG = "word " * 20_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = write_bert(tmp_path_factory.mktemp("bert"))
-    with served(folder, "--served-model-name", "tiny", "--threads", 1) as running:
+    """Vectors, and beside them classes: every route is of a model that answers it."""
+    home = tmp_path_factory.mktemp("bert")
+    vectors = write_bert(home / "vectors")
+    classes = write_bert(home / "classes", *LABELS, name="BertForSequenceClassification")
+    also = ("--also", f"classes={classes},threads=1")
+    with served(vectors, "--served-model-name", "tiny", "--threads", 1, *also) as running:
         yield running
 
 
@@ -71,7 +77,7 @@ ROUTES = ("/v1/embeddings", "/pooling")
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_is_no_text(watch: Watch, path: str) -> None:
+def test_texts_that_are_none(watch: Watch, path: str) -> None:
     for one in TEXTS:
         body = json.dumps({"model": "tiny", "input": one}).encode()
         answer = watch.http.post(path, content=body, headers={"content-type": "application/json"})
@@ -80,6 +86,77 @@ def test_what_is_no_text(watch: Watch, path: str) -> None:
         )  # of no tokens there is a vector
         assert answer.status_code in fine, (str(one)[:60], answer.text[:200])
         assert len(answer.content) < 2000
+
+
+FINE: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"model": "tiny", "input": "a"},
+    "/pooling": {"model": "tiny", "input": "a"},
+    "/classify": {"model": "classes", "input": "a"},
+    "/score": {"model": "tiny", "text_1": "a", "text_2": "b"},
+    "/rerank": {"model": "tiny", "query": "a", "documents": ["b"]},
+    "/v2/rerank": {"model": "tiny", "query": "a", "documents": ["b"]},
+    INFER: {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
+}
+"""What is asked of texts, and a body that is answered."""
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_what_is_no_object(watch: Watch, path: str) -> None:
+    assert watch.http.post(path, json=FINE[path]).status_code == 200
+    for name, body in NO_OBJECTS.items():
+        (answer,) = exchange(watch.server.url, post(path, body))
+        assert answer.status == 400, (name, answer.body)
+        assert "error" in json.loads(answer.body)
+        assert len(answer.body) < 2000
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    *[("/v1/embeddings", {"dimensions": one}, "dimensions") for one in (0, -1, 2**40, "64", 1.5, True)],
+    *[("/v1/embeddings", {"encoding_format": one}, "encoding_format") for one in ("hex", 5, ["float"])],
+    *[("/v1/embeddings", {"input_type": one}, "input_type") for one in ("x", 5, {})],
+    ("/v1/embeddings", {"prompt_name": "x" * 100_000}, "prompt_name"),
+    ("/v1/embeddings", {"user": "x" * 1_000_000}, "user"),
+    *[("/v1/embeddings", {"priority": one}, "priority") for one in (2**63, "1", 0.5)],
+    *[("/v1/embeddings", {"request_id": one}, "request_id") for one in ("", "a\r\nx: y", "../a", "\0")],
+    *[
+        ("/v1/embeddings", {"truncate_prompt_tokens": one}, "truncate_prompt_tokens")
+        for one in (-2, 2**40, 129)
+    ],
+    ("/pooling", {"task": "generate"}, "task"),
+    ("/pooling", {"embed_dtype": "float8"}, "embed_dtype"),
+    ("/classify", {"use_activation": "yes"}, "use_activation"),
+    ("/score", {"queries": "a"}, "documents"),
+    ("/score", {"text_2": [["a"]]}, "text_2"),
+    *[("/rerank", {"top_n": one}, "top_n") for one in (-1, 2**70, "1")],
+    ("/rerank", {"documents": [{"text": "a", "image": "http://169.254.169.254/"}]}, "documents"),
+    *[("/rerank", {one: ["title"]}, one) for one in ("rank_fields", "relevant_spans", "mm_processor_kwargs")],
+]
+
+
+@pytest.mark.parametrize(("path", "changed", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_parameter(watch: Watch, path: str, changed: dict[str, Any], param: str) -> None:
+    answer = watch.http.post(path, json=FINE[path] | changed)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(param)
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x" * 3000, "..%2f..%2fetc%2fpasswd", "tiny%00", "tiny/versions/2", "a"]
+)
+def test_another_model(watch: Watch, name: str) -> None:
+    (answer,) = exchange(watch.server.url, post(f"/v2/models/{name}/infer", json.dumps(FINE[INFER]).encode()))
+    assert answer.status == 404
+    for path in (path for path in FINE if path != INFER):
+        body = FINE[path] | {"model": name}
+        assert watch.http.post(path, json=body).status_code == 404
+
+
+@pytest.mark.parametrize("said", [b"Origin: https://evil.example\r\n", b"Sec-Fetch-Site: cross-site\r\n"])
+def test_a_web_page_is_refused(watch: Watch, said: bytes) -> None:
+    for path, body in FINE.items():
+        (answer,) = exchange(watch.server.url, post(path, json.dumps(body).encode(), said))
+        assert answer.status == 403
 
 
 ODD = ["\0", " ", "\u202e", "a\u0301" * 30, "🦄" * 60, "[CLS][SEP][PAD]", "x" * 100_000, "<|im_end|>"]
@@ -132,6 +209,19 @@ def test_tensors_that_are_bombs(watch: Watch) -> None:
             answer = watch.http.post(INFER, content=said + tail, headers=sent)
             assert answer.status_code == 400, (head, answer.text)
             assert len(answer.content) < 2000
+
+
+def test_clients_that_do_not_read(watch: Watch) -> None:
+    """Their answers wait in buffers that have an end; others are answered meanwhile."""
+    body = json.dumps({**FINE["/v1/embeddings"], "input": ["the cat"] * 2048}).encode()
+    where = urlsplit(watch.server.url)
+    with contextlib.ExitStack() as held:
+        for _ in range(4):
+            deaf = held.enter_context(socket.create_connection((where.hostname, where.port), timeout=60))
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(post("/v1/embeddings", body))
+        for path, one in FINE.items():
+            assert watch.http.post(path, json=one).status_code == 200
 
 
 def test_clients_that_do_not_wait(watch: Watch) -> None:

@@ -4,7 +4,8 @@
 
 Chats and completions, short and long, plain and streamed, with shared prefixes, several choices and logprobs;
 answers that are held to grammars, calls that are forced and calls that are offered, reasoning, recorded
-answers; clients that leave, bodies that are wrong, constraints that are refused, prompts that do not fit.
+answers; vectors and rankings of an encoder beside the model that chats; clients that leave, bodies that are
+wrong, constraints that are refused, prompts that do not fit.
 Prints a line a minute and a table at the end; ends with 1 where blocks are missing, memory grows by more than
 `SLOPE_MIB` in ten minutes, descriptors have leaked, or an answer was not what it had to be.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -30,7 +32,8 @@ import aiohttp
 from corepipe.serving.engine.masks import MOST_KEPT
 from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.reliability.disconnects import Held, idle
-from tests.servers import Served, default_model, served, until
+from tests.servers import Served, default_model, engines, served, until
+from tests.tiny_encoders import write_bert
 
 SLOPE_MIB = 1.0
 """Most growth of memory in ten minutes, of server and engine together."""
@@ -40,6 +43,9 @@ WARM_SHARE = 0.25
 
 SAMPLES = 120
 """Looks at the memory, in all."""
+
+ENCODER, KNOWN = "vectors", "find the dog"
+"""A model beside the one that chats, and a text of which its vector is known."""
 
 CONTEXT = 1024
 FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16, "--reasoning-parser", "qwen3")
@@ -60,6 +66,7 @@ class Soak:
     url: str
     model: str
     recorded: Mapping[str, bytes]
+    known: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -73,6 +80,7 @@ class Soak:
         filling.append(body | {"prompt": prompts[0], "prompt_logprobs": 0, "cache_salt": "whole"})
         rng = random.Random(4)
         async with aiohttp.ClientSession() as session:
+            (self.known,) = await self._embedded(session, [KNOWN])
             asked = [ask(session, self.url, one) for one in filling]
             outcomes = await asyncio.gather(*asked)
             assert {outcome.kind for outcome in outcomes} == {"done"}, outcomes
@@ -89,6 +97,7 @@ class Soak:
             (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long),
             (3, self._held), (1, self._held_leaves), (1, self._fresh_grammar), (1, self._offer),
             (2, self._think), (1, self._refused_constraint), (3, self._recorded),
+            (4, self._vectors), (2, self._ranks), (1, self._vectors_leave),
         ]  # fmt: skip
         weights, choices = zip(*acts, strict=True)
         while not self.stopped:
@@ -187,6 +196,33 @@ class Soak:
             None if found == self.recorded[body] else f"{found!r} where {self.recorded[body]!r} was recorded"
         )
 
+    async def _vectors(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """One text among others has the vector that it had alone."""
+        texts = [*(some_words(rng, 20) for _ in range(rng.choice([0, 1, 7, 63]))), KNOWN]
+        found = await self._embedded(session, texts)
+        return None if len(found) == len(texts) and found[-1] == self.known else "another vector"
+
+    async def _ranks(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        texts = [*(some_words(rng, 20) for _ in range(rng.randrange(20))), KNOWN]
+        body = {"model": ENCODER, "query": KNOWN, "documents": texts, "top_n": 1}
+        async with session.post(f"{self.url}/rerank", json=body) as answer:
+            best = (await answer.json())["results"][0]
+        return None if texts[best["index"]] == KNOWN else f"{texts[best['index']]} is nearest"
+
+    async def _vectors_leave(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        body = {"model": ENCODER, "input": [some_words(rng, 20) for _ in range(500)]}
+        with contextlib.suppress(TimeoutError):
+            limit = aiohttp.ClientTimeout(total=rng.random() / 10)
+            async with session.post(f"{self.url}/v1/embeddings", json=body, timeout=limit) as answer:
+                answer.close()
+        return None
+
+    async def _embedded(self, session: aiohttp.ClientSession, texts: Sequence[str]) -> list[list[float]]:
+        body = {"model": ENCODER, "input": texts}
+        async with session.post(f"{self.url}/v1/embeddings", json=body) as answer:
+            told = await answer.json()
+        return [one["embedding"] for one in told.get("data", [])]
+
     def _asked(self, rng: random.Random) -> Body:
         words = " ".join(f"word{rng.randrange(50)}" for _ in range(rng.randrange(1, 30)))
         asked = {"model": self.model, "messages": [{"role": "user", "content": words}]}
@@ -205,12 +241,17 @@ class Soak:
         }
 
 
+def some_words(rng: random.Random, most: int) -> str:
+    return " ".join(rng.choices(("the", "cat", "dog", "sat", "find"), k=rng.randrange(1, most)))
+
+
 Act = Callable[[aiohttp.ClientSession, random.Random], Awaitable[str | None]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """seconds since the start; memory in MiB, but for what is mapped from files."""
+    """seconds since the start; memory in MiB, but for what is mapped from files: of the server, and of the
+    engines of both models with their spares."""
 
     seconds: float
     server: float
@@ -219,9 +260,10 @@ class Sample:
 
     @classmethod
     def of(cls, server: Served, began: float) -> Sample:
-        held, engine = Held.by(server), server.engine().pid
-        memory = [own_bytes(pid) / MIB for pid in (server.process.pid, engine)]
-        return cls(time.monotonic() - began, memory[0], memory[1], held.fds + held.engine_fds)
+        held = Held.by(server)
+        of_engines = sum(own_bytes(one.pid) for one in engines(server.process.pid))
+        memory = own_bytes(server.process.pid) / MIB
+        return cls(time.monotonic() - began, memory, of_engines / MIB, held.fds + held.engine_fds)
 
 
 def own_bytes(pid: int) -> int:
@@ -290,7 +332,7 @@ def verdict(server: Served, traffic: Soak, samples: Sequence[Sample]) -> tuple[s
         ("preemptions, restarts", f"{preempted:.0f}, {restarts:.0f}"),
         ("KV blocks", f"{total - held - cached:.0f} free, {cached:.0f} cached, {held:.0f} held"),
         ("server MiB, slope in 10 min", f"{last.server:.1f}, {slopes[0]:+.2f}"),
-        ("engine MiB, slope in 10 min", f"{last.engine:.1f}, {slopes[1]:+.2f}"),
+        ("engines MiB, slope in 10 min", f"{last.engine:.1f}, {slopes[1]:+.2f}"),
         ("descriptors, least and most", f"{min(fds)}, {max(fds)}"),
     ]  # fmt: skip
     fine = emptied and held == 0 and not traffic.wrong and sum(slopes) < SLOPE_MIB and restarts == 0
@@ -305,10 +347,12 @@ def main() -> int:
     args = parser.parse_args()
     model = args.model or default_model()
     with TemporaryDirectory() as folder:
-        with served(model, *FLAGS, "--record", folder) as server:
+        also = ("--also", f"{ENCODER}={write_bert(Path(folder) / 'encoder')}")
+        tapes = Path(folder) / "tapes"
+        with served(model, *FLAGS, "--record", tapes) as server:
             recorded = asyncio.run(record(server))
             server.end()
-        with served(model, *FLAGS, "--replay", folder, "--replay-else", "compute") as server:
+        with served(model, *FLAGS, *also, "--replay", tapes, "--replay-else", "compute") as server:
             traffic, samples = asyncio.run(soak(server, recorded, args.minutes, args.workers))
             shown, fine = verdict(server, traffic, samples)
             errors = [line for line in server.stderr if "Traceback" in line]
