@@ -18,7 +18,7 @@ from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, r
 MAX_IMAGES = 64
 """In one request: small files may be large images."""
 MAX_STORED = 1 << 26
-"""Pixels of all images of a request, as they are decoded: 67 million, which take some seconds."""
+"""Pixels of all images of a request, as they are decoded: 67 million take a second or two."""
 SCHEME, BASE64 = "data:", ";base64"
 FETCHED = ("http:", "https:", "ftp:", "file:", "s3:", "gs:", "//")
 
