@@ -110,7 +110,7 @@ class CostModel:
     def with_scales(self, scales: Scales) -> CostModel:
         """The same whose steps take so many times as long, copies included."""
         other = copy(self)
-        other._scales, other._graphs = scales, {}
+        other._scales, other._graphs, other._graph_totals = scales, {}, {}
         other.lone = other if self.lone is self else self.lone.with_scales(scales)
         return other
 
@@ -139,6 +139,7 @@ class CostModel:
         self._transfers = self._stage_transfers(replica * len(self._programs))
         self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
         self._graphs: dict[StepShape, list[float]] = {}
+        self._graph_totals: dict[StepShape, list[tuple[float, Engines]]] = {}
 
     def padded(self, shape: StepShape) -> StepShape:
         """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
@@ -249,6 +250,14 @@ class CostModel:
     def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
         """Of the first core of each stage: its time of a step, and what its engines do in it."""
         padded = self.padded(shape)
+        if padded is shape:
+            return self._stage_totals(shape)
+        if padded not in self._graph_totals:
+            self._graph_totals[padded] = self._stage_totals(padded)
+        return self._graph_totals[padded]
+
+    def _stage_totals(self, padded: StepShape) -> list[tuple[float, Engines]]:
+        """Of a step that is padded."""
         firsts = self._tables[:: self.tensor]
         scale = self._scale(padded)
         known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from corepipe.neuron.profiles import AttentionStyle
 from corepipe.neuron.program import Program
 from corepipe.neuron.rates import CoreRates, Link
 from corepipe.neuron.step import StepShape
+
+_parts: Callable[[Engines], tuple[float, ...]] = attrgetter(*(field.name for field in fields(Engines)))
+"""All fields, in their order."""
 
 
 class Bottleneck(StrEnum):
@@ -117,9 +121,12 @@ class Table:
 
     def totals(self, shape: StepShape) -> Engines:
         """What the engines do in all Ops of a step together."""
-        parts = [(count, cost.engines(shape)) for cost, count in self.costs.items()]
-        names = (field.name for field in fields(Engines))
-        return Engines(**{name: sum(count * getattr(part, name) for count, part in parts) for name in names})
+        sums = [0.0] * len(fields(Engines))
+        for cost, count in self.costs.items():
+            sums = [
+                total + count * part for total, part in zip(sums, _parts(cost.engines(shape)), strict=True)
+            ]
+        return Engines(*sums)
 
     def engine_seconds(self, shape: StepShape) -> dict[str, float]:
         totals = self.totals(shape)

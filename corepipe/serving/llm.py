@@ -291,7 +291,7 @@ class LLM:
                     del running[output.id]
                 elif sequence.ended:  # at a stop string, of which the engine knows nothing
                     self._driver.handle(Abort([output.id]))
-        self._driver.stats()  # which grow until they are read, and here nobody reads them
+        self._driver.forget_stats()
 
     def _drop_rest(self) -> None:
         self._driver.abort_all()

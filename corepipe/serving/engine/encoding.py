@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Self
 
@@ -109,8 +109,7 @@ class EncodingRunner:
         """Starts a batch and does not wait."""
         chunks = batch.chunks
         self._tell_started(chunks)
-        starts = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
+        starts = np.array([0, *accumulate([chunk.count for chunk in chunks])], np.int32)
         wanted = self._wanted_rows(chunks, starts)
         inputs = StepInputs(
             tokens=tokens_of(chunks),
@@ -118,7 +117,7 @@ class EncodingRunner:
             sequence_starts=starts,
             block_tables=self._block_tables(chunks),
             logit_rows=wanted,
-            types=_types(chunks) if self._encoding.types else NO_IDS,
+            types=_types(chunks, starts) if self._encoding.types else NO_IDS,
             patches=self._patches(chunks),
         )
         ticket = self._executor.submit(inputs, None)
@@ -130,25 +129,21 @@ class EncodingRunner:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         assert output.values is not None
-        finite: list[bool] = np.logical_and.reduce(np.isfinite(output.values), axis=1).tolist()
-        failures = [
-            Failure(chunk.request, "overflow", OVERFLOW)
-            for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
-            if not all(finite[rows.start : rows.stop])
-        ]
+        finite = np.isfinite(output.values)
+        failures = [] if finite.all() else _overflows(step, finite)
         return StepResult(step, output, step.drawn_rows, failures)
 
     def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
         """One row of each sequence whose last token is among its rows."""
-        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
         rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
-        return np.ascontiguousarray(rows[samples], np.int32)
+        samples = [chunk.samples for chunk in chunks]
+        return rows.copy() if all(samples) else rows[samples]
 
     def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
         """Where the values of each chunk are in a result; nowhere, where more of its prompt is to come."""
         if self._encoding.per_token:
             return [range(start, end) for start, end in pairwise(starts.tolist())]
-        ends = np.cumsum([chunk.samples for chunk in chunks]).tolist()
+        ends = accumulate([int(chunk.samples) for chunk in chunks])
         return [range(end - chunk.samples, end) for chunk, end in zip(chunks, ends, strict=True)]
 
     def _block_tables(self, chunks: Sequence[Chunk]) -> Ids:
@@ -181,16 +176,22 @@ def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
     return found.astype(LITTLE_ENDIAN, copy=False).tobytes(), len(rows)
 
 
-def _types(chunks: Sequence[Chunk]) -> Ids:
+def _overflows(step: Step, finite: npt.NDArray[np.bool_]) -> list[Failure]:
+    """The requests whose rows are not all numbers."""
+    return [
+        Failure(chunk.request, "overflow", OVERFLOW)
+        for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
+        if not finite[rows.start : rows.stop].all()
+    ]
+
+
+def _types(chunks: Sequence[Chunk], starts: Ids) -> Ids:
     """0 for rows of a request's first text, 1 for those of its second [M]."""
-    parts = []
-    for chunk in chunks:
-        second = _sampled(chunk.request).second
-        part = np.zeros(chunk.count, np.int32)
-        if second:
-            part[max(0, second - chunk.start) :] = 1
-        parts.append(part)
-    return np.concatenate(parts)
+    types = np.zeros(starts[-1], np.int32)
+    for chunk, start, end in zip(chunks, starts[:-1], starts[1:], strict=True):
+        if second := _sampled(chunk.request).second:
+            types[start + max(0, second - chunk.start) : end] = 1
+    return types
 
 
 def _sampled(request: Request) -> SampledRequest:

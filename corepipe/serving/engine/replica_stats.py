@@ -76,6 +76,14 @@ class ReplicaStats:
         self._paces.append(StepPace(began - self._last_due, batch.due - began, behind))
         self._last_due = batch.due
 
+    def forget(self) -> None:
+        """Drops what grows with each batch until it is told, for who is told nothing."""
+        self._iteration_tokens.clear()
+        self._step_seconds.clear()
+        self._paces.clear()
+        self._compile_seconds.clear()
+        self._mask_seconds.clear()
+
     def stats(self) -> Stats:
         """All of it; what is a list of one value a batch, grammar or mask starts anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []

@@ -300,6 +300,8 @@ def tokens_of(chunks: Sequence[Chunk]) -> Ids:
 
 def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
     """Positions of all rows [M], from the first row [S + 1] of each chunk."""
+    if len(chunks) == 1:
+        return np.arange(chunks[0].start, chunks[0].start + chunks[0].count, dtype=np.int32)
     offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
     return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
 
