@@ -90,7 +90,9 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       wanted_(call.wanted),
       tokens_(tokens_of_item(call)) {
   if (!call.keeps) {
-    add_own(call, batch, threads);
+    int longest = 0;
+    for (int s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.starts[s + 1] - batch.starts[s]);
+    for (int g = 0; g * kKeyGroup < longest; ++g) groups_.push_back(g);
     return;
   }
   for (int s = 0; s < batch.sequences(); ++s) {
@@ -129,10 +131,8 @@ void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {
 void AttentionPlan::add_own(const AttentionCall& call, const Batch& batch, int threads) {
   const int heads = batch.sequences() * kv_heads_;
   const int cuts = (threads * kPartsPerThread + heads - 1) / heads;
-  int longest = 0;
   for (int s = 0; s < batch.sequences(); ++s) {
     const int end = batch.starts[s + 1] - batch.starts[s];
-    longest = std::max(longest, end);
     const std::vector<Queries> runs = queries_of(batch, s, wanted_);
     for (int head = 0; head < kv_heads_; ++head) {
       for (const Queries& run : runs) {
@@ -147,7 +147,6 @@ void AttentionPlan::add_own(const AttentionCall& call, const Batch& batch, int t
       }
     }
   }
-  for (int g = 0; g * kKeyGroup < longest; ++g) groups_.push_back(g);
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
 }
 
@@ -213,12 +212,18 @@ void AttentionPlan::add_write(const Batch& batch, int sequence, int head) {
   }
 }
 
-void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& given,
-                        std::vector<Buffer>& scratch, std::vector<Buffer>& memory) {
+void AttentionPlan::reserve(const KernelTable& kernels, const AttentionCall& given, Buffer& scratch,
+                            Buffer& memory) const {
   const AttentionCall call = given.keeps ? given : with_memory(kernels, given);
-  const size_t bytes = kernels.attention.scratch_bytes(call, tokens_);
-  for (int t = 0; t < pool.size(); ++t) scratch[t].reserve(bytes);
-  for (int t = 0; t < pool.size(); ++t) memory[t].reserve(groups_.size() * call.cache.group_bytes);
+  scratch.reserve(kernels.attention.scratch_bytes(call, tokens_));
+  memory.reserve(groups_.size() * call.cache.group_bytes);
+}
+
+void AttentionPlan::run(const KernelTable& kernels, Pool& pool, const AttentionCall& given, const Batch& batch,
+                        std::vector<Buffer>& scratch, std::vector<Buffer>& memory) {
+  if (!given.keeps && parts_.empty()) add_own(given, batch, pool.size());
+  const AttentionCall call = given.keeps ? given : with_memory(kernels, given);
+  for (int t = 0; t < pool.size(); ++t) reserve(kernels, given, scratch[t], memory[t]);
   pool.parallel(static_cast<int>(writes_.size()), [&](int i, int) noexcept {
     const AttentionItem& w = writes_[i];
     kernels.attention.write(call, w.sequence, w.row, w.rows, w.head);
@@ -270,17 +275,35 @@ void AttentionPlan::attend_own(const KernelTable& kernels, AttentionCall call, v
   const bool bf16 = !call.cache.fp32;
   const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
   call.cache.base = reinterpret_cast<char*>(memory.data());
-  const float* values = call.v;
-  while (const Part* part = take()) {
-    AttentionItem item = part->item;
-    const int last = item.row + item.rows, first = item.row - call.positions[item.row];
-    if (call.values_in_place) call.v = values + first * call.v_stride;
-    table.write(call, item.sequence, first, item.end, item.head);
-    for (; item.row < last; item.row += tokens_, item.query += tokens_) {
-      item.rows = std::min(tokens_, last - item.row);
-      find_segments(call, item);
-      table.attend(call, item, nullptr, scratch);
-    }
+  while (const Part* part = take()) attend_alone(table, call, part->item, scratch);
+}
+
+// An item, whose keys and values are laid out in the call's memory before.
+void AttentionPlan::attend_alone(const AttentionTable& table, const AttentionCall& given, AttentionItem item,
+                                 void* scratch) const {
+  AttentionCall call = given;
+  const int last = item.row + item.rows, first = item.row - call.positions[item.row];
+  if (call.values_in_place) call.v += first * call.v_stride;
+  table.write(call, item.sequence, first, item.end, item.head);
+  for (; item.row < last; item.row += tokens_, item.query += tokens_) {
+    item.rows = std::min(tokens_, last - item.row);
+    find_segments(call, item);
+    table.attend(call, item, nullptr, scratch);
+  }
+}
+
+void AttentionPlan::run_sequences(const KernelTable& kernels, const AttentionCall& given, const Batch& batch, int first,
+                                  int end, void* scratch, Buffer& memory) const noexcept {
+  AttentionCall call = with_memory(kernels, given);
+  const AttentionTable& table = kernels.attention;
+  const bool bf16 = !call.cache.fp32;
+  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
+  call.cache.base = reinterpret_cast<char*>(memory.data());
+  for (int s = first; s < end; ++s) {
+    AttentionItem item{};
+    item.sequence = s, item.row = item.query = batch.starts[s];
+    item.rows = item.end = batch.starts[s + 1] - batch.starts[s];
+    for (item.head = 0; item.head < kv_heads_; ++item.head) attend_alone(table, call, item, scratch);
   }
 }
 
@@ -295,13 +318,34 @@ void Attention::start(const Batch& batch) {
   plans_.clear();
 }
 
+AttentionPlan* Attention::find(const AttentionCall& call) const {
+  const auto plan = std::find_if(plans_.begin(), plans_.end(), [&](const auto& p) { return p->fits(call); });
+  return plan == plans_.end() ? nullptr : plan->get();
+}
+
+AttentionPlan& Attention::plan_of(const AttentionCall& call, int threads) {
+  if (AttentionPlan* plan = find(call)) return *plan;
+  plans_.push_back(std::make_unique<AttentionPlan>(call, *batch_, threads));
+  return *plans_.back();
+}
+
 void Attention::run(const KernelTable& kernels, Pool& pool, const AttentionCall& call) {
-  auto plan = std::find_if(plans_.begin(), plans_.end(), [&](const auto& p) { return p->fits(call); });
-  if (plan == plans_.end()) {
-    plans_.push_back(std::make_unique<AttentionPlan>(call, *batch_, pool.size()));
-    plan = plans_.end() - 1;
-  }
-  (*plan)->run(kernels, pool, call, scratch_, memory_);
+  plan_of(call, pool.size()).run(kernels, pool, call, *batch_, scratch_, memory_);
+}
+
+void Attention::reserve(const KernelTable& kernels, int threads, const AttentionCall& call) {
+  const AttentionPlan& plan = plan_of(call, threads);
+  for (int t = 0; t < threads; ++t) plan.reserve(kernels, call, scratch_[t], memory_[t]);
+}
+
+void Attention::run_sequences(const KernelTable& kernels, const AttentionCall& call, int first, int rows,
+                              int thread) noexcept {
+  const std::vector<int32_t>& starts = batch_->starts;
+  const auto sequence = [&](int row) {
+    return static_cast<int>(std::lower_bound(starts.begin(), starts.end(), row) - starts.begin());
+  };
+  find(call)->run_sequences(kernels, call, *batch_, sequence(first), sequence(first + rows), scratch_[thread].data(),
+                            memory_[thread]);
 }
 
 }  // namespace corepipe

@@ -19,8 +19,13 @@ class AttentionPlan {
 
   bool fits(const AttentionCall& call) const;
   // scratch, memory: one buffer for each thread; what keeps nothing has its keys and values in the latter.
-  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, std::vector<Buffer>& scratch,
-           std::vector<Buffer>& memory);
+  void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, const Batch& batch,
+           std::vector<Buffer>& scratch, std::vector<Buffer>& memory);
+
+  // Of what keeps nothing the sequences [first, end), on the calling thread, with buffers as `reserve` leaves them.
+  void run_sequences(const KernelTable& kernels, const AttentionCall& call, const Batch& batch, int first, int end,
+                     void* scratch, Buffer& memory) const noexcept;
+  void reserve(const KernelTable& kernels, const AttentionCall& call, Buffer& scratch, Buffer& memory) const;
 
  private:
   // One item of work, or all the parts of one: they cover the same rows and, together, all their keys.
@@ -44,6 +49,7 @@ class AttentionPlan {
   void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
   AttentionCall with_memory(const KernelTable& kernels, const AttentionCall& call) const;
   void attend_own(const KernelTable& kernels, AttentionCall call, void* scratch, Buffer& memory);
+  void attend_alone(const AttentionTable& table, const AttentionCall& call, AttentionItem item, void* scratch) const;
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
@@ -67,7 +73,15 @@ class Attention {
   void start(const Batch& batch);
   void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call);
 
+  // For use inside a region, of what keeps nothing: rows [first, first + rows), which are whole sequences, on the calling
+  // thread, which is number `thread`; after `reserve` for as many threads.
+  void run_sequences(const KernelTable& kernels, const AttentionCall& call, int first, int rows, int thread) noexcept;
+  void reserve(const KernelTable& kernels, int threads, const AttentionCall& call);
+
  private:
+  AttentionPlan* find(const AttentionCall& call) const;
+  AttentionPlan& plan_of(const AttentionCall& call, int threads);
+
   const Batch* batch_ = nullptr;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<Buffer> scratch_, memory_;

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "chain.h"
+
 namespace corepipe {
 
 namespace {
@@ -46,21 +48,6 @@ void reduce_row(const Run& run, const Stop& stop, const std::vector<bool>& round
       std::memcpy(stop.members[m]->out.row(row) + at, rounds[m] ? rounded : sum, n * sizeof(float));
     }
   }
-}
-
-// First row of each item, and the end: as many items of a size as there are threads, then of a smaller one.
-std::vector<int> split_rows(int rows, int threads, const ChainRows& chain) {
-  std::vector<int> starts(1, 0);
-  for (int start = 0; start < rows;) {
-    const int left = (rows - start + threads - 1) / threads;  // for each thread
-    const int half = (left / 2 + chain.unit - 1) / chain.unit * chain.unit;
-    const int size = left <= chain.fewest + chain.unit ? left : std::min(half, chain.most);
-    for (int t = 0; t < threads && start < rows; ++t) {
-      start = std::min(rows, start + size);
-      starts.push_back(start);
-    }
-  }
-  return starts;
 }
 
 void gather_row(const Stop& stop, int row) {
@@ -203,43 +190,16 @@ void Executor::go(const Run& run, Job& job) {
       if (!job.spans.empty()) job.spans.back().end_ns = now;
       job.spans.push_back({core, now, now});
     }
-    const int chained = chain_length(run, at);
-    if (chained > 0) {
-      pass_chain(run, &stop, chained);
+    const Chain chain = chain_at(run, course_.stops, at);
+    if (chain.steps > 0) {
+      pass_chain(run, &stop, chain);
     } else {
       pass(run, stop);
     }
-    at += std::max(chained, 1);
+    at += std::max(chain.steps, 1);
     run.pool.beat();
   }
   if (!job.spans.empty()) job.spans.back().end_ns = now_ns();
-}
-
-// How many stops from `at` on can be passed in rows; 0 where the batch has too few of them.
-int Executor::chain_length(const Run& run, size_t at) const {
-  if (run.batch.rows() < run.kernels.linear.chain.from * run.pool.size()) return 0;
-  size_t end = at;
-  while (end < course_.stops.size() && course_.stops[end].program == course_.stops[at].program &&
-         course_.stops[end].step->run_rows) {
-    ++end;
-  }
-  return static_cast<int>(end - at);
-}
-
-// Each thread takes some rows through all the steps: what a step writes is still in the thread's cache when the
-// next one reads it, and no thread waits for another in between.
-void Executor::pass_chain(const Run& run, const Stop* stops, int count) const {
-  const std::vector<int> starts = split_rows(run.batch.rows(), run.pool.size(), run.kernels.linear.chain);
-  int reserved = 0;
-  for (size_t item = 0; item + 1 < starts.size(); ++item) {
-    const int rows = starts[item + 1] - starts[item];
-    for (int i = 0; i < count && rows != reserved; ++i) stops[i].step->reserve_rows(run, rows);
-    reserved = rows;
-  }
-  run.pool.parallel(static_cast<int>(starts.size()) - 1, [&](int item, int thread) noexcept {
-    const RowRange range{starts[item], starts[item + 1] - starts[item], thread};
-    for (int i = 0; i < count; ++i) stops[i].step->run_rows(run, range);
-  });
 }
 
 void Executor::pass(const Run& run, const Stop& stop) {

@@ -121,8 +121,6 @@ class Executor {
   void check(const Batch& batch) const;
   void check_sequence(const Batch& batch, int sequence) const;
   void go(const Run& run, Job& job);
-  int chain_length(const Run& run, size_t at) const;
-  void pass_chain(const Run& run, const Stop* stops, int count) const;
   void pass(const Run& run, const Stop& stop);
   void finish(const Run& run, Job& job);
 

@@ -331,13 +331,22 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.k_norm = norm_over(options.k_norm, d);
   call.round_bf16 = round_bf16;
   call.cache = memory;
-  append([call](const Run& run) {
+  const auto call_of = [call](const Run& run) {
     AttentionCall now = call;
     now.positions = run.batch.positions.data();
     now.tables = run.batch.tables.data();
     now.table_width = run.batch.table_width;
-    run.attention.run(run.kernels, run.pool, now);
-  });
+    return now;
+  };
+  Step& step = append([call_of](const Run& run) { run.attention.run(run.kernels, run.pool, call_of(run)); });
+  if (call.keeps || call.wanted) return;
+  step.whole_sequences = true;
+  step.reserve_rows = [call_of](const Run& run, int) {
+    run.attention.reserve(run.kernels, run.pool.size(), call_of(run));
+  };
+  step.run_rows = [call_of](const Run& run, const RowRange& range) {
+    run.attention.run_sequences(run.kernels, call_of(run), range.first, range.rows, range.thread);
+  };
 }
 
 void Program::activate(Function function, int x_index, int out_index) {

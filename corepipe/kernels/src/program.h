@@ -119,14 +119,16 @@ struct RowRange {
 };
 
 // One Op.  `run` computes; a step that meets other cores has its data here instead.  `run_rows`, where there
-// is one, computes those rows alone, of which each depends on the same row of its operands only; it runs inside a
-// region, for which `reserve_rows` reserves what so many rows need.
+// is one, computes those rows alone, of which each depends on the same row of its operands only, or (`whole_sequences`)
+// on those of its sequence, all of which are among them; it runs inside a region, for which `reserve_rows` reserves what
+// so many rows need.
 struct Step {
   enum class Kind { compute, send, receive, all_reduce, all_gather };
   Kind kind = Kind::compute;
   std::function<void(const Run&)> run;
   std::function<void(const Run&, const RowRange&)> run_rows;
   std::function<void(const Run&, int rows)> reserve_rows;
+  bool whole_sequences = false;
   Value x{}, out{};
   int peer = -1;
   std::vector<int> group, widths;
