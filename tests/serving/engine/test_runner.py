@@ -74,7 +74,9 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
     assert inputs.sequence_starts.tolist() == [0, 3, 4, 6]
     assert inputs.block_tables.tolist() == [[3, 4], [7, 0], [9, 0]]
     assert inputs.logit_rows.tolist() == [2, 3]
-    assert {getattr(inputs, name).dtype for name in inputs.__slots__} == {np.dtype(np.int32)}
+    kinds = {name: getattr(inputs, name).dtype for name in inputs.__slots__}
+    assert kinds.pop("patches") == np.float32  # of images
+    assert set(kinds.values()) == {np.dtype(np.int32)}
     assert executor.sampling[0].position.tolist() == [5, 3]
     assert step.shape.rows == 6
     assert step.shape.kv_tokens == 5 + 3 + 2
