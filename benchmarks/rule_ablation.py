@@ -3,7 +3,8 @@
     python benchmarks/rule_ablation.py ROWS.csv                       # all rules, without what is under load
     python benchmarks/rule_ablation.py ROWS.csv --load --only links   # one rule, with it
 
-Constants are fitted again for each.  The rules are those of docs/decisions/2026-11-22-prediction-rules.md.
+Constants are fitted again for each.  The rules are those of docs/decisions/2026-11-22-prediction-rules.md, of
+2026-11-22-convolutions.md what a beam search does, and of 2026-11-23-copies-and-beams.md.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ def _slower_of_two(instance: Instance, group: Sequence[int], memory: float, cons
     return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
 
 
+def _one_beam(profile: RuntimeProfile) -> RuntimeProfile:
+    return replace(profile, beams=1)
+
+
+def _copied_once(profile: RuntimeProfile) -> RuntimeProfile:
+    return replace(profile, result_copies=1)
+
+
 OFF: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "softmax": lambda: _profiles(_fused),
     "windows": lambda: _style(masks_window=False),
@@ -74,6 +83,9 @@ OFF: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "batches": lambda: _style(batch_innermost=False),
     "halves": lambda: _profiles(_whole_buckets),
     "experts": lambda: patch.object(experts, "SUMMED", 0),
+    "copies": lambda: _profiles(_copied_once),
+    "beams": lambda: _profiles(_one_beam),
+    "picks": lambda: _style(rewrites_kv=False),
 }
 """How each rule is switched off."""
 

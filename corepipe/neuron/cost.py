@@ -19,7 +19,7 @@ from corepipe.neuron.engines import Cost, Engines
 from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.native_plugin import takes_flash
-from corepipe.neuron.ops import CrossAttention, Op, Receive
+from corepipe.neuron.ops import Op, Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -94,7 +94,6 @@ class CostModel:
         self._outputs = programs[-1].outputs
         self._keeps = any(op.state is not None for program in programs for op in program.ops)
         self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
-        self._source = _source_width(programs[0]) if profile.sends_source else 0
         self._place = (data, replica)
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
@@ -211,13 +210,10 @@ class CostModel:
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
     def input_seconds(self, shape: StepShape) -> float:
-        """Time to copy a step's inputs to the device: images, and where the profile says so the encoder's
-        result for a step that decodes; the ids of tokens take none."""
-        if not self._given and not self._source:
+        """Time to copy a step's inputs to the device: images; the ids of tokens take none."""
+        if not self._given:
             return 0.0
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
-        if self._source and shape.decodes:
-            elements += self.padded(shape).sequences * self._longest * self._source
         size = elements * self._programs[0].format.compute.bytes
         return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
@@ -227,7 +223,7 @@ class CostModel:
         kind = self._outputs[0].kind
         returned = [output.value for output in self._outputs if output.kind is kind]
         elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
-        size = elements * self._programs[-1].format.compute.bytes
+        size = self.profile.result_copies * elements * self._programs[-1].format.compute.bytes
         return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
     def result_seconds(self, shape: StepShape) -> float:
@@ -340,13 +336,6 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
     if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
         return profile
     return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
-
-
-def _source_width(program: Program) -> int:
-    """Of what an encoder gives for each token of the source; 0 where there is none."""
-    reads = (op.k for op in program.ops if isinstance(op, CrossAttention))
-    makers = {op.out: op for op in program.ops}
-    return next((value.width for key in reads for value in makers[key].values()), 0)
 
 
 def _matrix_bytes(programs: Sequence[Program]) -> list[int]:

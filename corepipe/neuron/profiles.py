@@ -117,8 +117,8 @@ class RuntimeProfile:
     sequence_parallel: ranks share the rows of a prefill between its collectives.  kv_budget: what of a core's
     memory keys and values get (None: all that is left).
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
-    beams: sequences that an encoder-decoder generates for each one.  sends_source: with each step the host
-    sends the encoder's result for each beam.
+    result_copies: how often the results of such a model are copied on their way to the host.
+    beams: sequences that an encoder-decoder generates for each one.
     constants: by generation of cores, instead of the shipped ones.
     scales: what steps of the model that a fit measured take beside what is predicted.  refines: the profile
     that it was before a fit.  narrowed: by kind of figure, the share of its interval's width that a fit
@@ -138,13 +138,13 @@ class RuntimeProfile:
     policy: str = "segregated"
     asynchronous: bool = False
     workers: int = 1
+    result_copies: int = 1
     change_seconds: float | None = None
     batch_powers: bool = False
     chunk: int | None = None
     sequence_parallel: bool = False
     kv_budget: KvBudget | None = None
     beams: int = 1
-    sends_source: bool = False
     constants: tuple[tuple[str, Constants], ...] = ()
     scales: Scales = UNSCALED
     refines: str = ""
@@ -290,6 +290,13 @@ _ALL = (
     replace(_IDEAL, name="data-parallel", host_seconds=28e-6, source=f"torch-neuronx DataParallel; {_EMPTY}"),
     replace(
         _IDEAL,
+        name="data-parallel-sdk-2.9",
+        host_seconds=28e-6,
+        result_copies=2,
+        source=f"torch-neuronx DataParallel; measurements of SDK 2.9 alone: docs/prediction.md; {_EMPTY}",
+    ),
+    replace(
+        _IDEAL,
         name="data-parallel-2",
         host_seconds=28e-6,
         workers=2,
@@ -303,7 +310,6 @@ _ALL = (
         policy="segregated",
         attention=AttentionStyle(gathers_kv=False, rewrites_kv=True),
         beams=4,
-        sends_source=True,
         source=f"{_BEAMS}; {_ASYNC_GAP}",
     ),
     replace(_IDEAL, name="neuroncore-pipeline", host_seconds=28e-6, source=f"{_PIPELINE}; {_EMPTY}"),

@@ -142,6 +142,16 @@ def test_several_prompts_with_the_batch_innermost_are_kept_element_by_element():
         assert attention(graph, FUSED, shape, 256.0).dma <= seconds
 
 
+def test_beams_keys_and_values_are_picked_element_by_element():
+    """Of a token 512 elements are read one by one, each as long as 64 more bytes take; then they are written,
+    read, and twice read and written again.  For each of them an index of 16 bytes is written and read."""
+    graph, style = llama(TWO_HEADS), replace(FUSED, rewrites_kv=True)
+    short, long = (attention(graph, style, StepShape.decode(4, n), 64.0) for n in (100, 228))
+    elements = 4 * 128 * 2 * 2 * 128
+    assert long.dma - short.dma == pytest.approx(elements * (7 * 2 + 2 * 16 + 64) / MEMORY)
+    assert long.read - short.read == (7 * 2 + 2 * 16) * elements
+
+
 @pytest.mark.parametrize(
     ("length", "longest", "bucket"),
     [

@@ -35,7 +35,16 @@ REWRITES, PICKS = 7, 3
 """How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
 by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
 each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
-update_past)."""
+update_past).
+
+What is picked is read in pieces of one element: reorder_cache is a torch.gather with an index for each
+element, which PyTorch/XLA lowers to a gather of single elements on all devices but TPUs
+(torch_xla/csrc/data_ops.cpp: IsSparseGather).
+"""
+
+INDEX = 2 * 4 * 4
+"""Bytes that are written and read for each element that is picked: where it lies in [beams, heads, tokens,
+width], a number of 4 bytes each (xla/client/lib/slicing.cc: TorchGather)."""
 
 SCORE_BYTES = 4
 """A score that lies in memory, as the array has left it in PSUM: fp32."""
@@ -250,10 +259,14 @@ def _cost(
     """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
-    copies = queries // keys if rates.style.expands_kv and heads.copied else 1
-    copies *= crossings if rates.style.rewrites_kv else 1
     tile = ceil(width / TILE) * TILE if rates.array else width
     piece = rates.pieces(fmt.compute.bytes * width)
+    if rates.style.rewrites_kv:
+        moved = crossings * token + INDEX * op.kept
+        traffic = (moved - token) / rates.memory + token * rates.pieces(fmt.compute.bytes)
+    else:
+        moved = token * (queries // keys if rates.style.expands_kv and heads.copied else 1)
+        traffic = moved * (piece if rates.style.gathers_kv else 1 / rates.memory)
     vector, scalar = _softmax(queries, fmt, rates)
     plain = AttentionCost(
         rows=op.out.rows.number,
@@ -264,12 +277,12 @@ def _cost(
         min_rows=rates.min_rows,
         vector=vector,
         scalar=scalar,
-        traffic=copies * token * (piece if rates.style.gathers_kv else 1 / rates.memory),
+        traffic=traffic,
         write=token * piece,
         scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),
         start=rates.start,
         queued=2 * rates.start / DMA_QUEUES,
-        token_bytes=copies * token,
+        token_bytes=moved,
         flops=4.0 * width * queries,
     )
     return _spilling(plain, queries, rates, again=WINDOWED if window is not None else 0)

@@ -214,7 +214,7 @@ def _encoder(cost: CostModel, case: Case) -> float:
     """Seconds until a batch's sources are read and the first token is made of them."""
     first = StepShape.decode(case.batch, 1)
     steps = (cost.latency(one) + cost.sampling_seconds(one) for one in (_sources(case), first))
-    return 2 * case.profile.host_seconds + cost.input_seconds(first) + sum(steps)
+    return 2 * case.profile.host_seconds + sum(steps)
 
 
 def _decode_steps(cost: CostModel, case: Case) -> F64:
@@ -226,7 +226,7 @@ def _decode_steps(cost: CostModel, case: Case) -> F64:
     stages = cost.decode_seconds(case.batch, contexts * case.batch)
     shape = StepShape.decode(case.batch, case.inputs)
     moved = sum(cost.transfer_seconds(stage, shape) for stage in range(cost.stages))
-    fixed = case.profile.host_seconds + cost.input_seconds(shape) + moved + cost.sampling_seconds(shape)
+    fixed = case.profile.host_seconds + moved + cost.sampling_seconds(shape)
     total: F64 = stages.sum(axis=0) + fixed
     return total
 

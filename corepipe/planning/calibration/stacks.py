@@ -20,6 +20,9 @@ NXDI_SINCE = 20
 NXDI_YEAR = 2025
 """optimum-neuron's exports through NxD Inference begin in this year."""
 
+COPIED_ONCE_SINCE = (10, 0)
+"""Before this release of SDK 2 texts' results took the host's link twice as long (neuron/profiles.py)."""
+
 FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
 """Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/profiles.py)."""
 
@@ -59,7 +62,7 @@ def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> R
         case "serving":
             return PROFILES["optimum-nxdi"]
         case _ if task in ENCODERS:
-            return PROFILES[_encoder(degrees, text(row, "instance"), kind)]
+            return PROFILES[_encoder(degrees, text(row, "instance"), sdk, kind)]
         case _:
             raise Unpredictable(
                 f"no runtime profile is known for the task {task!r:.40}; name one in `profile`", "task"
@@ -74,12 +77,16 @@ def _static(sdk: str, batch: int) -> str:
     return "optimum-tnx" if batch > 1 else "transformers-neuronx"
 
 
-def _encoder(degrees: Degrees, instance: str, kind: Kind) -> str:
+def _encoder(degrees: Degrees, instance: str, sdk: str, kind: Kind) -> str:
     """NeuronPerf kept two batches in flight on each of several cores: of texts on inf1, of images since."""
     if degrees.pipeline > 1:
         return "neuroncore-pipeline"
-    two = degrees.data > 1 and instance.startswith("inf1") is not kind.images
-    return "data-parallel-2" if two else "data-parallel"
+    on_inf1 = instance.startswith("inf1")
+    if degrees.data > 1 and on_inf1 is not kind.images:
+        return "data-parallel-2"
+    release = _release(sdk)
+    early = release is not None and release < COPIED_ONCE_SINCE
+    return "data-parallel-sdk-2.9" if early and not on_inf1 and not kind.images else "data-parallel"
 
 
 def _decoder(task: str, sdk: str) -> str:

@@ -136,6 +136,12 @@ def test_results_are_copied_to_the_host():
     assert value(ENCODER, model="bert-base") > value(ENCODER, model="bert-base", dtype="bf16")
 
 
+def test_results_took_as_long_again_before_sdk_2_10():
+    """Published of BERT, RoBERTa and DistilBERT: 128 x 768 fp32 of each text at 3.4 GB a second."""
+    early, late = (value(ENCODER, sdk=sdk, batch_size="4") for sdk in ("2.9.0", "2.10.0"))
+    assert early - late == pytest.approx(1e3 * 4 * 128 * 768 * 4 / 3.4e9)
+
+
 def test_an_image_has_as_many_tokens_as_its_model_says():
     sizes = {value(ENCODER, model="vit-base", task="vision", input_len=n) for n in ("224x224", "224", "")}
     assert len(sizes) == 1
@@ -194,8 +200,7 @@ def test_encoder_decoders_read_once_and_search_with_beams():
     assert total == pytest.approx(first + 83 * step)
     assert value(TRANSLATOR, metric="ttft", input_len="64", seq_len="128") == first
     assert value(TRANSLATOR, metric="tpot", input_len="200", seq_len="256") > step
-    sent = 4 * 128 * 2048 * 4 / 3.4e9  # four beams' source, in fp32
-    assert step > value(TRANSLATOR, metric="tpot", profile="async") + 1e3 * sent
+    assert step > 2 * value(TRANSLATOR, metric="tpot", profile="async")
 
 
 def test_a_pipeline_may_have_more_cores_than_layers():

@@ -25,6 +25,8 @@ from corepipe.planning.calibration.stacks import Kind, profile_of
         ("serving", "2.2x", 32, "optimum-nxdi"),
         ("serving-tgi", "2.18-2.19", 4, "optimum-tnx"),
         ("Encoder", "2.26.0", 4, "data-parallel"),
+        ("encoder", "2.10.0", 4, "data-parallel"),
+        ("encoder", "2.9.1", 4, "data-parallel-sdk-2.9"),
     ],
 )
 def test_task_and_release_name_the_profile(task, sdk, batch, name):
@@ -37,6 +39,7 @@ def test_encoders_on_inf1():
     assert profile_of(row, 1, Degrees(pipeline=16)).name == "neuroncore-pipeline"
     assert profile_of(row, 1, Degrees(data=4)).name == "data-parallel-2"
     assert profile_of(row, 1, Degrees()).name == "data-parallel"
+    assert profile_of({**row, "sdk": "2.9.0"}, 1, Degrees()).name == "data-parallel"
 
 
 def test_images_have_two_batches_in_flight_since_inf2():
@@ -44,6 +47,7 @@ def test_images_have_two_batches_in_flight_since_inf2():
         row = {"task": task, "instance": "inf2.xlarge"}
         assert profile_of(row, 8, Degrees(data=2), Kind(images=True)).name == "data-parallel-2"
         assert profile_of(row, 1, Degrees(), Kind(images=True)).name == "data-parallel"
+        assert profile_of({**row, "sdk": "2.9.0"}, 1, Degrees(), Kind(images=True)).name == "data-parallel"
     row = {"task": "cnn", "instance": "inf1.xlarge"}
     assert profile_of(row, 5, Degrees(data=4), Kind(images=True)).name == "data-parallel"
 
