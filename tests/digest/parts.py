@@ -2,7 +2,7 @@
 
 A part is lines of text, compressed by xz: what it is, then its entries by name: name, tab, canonical JSON.
 An entry {"as": another} is of a model that is published under two names.  Times may get a newer part, which
-is then the one that holds: times-2 after times-1.
+is then the one that holds: times-3 after times-2.
 """
 
 from __future__ import annotations

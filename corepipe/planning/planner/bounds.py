@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.memory import CoreMemory, blocks_that_fit
+from corepipe.neuron.profiles import Buckets
 from corepipe.planning.planner.space import BLOCK_SIZE, BatchLimits, Shape
 
 Floats = npt.NDArray[np.float64]
@@ -323,9 +324,16 @@ class Bounds:
 
     @cached_property
     def _decoding(self) -> Floats:
-        """[requests]: seconds from the first token of each request alone to its last."""
+        """[requests]: seconds from the first token of each request to its last, at least.
+
+        That is alone; but where contexts are padded to a bucket it is by their mean (neuron/padding.py), so
+        that a request beside the shortest ones is as fast as they are.
+        """
         prompts, answers = self._sizes.prompts, self._sizes.answers
-        until = np.concatenate([[0.0], np.cumsum(self._timed.tokens_alone(self._sizes.longest))])
+        steps = self._timed.tokens_alone(self._sizes.longest)
+        if self._timed.shape.profile.decode_buckets is not Buckets.EXACT:
+            steps[:] = steps[prompts.min()]
+        until = np.concatenate([[0.0], np.cumsum(steps)])
         seconds: Floats = until[prompts + answers - 1] - until[prompts]
         return seconds
 

@@ -13,7 +13,7 @@ import pytest
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.profiles import PROFILES, Buckets
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.demand import Demand
@@ -77,7 +77,8 @@ def test_a_request_alone_takes_what_the_bound_says(small: Architecture, shape: t
     tpot = np.percentile(Latencies.of(alone.requests).tpot, 90)
     bound = bench(small, Objectives(None, NEVER, 90.0, 1.0)).failure(chosen)
     assert bound is not None
-    assert bound.excess * NEVER == pytest.approx(tpot, rel=0.15)
+    padded = PROFILES[shape[2]].decode_buckets is Buckets.POWERS  # by a batch's mean: all as the shortest
+    assert (0.7 if padded else 0.85) * tpot <= bound.excess * NEVER <= (1.0 if padded else 1.15) * tpot
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -91,7 +91,7 @@ ONE = {"pipeline": 1, "tensor": 1, "data": 1}
 )
 def test_a_paced_server_and_a_simulation_do_the_same(options: dict[str, object]) -> None:
     engine = EngineConfig(model="bert-base", format="bf16", clock="device", **options)  # type: ignore[arg-type]
-    requests = asked(rate=900.0)
+    requests = asked(rate=1000.0)
     told, counted = served(engine, requests)
     came = [(at, tokens) for (at, _), (_, tokens) in zip(told, requests, strict=True)]
     report = simulate(SimulationConfig(engine), workload(came))
