@@ -210,7 +210,7 @@ def test_what_comes_nearest_and_the_objective_it_would_meet(
     assert outcome.tpot <= (asked.tpot or 0)
     assert (asked.ttft, asked.tpot) != (ttft, tpot)
     assert found.nearest is not None
-    # The excess is of the objective that failed first; a first token takes three times as long as another here.
+    # The excess is of the objective that failed first; a first token takes thrice as long as another here.
     assert max((asked.ttft or 0) / ttft, (asked.tpot or 0) / tpot) <= 4 * found.nearest.failure.excess
     shown = document(found, change)
     assert shown["choice"] is None
