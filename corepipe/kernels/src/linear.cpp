@@ -63,7 +63,7 @@ class LinearRun {
         kind_(op.segments[0].matrix->kind),
         kernel_(table_.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
-        panel_bytes_(int64_t{groups_} * kGroup * bytes_per_k(kind_)),
+        panel_bytes_(groups_ * storage_of(kind_).group_bytes()),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
   // On all threads, in one region: items are first the preparation of each block of rows, then a part of the

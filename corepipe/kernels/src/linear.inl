@@ -83,10 +83,15 @@ CP_INLINE QuantizedGroup quantize_group(const float* x) {
   return group;
 }
 
-// What makes up for the weights' offset of 128, modulo 2^32: of a NaN the q are any integers.
-CP_INLINE int32_t correction_of(const QuantizedGroup& group) {
-  return (int32_t)(-128u * (uint32_t)reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3])));
+// The sum of one of as many equal parts of a group, modulo 2^32: of a NaN the q are any integers.
+template <int kParts>
+CP_INLINE int32_t sum_of(const QuantizedGroup& group, int part) {
+  if (kParts == 1) return reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3]));
+  return reduce_add(group.q[2 * part] + group.q[2 * part + 1]);
 }
+
+// What makes up for the offset of int8 weights.
+CP_INLINE int32_t correction_of(int32_t sum) { return (int32_t)(-128u * (uint32_t)sum); }
 
 // Puts one row's group among the `rows` of a block's group; the layout is the ISA's.
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group);

@@ -2,7 +2,7 @@
 // panel of 32 columns keeps its accumulators in registers; each output has one chain over k.
 #pragma once
 
-#include "linear.inl"
+#include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -108,19 +108,24 @@ CP_INLINE void store_pairs(int16_t* to, i32x16 q) {
 }
 
 static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  const int32_t correction = correction_of(from);
+  const int32_t correction = correction_of(sum_of<1>(from, 0));
   memcpy(group + 4 * row, &correction, 4);
   memcpy(group + 4 * (rows + row), &from.scale, 4);
   int16_t* pairs = (int16_t*)(group + 8 * rows) + kGroup * row;
   for (int i = 0; i < 4; ++i) store_pairs(pairs + kLanes * i, from.q[i]);
 }
 
-// acc [R][C] = the products of one group with C halves of a panel from w on, corrected.
+// acc [R][C] = the words at x, one for each row.
 template <int R, int C>
-CP_INLINE void multiply_group(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* x, Fetch& ahead, int step) {
+CP_INLINE void start_from(i32x16 (&acc)[R][C], const uint8_t* x) {
   unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_word(x + 4 * (i.value / C)); });
-  const uint8_t* q = x + 8 * R;
-  for (int i = 0; i < kGroup / 4; ++i, w += kInt8StepBytes, q += 8) {
+}
+
+// acc [R][C] += the products of `count` of k with C halves of a panel from w on.
+template <int R, int C>
+CP_INLINE void add_group_products(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead,
+                                  int step) {
+  for (int i = 0; i < count / 4; ++i, w += kInt8StepBytes, q += 8) {
     fetch(ahead, step, 64 * C);
     unrolled<2>([&](auto odd) CP_LAMBDA {
       i32x16 weights[C];
@@ -139,7 +144,8 @@ static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, floa
   unrolled<R * C>([&](auto i) CP_LAMBDA { store(out + kPanel * (i.value / C) + kLanes * (i.value % C), zero()); });
   for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
     i32x16 acc[R][C];
-    multiply_group<R, C>(acc, w, x, ahead, step);
+    start_from(acc, x);
+    add_group_products(acc, w, x + 8 * R, kGroup, ahead, step);
     unrolled<R * C>([&](auto i) CP_LAMBDA {
       constexpr int r = i.value / C, c = i.value % C;
       const f32x16 scale = as_f32(broadcast_word(x + 4 * (R + r)));
@@ -255,6 +261,14 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
   Product<R>::run((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
 }
 
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe
+
+#include "linear_int4_generic.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
 constexpr LinearTable kLinear = {
     {
         {{kInt8BlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product, kInt8BlockRows>,
@@ -262,6 +276,12 @@ constexpr LinearTable kLinear = {
         {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
         {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
         {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
+        int4_kernels<32, Offsets::none>(),
+        int4_kernels<32, Offsets::zeros>(),
+        int4_kernels<32, Offsets::minima>(),
+        int4_kernels<64, Offsets::none>(),
+        int4_kernels<64, Offsets::zeros>(),
+        int4_kernels<64, Offsets::minima>(),
     },
     {56, 56, 14, 7},  // measured on Zen 4, as the next
     4,

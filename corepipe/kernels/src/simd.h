@@ -7,6 +7,8 @@
 // linker keeps one copy of those, and it might be one this CPU can't run.
 #pragma once
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -222,6 +224,17 @@ CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   return r;
 }
 
+// a * b + c, rounded once everywhere: for results whose bits are the same on every ISA.
+CP_INLINE f32x16 fma_once(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+  return fma(a, b, c);
+#else
+  f32x16 r;
+  CP_PARTS(for (int i = 0; i < kNativeLanes; ++i) r.v[p][i] = fmaf(a.v[p][i], b.v[p][i], c.v[p][i]));
+  return r;
+#endif
+}
+
 // The second operand where either is NaN, as maxps.
 CP_INLINE f32x16 max(f32x16 a, f32x16 b) {
   f32x16 r;
@@ -357,6 +370,24 @@ CP_INLINE void store_bf16(uint16_t* x, f32x16 a) {
   typedef uint16_t Half __attribute__((vector_size(kNativeBytes / 2)));
   CP_PARTS(const Half half = __builtin_convertvector((NativeU)a.v[p] >> 16, Half);
            memcpy(x + p * kNativeLanes, &half, sizeof half));
+#endif
+}
+
+// ---- fp16
+
+// Sixteen stored finite fp16 values.
+CP_INLINE f32x16 load_fp16(const uint16_t* x) {
+#if defined(__AVX512F__)
+  f32x16 r;
+  r.v[0] = (NativeF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+  return r;
+#else
+  // Exponent and mantissa in place, times what the exponents' biases differ by: exact, also below 2^-14.
+  const i32x16 bits = as_i32(load_bf16(x));
+  i32x16 magnitude;
+  CP_PARTS(magnitude.v[p] = (bits.v[p] & 0x7fffffff) >> 3);
+  const f32x16 value = as_f32(magnitude) * broadcast(5.192296858534828e33f);  // 2^112
+  return as_f32(as_i32(value) | (bits & broadcast_i32((int32_t)0x80000000u)));
 #endif
 }
 
