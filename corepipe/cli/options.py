@@ -17,6 +17,7 @@ BATCHING = "Batching"
 class Dtype(StrEnum):
     INT8 = "int8"
     INT8_WEIGHTS = "int8-weights"
+    INT4_WEIGHTS = "int4-weights"
     BF16 = "bf16"
     FP32 = "fp32"
 
@@ -24,6 +25,7 @@ class Dtype(StrEnum):
 class TimedDtype(StrEnum):
     INT8 = "int8"
     INT8_WEIGHTS = "int8-weights"
+    INT4_WEIGHTS = "int4-weights"
     BF16 = "bf16"
     FP32 = "fp32"
     FP8 = "fp8"
@@ -277,14 +279,19 @@ MaxQueueSeconds = Annotated[
 
 Format = Annotated[
     Dtype,
-    _option("--dtype", help="int8: INT8 weights and activations; int8-weights: bf16 compute.", panel=MODEL),
+    _option(
+        "--dtype",
+        help="int8: INT8 weights and activations; int8-weights: bf16 compute; int4-weights: weights of four "
+        "bits, INT8 activations.",
+        panel=MODEL,
+    ),
 ]
 TimedFormat = Annotated[
     TimedDtype,
     _option(
         "--dtype",
-        help="int8: INT8 weights and activations; int8-weights: bf16 compute; fp8, mxfp8, mxfp4: of devices "
-        "alone.",
+        help="int8: INT8 weights and activations; int8-weights: bf16 compute; int4-weights: weights of four "
+        "bits, INT8 activations; fp8, mxfp8, mxfp4: of devices alone.",
         panel=MODEL,
     ),
 ]

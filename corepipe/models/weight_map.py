@@ -20,6 +20,8 @@ from corepipe.errors import UserError
 from corepipe.models.checkpoints.checkpoint import Checkpoint, missing
 from corepipe.models.vision.positions import interpolated, is_grid
 from corepipe.neuron.graph import Graph, HeadLayout, WeightSpec
+from corepipe.neuron.int4 import Int4, Int8, Stored
+from corepipe.neuron.numerics import quantize_weight
 
 F32 = npt.NDArray[np.float32]
 
@@ -183,6 +185,11 @@ class MappedCheckpoint:
         """How the files have the weights, for people; None where they are plain."""
         return self._stored.stored_as
 
+    @property
+    def four_bits_as(self) -> str | None:
+        """Which of that formats of four bits keep as it is."""
+        return self._stored.four_bits_as
+
     def names(self) -> Iterable[str]:
         """Of the tensors as they are stored."""
         return self._names
@@ -192,14 +199,22 @@ class MappedCheckpoint:
         if (stacked := self._stacked(name)) is not None:
             return stacked[1].made([self._stored.read(part) for part in self._tensors_of(name, *stacked)])
         source = self._source(name)
-        values = self._stored.read(self._present(source))
-        if source.transposed:
-            values = values.T
-        if source.part is not None:
-            values = values[source.part.rows]
-        if source.less_one:
-            values = values + np.float32(1)
-        return np.ascontiguousarray(values)
+        return _mapped(source, self._stored.read(self._present(source)))
+
+    def stored(self, name: str) -> Stored:
+        """A matrix as four-bit formats keep it; see `Checkpoint.stored`.  Raises as `read`."""
+        source = self._source(name)
+        weight = self._stored.stored(self._present(source))
+        if isinstance(weight, np.ndarray):
+            return _mapped(source, weight)
+        if source.transposed:  # its scales lie along the other axis
+            return Int8(*quantize_weight(self.read(name)))
+        rows = None if source.part is None else source.part.rows
+        if rows is None:
+            return weight
+        if isinstance(weight, Int4):
+            return weight.rows(rows)
+        return Int8(np.ascontiguousarray(weight.values[rows]), np.ascontiguousarray(weight.scale[rows]))
 
     def check(self, graph: Graph) -> None:
         """Compares every weight of `graph` with the headers, before anything is read.
@@ -286,6 +301,17 @@ class MappedCheckpoint:
         if source.tensor not in self._names:
             raise missing(self.path, source.tensor)
         return source.tensor
+
+
+def _mapped(source: _Source, values: F32) -> F32:
+    """What a tensor's values are to the graph."""
+    if source.transposed:
+        values = values.T
+    if source.part is not None:
+        values = values[source.part.rows]
+    if source.less_one:
+        values = values + np.float32(1)
+    return np.ascontiguousarray(values)
 
 
 def _ends(module: str, end: str) -> bool:

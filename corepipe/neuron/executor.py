@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
-from corepipe.kernels.packing import PANEL
+from corepipe.kernels.packing import PANEL, Kind
+from corepipe.neuron import packed_int4
 from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.lowering import (
     FusedAttention,
@@ -25,7 +26,7 @@ from corepipe.neuron.lowering import (
     assign_buffers,
     lower,
 )
-from corepipe.neuron.numerics import F32, distance_buckets, rope_tables
+from corepipe.neuron.numerics import F32, distance_buckets, quantize_weight, rope_tables
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
 from corepipe.neuron.program import (
     AxisShard,
@@ -63,7 +64,7 @@ class NativeCore:
         self._weights = weights
         self._group = group
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
-        steps = lower(program.ops)
+        steps = lower(program.ops, lambda spec: weights[spec.name].kind)
         widths, self._buffers = assign_buffers(steps)
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
@@ -194,11 +195,27 @@ def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _
         matrix: _native.Matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
         whole = (n_axis.width, k_axis.width) == (n, k)
         return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
-    dense = packing.unpack(tensor.kind, tensor.data, n, k)
-    data = packing.pack(tensor.kind, cut(dense, (n_axis, k_axis)))
-    scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
-    part: _native.Matrix = native().Matrix(tensor.kind, data, scale, n_axis.width, k_axis.width)
+    kind, data, scale = _cut_copy(tensor, n_axis, k_axis)
+    part: _native.Matrix = native().Matrix(kind, data, scale, n_axis.width, k_axis.width)
     return part
+
+
+def _cut_copy(
+    tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard
+) -> tuple[Kind, npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """A part that is packed anew: of four bits in int8 where it cuts through a group."""
+    n, k = tensor.shape
+    for kind in packing.INT4_KINDS:
+        if kind == tensor.kind:
+            whole = packed_int4.unpack(kind, tensor.data, n, k)
+            part = whole.part(n_axis.indices(n), k_axis.indices(k))
+            if part is not None:
+                return kind, packed_int4.pack(part), None
+            values, own = quantize_weight(cut(whole.dense(), (n_axis, k_axis)))
+            return "int8", packing.pack("int8", values), own
+    dense = packing.unpack(tensor.kind, tensor.data, n, k)
+    scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
+    return tensor.kind, packing.pack(tensor.kind, cut(dense, (n_axis, k_axis))), scale
 
 
 def _aligned(axis: AxisShard, size: int, step: int) -> bool:

@@ -36,6 +36,10 @@ class AxisShard:
     def contiguous(self) -> bool:
         return len(self.ranges) == 1 and self.ranges[0][0] != PAD
 
+    def indices(self, size: int) -> npt.NDArray[np.intp]:
+        """Of `size` elements those that it holds; -1 for padding."""
+        return np.asarray(cut(np.arange(1, size + 1), (self,)) - 1, np.intp)
+
 
 def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
     """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from corepipe.neuron import numerics
 from corepipe.neuron.collectives import Links
 from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored
 from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.ops import AllReduce
 from corepipe.neuron.program import (
@@ -32,8 +33,8 @@ from corepipe.neuron.program import (
     of_heads,
 )
 
-ReadTensor = Callable[[str], F32]
-"""The whole weight of a WeightSpec's name, fp32; `read_tied` finds those that share a tensor."""
+ReadTensor = Callable[[str], Stored]
+"""The whole weight of a WeightSpec's name; `read_tied` finds those that share a tensor."""
 
 Sample = Callable[[F32, SamplingBatch, I32 | None], StepOutput]
 """Draws tokens from logits [R, V], of masked rows by their masks; its `seconds` are replaced."""
@@ -44,19 +45,32 @@ def read_tied(graph: Graph, read: ReadTensor) -> ReadTensor:
     return lambda name: read(graph.tied.get(name, name))
 
 
-def bind_weight(shard: WeightShard, fmt: Format, weight: F32) -> Matrix:
+def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int4:
     """What a core stores of one weight, in its number format."""
     spec = shard.spec
-    if weight.shape != spec.shape:
-        raise ValueError(f"{spec.name} has shape {weight.shape}, not {spec.shape}")
-    if spec.role is WeightRole.MATRIX and fmt.weights is DType.INT8:
-        quantized, scale = numerics.quantize_weight(weight)
-        own = _cut(quantized.astype(np.float32), shard)
-        return Matrix(own, np.asarray(cut(scale, shard.axes[:1]), np.float32))
+    weight = as_stored(spec, fmt, weight)
+    shape = weight.shape if isinstance(weight, np.ndarray) else weight.values.shape
+    if shape != spec.shape:
+        raise ValueError(f"{spec.name} has shape {shape}, not {spec.shape}")
+    if isinstance(weight, Int4):
+        return _four_bits(shard, weight)
+    if isinstance(weight, Int8):
+        own = _cut(weight.values.astype(np.float32), shard)
+        return Matrix(own, np.asarray(cut(weight.scale, shard.axes[:1]), np.float32))
     if spec.role is WeightRole.VECTOR:
         return Matrix(_cut(weight, shard))
     dtype = fmt.weights if spec.role is WeightRole.MATRIX else fmt.compute
     return Matrix(numerics.round_to(_cut(weight, shard), dtype))
+
+
+def _four_bits(shard: WeightShard, weight: Int4) -> Matrix | Int4:
+    """A part in int8 where it cuts through a group."""
+    rows, columns = (axis.indices(size) for axis, size in zip(shard.axes, shard.spec.shape, strict=True))
+    part = weight.part(rows, columns)
+    if part is not None:
+        return part
+    values, scale = numerics.quantize_weight(_cut(weight.dense(), shard))
+    return Matrix(values.astype(np.float32), scale)
 
 
 def _cut(weight: F32, shard: WeightShard) -> F32:
@@ -97,9 +111,9 @@ class _Run:
         return self.values[value.id]
 
     def weight(self, spec: WeightSpec) -> F32:
-        return self.core.weights[spec.name].values
+        return np.asarray(self.core.weights[spec.name].values, np.float32)
 
-    def matrix(self, spec: WeightSpec) -> Matrix:
+    def matrix(self, spec: WeightSpec) -> Matrix | Int4:
         return self.core.weights[spec.name]
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:

@@ -27,9 +27,9 @@ import numpy.typing as npt
 from corepipe.errors import DISK_FULL, UserError, check_room, no_room
 from corepipe.kernels import packing
 from corepipe.kernels.packing import Kind
-from corepipe.neuron import huge_pages, packed_index
+from corepipe.neuron import huge_pages, packed_index, packed_int4
 from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
-from corepipe.neuron.numerics import quantize_weight
+from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT, Entry, Index, Part
 
 LAYOUT_VERSION = 3
@@ -38,7 +38,7 @@ PARTIAL = ".packing-"
 SHARED_MODE = 0o644
 """Other users' processes map the same file; temporary files are their maker's alone."""
 
-ReadTensor = Callable[[str], npt.NDArray[np.float32]]
+ReadTensor = Callable[[str], Stored]
 Progress = Callable[[str, float], None]
 
 
@@ -49,6 +49,9 @@ class Checkpoint(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, name: str) -> npt.NDArray[np.float32]: ...
+
+    def stored(self, name: str) -> Stored:
+        """A matrix on the grid of integers that it is on, if that is of four bits; in int8 from any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,13 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
 
 def _room(graph: Graph) -> int:
     """Bytes of the file of packed weights."""
-    sizes = (size for spec in graph.weights() for size in packed_index.expected(spec, graph.format)[1:])
-    return ALIGNMENT + sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in sizes)
+    ways = (packed_index.expected(spec, graph.format) for spec in graph.weights())
+    return ALIGNMENT + sum(max(map(_room_of, way)) for way in ways)
+
+
+def _room_of(stored: tuple[Kind, int, int]) -> int:
+    """Of a weight that is stored so: data and scale."""
+    return sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in stored[1:])
 
 
 def _partial_file(folder: Path) -> IO[bytes]:
@@ -200,7 +208,7 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
     file.seek(ALIGNMENT)
     for i, spec in enumerate(specs):
         progress("packing weights", i / len(specs))
-        tensor = pack(spec, graph.format, checkpoint.read(graph.tied.get(spec.name, spec.name)))
+        tensor = pack(spec, graph.format, _read(checkpoint, graph, spec))
         data = _append(file, tensor.data)
         scale = None if tensor.scale is None else _append(file, tensor.scale)
         crc = _crc(part for part in (tensor.data, tensor.scale) if part is not None)
@@ -214,6 +222,18 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
     file.write(head)
 
 
+def _read(checkpoint: Checkpoint, graph: Graph, spec: WeightSpec) -> Stored:
+    name = graph.tied.get(spec.name, spec.name)
+    by_grid = graph.format.weights is DType.INT4 and spec.role is WeightRole.MATRIX
+    return checkpoint.stored(name) if by_grid else checkpoint.read(name)
+
+
+def reader(graph: Graph, checkpoint: Checkpoint) -> ReadTensor:
+    """What a checkpoint has for each weight of `graph`, by the weight's name."""
+    specs = {spec.name: spec for spec in graph.weights()}
+    return lambda name: _read(checkpoint, graph, specs[name])
+
+
 def _append(file: IO[bytes], data: npt.NDArray[Any]) -> Part:
     """Writes at the end, aligned."""
     offset = -(-file.seek(0, os.SEEK_END) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
@@ -223,16 +243,18 @@ def _append(file: IO[bytes], data: npt.NDArray[Any]) -> Part:
     return Part(offset, data.nbytes)
 
 
-def pack(spec: WeightSpec, format: Format, weight: npt.NDArray[np.float32]) -> PackedTensor:  # noqa: A002
+def pack(spec: WeightSpec, format: Format, weight: Stored) -> PackedTensor:  # noqa: A002
     """Converts and lays out one weight ([N, K] for a matrix) as the kernels of `format` want it."""
-    kind, _, _ = packed_index.expected(spec, format)
+    weight = as_stored(spec, format, weight)
+    if isinstance(weight, Int4):
+        return PackedTensor(packed_int4.kind_of(weight), spec.shape, packed_int4.pack(weight), None)
+    kind: Kind = packed_index.expected(spec, format)[0][0]
+    if isinstance(weight, Int8):
+        return PackedTensor(kind, spec.shape, packing.pack(kind, weight.values), weight.scale)
     if spec.role is not WeightRole.MATRIX:
         rows = weight.astype(np.float32) if kind == "fp32" else packing.to_bf16(weight)
         return PackedTensor(kind, spec.shape, _as_bytes(rows), None)
-    if format.weights is not DType.INT8:
-        return PackedTensor(kind, spec.shape, packing.pack(kind, weight), None)
-    quantized, scale = quantize_weight(weight)
-    return PackedTensor(kind, spec.shape, packing.pack(kind, quantized), scale)
+    return PackedTensor(kind, spec.shape, packing.pack(kind, weight), None)
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from corepipe.serving.keys import digest_of
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
-FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "fp8", "mxfp8", "mxfp4"]
+FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "int4-weights", "fp8", "mxfp8", "mxfp4"]
 """The last three are timed, and computed by devices alone: who serves in them is refused."""
 TaskName = Literal["auto", "generate", "embed", "classify", "score"]
 """What is made of texts; auto: what the model was made for."""

@@ -33,7 +33,13 @@ PROMPTS = [Chunk(0, 0, 9), Chunk(3, 0, 4), Chunk(1, 0, 1)]
 GOES_ON = [Chunk(1, 1, 7), Chunk(0, 9, 1), Chunk(3, 4, 30)]
 
 BF16_ULP = 2.0**-7
-BOUND = {"fp32": 128 * 2.0**-23, "bf16": 4 * BF16_ULP, "int8-weights": 4 * BF16_ULP, "int8": 8 / 127}
+BOUND = {
+    "fp32": 128 * 2.0**-23,
+    "bf16": 4 * BF16_ULP,
+    "int8-weights": 4 * BF16_ULP,
+    "int8": 8 / 127,
+    "int4-weights": 8 / 127,
+}
 """Largest difference of a logit, relative to the largest of its row.
 
 Both add in fp32, in another order, so their sums differ in the last bits.  In fp32 that is all: 24 units

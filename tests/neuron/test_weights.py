@@ -51,6 +51,9 @@ class Tensors:
         self.reads += 1
         return self.source(name)
 
+    def stored(self, name: str) -> np.ndarray:
+        return self.read(name)
+
 
 def equal(a: PackedTensor, b: PackedTensor) -> bool:
     scales = a.scale is b.scale is None or np.array_equal(a.scale, b.scale)
@@ -90,7 +93,7 @@ def test_the_second_start_reads_nothing(tmp_path):
 def test_other_content_or_format_is_another_file(tmp_path):
     graph = build(FEATURES)
     first, other = read_weights(graph), read_weights(graph, seed=1)
-    formats = [build(FEATURES, fmt) for fmt in ("fp32", "int8", "int8-weights")]
+    formats = [build(FEATURES, fmt) for fmt in ("fp32", "int8", "int8-weights", "int4-weights")]
     packed = [
         packed_weights(graph, Tensors(first), tmp_path),
         packed_weights(graph, Tensors(other, "second"), tmp_path),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
+from corepipe.neuron.int4 import Stored
 
 BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bf16."""
@@ -21,7 +22,8 @@ class Checkpoint(Protocol):
     """Named tensors on disk, read one at a time.
 
     `fingerprint` changes when the weights do; it is the key of caches made from them.  `stored_as` says how
-    they are quantised, for people; None where they are not.
+    they are quantised, for people, and `four_bits_as` which of that formats of four bits keep as it is; None
+    where there is none.
     """
 
     @property
@@ -32,6 +34,9 @@ class Checkpoint(Protocol):
 
     @property
     def stored_as(self) -> str | None: ...
+
+    @property
+    def four_bits_as(self) -> str | None: ...
 
     def names(self) -> Iterable[str]:
         """Hugging Face names of all tensors."""
@@ -44,6 +49,10 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """A fresh fp32 C-contiguous copy; raises UserError for missing tensors and broken files."""
+
+    def stored(self, name: str) -> Stored:
+        """A matrix as four-bit formats keep it: on its own grid where that has four bits, in int8 where it is
+        on another one, else as `read` gives it."""
 
 
 def missing(path: Path, name: str) -> UserError:

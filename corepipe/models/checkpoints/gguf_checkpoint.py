@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,10 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import fingerprint, missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
+from corepipe.neuron.int4 import Int8, Stored
+from corepipe.neuron.numerics import quantize_weight
+
+_Any = TypeVar("_Any", bound=np.generic)
 
 PLAIN = {"F32", "F16", "BF16"}
 
@@ -56,11 +61,28 @@ class GgufCheckpoint:
             values -= np.float32(1)
         return np.ascontiguousarray(values.T) if self._is_transposed(ours) else values
 
+    def stored(self, name: str) -> Stored:
+        ours = self._name(name)
+        if self._file.tensors[ours].type.name in PLAIN:
+            return self.read(name)
+        if not self._file.is_four_bits(ours) or self._is_transposed(ours):
+            return Int8(*quantize_weight(self.read(name)))
+        weight, stem = self._file.read_int4(ours), _stem(ours)
+        if self._family.interleaved and stem in self._heads:
+            return weight.rows(_separate_halves(np.arange(len(weight.values)), self._heads[stem]))
+        return weight
+
     @property
     def stored_as(self) -> str | None:
         """The block types of the weights, for people; None where there are none."""
         types = {self._file.tensors[name].type.name for name in self._names.values()}
         return ", ".join(sorted(types - PLAIN)) or None
+
+    @property
+    def four_bits_as(self) -> str | None:
+        names = self._names.values()
+        kept = (name for name in names if self._file.is_four_bits(name) and not self._is_transposed(name))
+        return ", ".join(sorted({self._file.tensors[name].type.name for name in kept})) or None
 
     def _is_transposed(self, name: str) -> bool:
         return _stem(name) in self._family.transposed and name.endswith(".weight")
@@ -87,7 +109,7 @@ def _stem(name: str) -> str:
     return name.split(".")[-2]
 
 
-def _separate_halves(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def _separate_halves(values: npt.NDArray[_Any], heads: int) -> npt.NDArray[_Any]:
     """Rows (x0, y0, x1, y1, ...) of each head back to (x0, x1, ..., y0, y1, ...)."""
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.models.checkpoints.checkpoint import Checkpoint
+from corepipe.neuron.int4 import Stored
 
 
 class JoinedCheckpoint:
@@ -32,6 +33,10 @@ class JoinedCheckpoint:
     def stored_as(self) -> str | None:
         return self._own.stored_as
 
+    @property
+    def four_bits_as(self) -> str | None:
+        return self._own.four_bits_as
+
     def names(self) -> Iterator[str]:
         yield from self._own.names()
         for part, checkpoint in self._parts.items():
@@ -50,6 +55,10 @@ class JoinedCheckpoint:
         """A fresh fp32 copy; raises UserError for missing tensors and broken files."""
         checkpoint, inner = self._of(name)
         return checkpoint.read(inner)
+
+    def stored(self, name: str) -> Stored:
+        checkpoint, inner = self._of(name)
+        return checkpoint.stored(inner)
 
     def _of(self, name: str) -> tuple[Checkpoint, str]:
         part, _, inner = name.partition(".")

@@ -15,6 +15,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import finite
 from corepipe.models.checkpoints.quantization import Quantization, WeightScheme
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
+from corepipe.neuron.int4 import GROUPS, Int4, Int8, Stored, in_groups
+from corepipe.neuron.numerics import quantize_weight
 
 F32 = npt.NDArray[np.float32]
 
@@ -27,6 +29,8 @@ SCALES = ("weight_scale_inv", "weight_scale")
 PACKED, SHAPE, ZERO_POINT, ORDER = "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"
 PARTS = (PACKED, SHAPE, ZERO_POINT, ORDER, *SCALES, "input_scale", "input_zero_point", "output_scale")
 """What belongs to a quantised weight, by the end of its name."""
+FOUR = 4
+"""Bits."""
 MOST = 1 << 31
 """Rows or columns of a weight."""
 
@@ -102,6 +106,28 @@ class QuantizedCheckpoint:
             with np.errstate(all="ignore"):  # a damaged scale overflows, which is looked for below
                 piece *= scales.scales(start, end)
         return finite(values, self.file(name), name)
+
+    def stored(self, name: str) -> Stored:
+        """Integers of four bits in groups as they are, or others in int8."""
+        if name not in self._weights:
+            return self._plain.read(name)
+        weight = self._weights[name]
+        direct = self._four_bits(weight) if _is_direct(weight.scheme) else None
+        return Int8(*quantize_weight(self.read(name))) if direct is None else direct
+
+    @property
+    def four_bits_as(self) -> str | None:
+        schemes = {weight.scheme for weight in self._weights.values() if _is_direct(weight.scheme)}
+        return ", ".join(sorted(map(str, schemes))) or None
+
+    def _four_bits(self, weight: QuantizedWeight) -> Int4 | None:
+        """Numbers are kept above the least: -8."""
+        rows, columns = weight.shape
+        numbers = np.empty(weight.shape, np.float32)
+        self._numbers(weight, 0, rows, numbers)
+        scales = _Scales(self._plain, weight)
+        zero = None if scales.zero_grid is None else scales.zero_grid + 8
+        return in_groups((numbers + 8).astype(np.uint8), scales.grid, zero, weight.scheme.size[1] or columns)
 
     def _numbers(self, weight: QuantizedWeight, start: int, end: int, out: F32) -> None:
         """The rows as they are stored: fp8, or integers without a zero point."""
@@ -184,6 +210,15 @@ class _Scales:
             self._zero_points = _zero_points(plain, weight.zero_point, weight.scheme.bits, grid)
         self._group = None if weight.order is None else self._groups_of_columns(plain, weight.order)
 
+    @property
+    def grid(self) -> F32:
+        """The scales as they are: one a group."""
+        return self._scales
+
+    @property
+    def zero_grid(self) -> F32 | None:
+        return self._zero_points
+
     def scales(self, start: int, end: int) -> F32:
         return self._spread(self._scales, start, end)
 
@@ -221,6 +256,12 @@ def _zero_points(plain: SafetensorsCheckpoint, name: str, bits: int, grid: tuple
     if plain.dtype(name) == "I32":
         stored = _unpack(stored.reshape(-1, grid[1]).T, bits, grid[0]).T
     return np.ascontiguousarray(stored, np.float32).reshape(grid)
+
+
+def _is_direct(scheme: WeightScheme) -> bool:
+    """Whether kernels of four bits may take the integers as they are."""
+    whole = scheme.strategy == "channel" or (scheme.strategy == "group" and scheme.size[1] % GROUPS[0] == 0)
+    return scheme.kind == "int" and scheme.bits == FOUR and whole and not scheme.ordered
 
 
 def _is_quantised(plain: SafetensorsCheckpoint, name: str) -> bool:

@@ -21,6 +21,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
 from corepipe.models.checkpoints.files import regular_size, unreadable
 from corepipe.models.config import read_json
+from corepipe.neuron.int4 import Stored
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
@@ -61,6 +62,7 @@ class SafetensorsCheckpoint:
     """A directory with model.safetensors(.index.json), or a single .safetensors file."""
 
     stored_as = None
+    four_bits_as = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,6 +124,9 @@ class SafetensorsCheckpoint:
         data = read_array(entry.file, DTYPES[entry.dtype][0], math.prod(entry.shape), entry.offset, name)
         wide = widen_bf16(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
         return finite(wide, entry.file, name).reshape(entry.shape)
+
+    def stored(self, name: str) -> Stored:
+        return self.read(name)
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._entries:

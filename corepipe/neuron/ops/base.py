@@ -26,6 +26,7 @@ from corepipe.neuron.graph import (
     WeightSpec,
     weight_bytes,
 )
+from corepipe.neuron.int4 import Int4
 from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.rates import CoreRates
@@ -75,7 +76,7 @@ class TwinContext(HasHeads, Protocol):
     def weight(self, spec: WeightSpec) -> F32:
         """The core's part of a vector or a table."""
 
-    def matrix(self, spec: WeightSpec) -> Matrix:
+    def matrix(self, spec: WeightSpec) -> Matrix | Int4:
         """The core's part of a matrix, as it is stored."""
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
