@@ -23,11 +23,11 @@ from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Format, Graph
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.ops import Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import SamplingBatch, StepInputs
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.serving.engine.sampling import LogitRows, pack_scalars
 from corepipe.serving.messages import Sampling
 
@@ -43,9 +43,10 @@ class Demand:
     nbytes: float
 
     @classmethod
-    def of(cls, graph: Graph, fmt: Format) -> Demand:
-        *layers, head = [op.x.width * op.out.width for op in graph.ops if isinstance(op, Linear)]
-        return cls(2 * sum(layers), 2 * head, (sum(layers) + head) * fmt.weights.bytes)
+    def of(cls, graph: Graph, weights: PackedWeights) -> Demand:
+        linears = [op for op in graph.ops if isinstance(op, Linear)]
+        *layers, head = [op.x.width * op.out.width for op in linears]
+        return cls(2 * sum(layers), 2 * head, sum(weights[op.weight.name].data.nbytes for op in linears))
 
     def seconds(self, limits: Limits, rows: int, wanted: int) -> float:
         """The least that a step can take: the weights are read, or the operations done."""
@@ -104,7 +105,7 @@ def main() -> None:
     pool = native().Pool(args.threads)
     cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
     executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
-    demand = Demand.of(graph, FORMATS[args.format])
+    demand = Demand.of(graph, weights)
     results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
