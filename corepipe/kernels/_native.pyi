@@ -15,7 +15,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 def isas() -> list[str]:
-    """Paths this build and this CPU can run, best first, of "amx", "avx512", "avx2", "portable"."""
+    """Tables of docs/kernels.md that this build and this CPU can run, best first."""
 
 def isa() -> str:
     """The path in use: COREPIPE_ISA, or the best."""

@@ -21,6 +21,63 @@ constexpr int kTileRows = 2, kTileVecs = 2;
 // kPasses.  Up to kRows rows meet a block together, in tiles of kHeight rows and kVecs vectors, and its values in whole
 // runs of kGrain keys.
 
+#if defined(__AVX512F__)
+// bf16 by two multiply-adds, in the order that Order says.  One after the other, as both operands of so many sums would
+// find no free registers.  Factors are bf16 numbers as fp32.
+template <class Order>
+struct FmaBf16Cache {
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
+  typedef uint16_t Element;
+  typedef float Factor;
+  static constexpr bool kTiled = false;
+  static constexpr int kDepth = 2, kPasses = 2, kRows = kTileRows, kGrain = kDepth;
+  typedef f32x16 Lanes;
+  template <int kPass>
+  CP_INLINE Lanes load_lanes(const char* x) {
+    const __m512i pairs = _mm512_loadu_si512(x);
+    const __m512i odd = _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u));
+    return {{(NativeF)(Order::element(kPass) == 1 ? odd : _mm512_slli_epi32(pairs, 16))}};
+  }
+  template <int kPass>
+  CP_INLINE Lanes spread(const float* pair) {
+    return broadcast(pair[Order::element(kPass)]);
+  }
+  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) { sum = fma(a, b, sum); }
+  typedef typename Order::Steps Steps;
+  CP_INLINE void pin(f32x16& sum) { __asm__ volatile("" : "+v"(sum.v[0])); }
+  CP_INLINE void store_row(uint16_t* out, f32x16 x) { store_bf16(out, round_bf16(x)); }
+  CP_INLINE void store_row(float* out, f32x16 x) { store(out, round_bf16(x)); }
+};
+
+// The bits of a cache whose pairs are widened: in order of k.
+struct EvenFirst {
+  static constexpr int element(int pass) { return pass; }
+  struct Steps {};
+};
+
+// The bits of Intel's vdpbf16ps, in half of its time there: the odd elements first, then the even ones, and subnormal
+// numbers are 0 while there are Steps.
+struct IntelDotOrder {
+  static constexpr int element(int pass) { return 1 - pass; }
+  class Steps {
+   public:
+    Steps() : before_(_mm_getcsr()) {
+      constexpr unsigned kDenormalsAreZero = 0x40, kFlushToZero = 0x8000;
+      _mm_setcsr(before_ | kDenormalsAreZero | kFlushToZero);
+    }
+    ~Steps() { _mm_setcsr(before_); }
+    Steps(const Steps&) = delete;
+    Steps& operator=(const Steps&) = delete;
+
+   private:
+    const unsigned before_;
+  };
+};
+#endif
+
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+typedef FmaBf16Cache<EvenFirst> Bf16Cache;
+#else
 struct Bf16Cache {
   typedef uint16_t Element, Factor;
   static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
@@ -88,6 +145,7 @@ struct Bf16Cache {
 #endif
   }
 };
+#endif
 
 struct Fp32Cache {
   typedef float Element, Factor;
@@ -120,46 +178,6 @@ struct WideBf16Cache : Fp32Cache {
   static constexpr int kHeight = 6, kVecs = 1, kRows = kHeight;
   CP_INLINE void store_row(float* out, f32x16 x) { store(out, round_bf16(x)); }
 };
-
-#if defined(__AVX512BF16__)
-// The bits of Intel's vdpbf16ps by two multiply-adds, which take half its time there: the odd elements first, then the
-// even ones, and subnormal numbers are 0 while there are Steps.  Factors are bf16 numbers as fp32.
-struct FmaBf16Cache {
-  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
-  typedef uint16_t Element;
-  typedef float Factor;
-  static constexpr bool kTiled = false;
-  static constexpr int kDepth = 2, kPasses = 2, kRows = kTileRows, kGrain = kDepth;
-  typedef f32x16 Lanes;
-  template <int kPass>
-  CP_INLINE Lanes load_lanes(const char* x) {
-    const __m512i pairs = _mm512_loadu_si512(x);
-    const __m512i odd = _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u));
-    return {{(NativeF)(kPass == 0 ? odd : _mm512_slli_epi32(pairs, 16))}};
-  }
-  template <int kPass>
-  CP_INLINE Lanes spread(const float* pair) {
-    return broadcast(pair[1 - kPass]);
-  }
-  CP_INLINE void step(f32x16& sum, Lanes a, Lanes b) { sum = fma(a, b, sum); }
-  class Steps {
-   public:
-    Steps() : before_(_mm_getcsr()) {
-      constexpr unsigned kDenormalsAreZero = 0x40, kFlushToZero = 0x8000;
-      _mm_setcsr(before_ | kDenormalsAreZero | kFlushToZero);
-    }
-    ~Steps() { _mm_setcsr(before_); }
-    Steps(const Steps&) = delete;
-    Steps& operator=(const Steps&) = delete;
-
-   private:
-    const unsigned before_;
-  };
-  CP_INLINE void pin(f32x16& sum) { __asm__ volatile("" : "+v"(sum.v[0])); }
-  CP_INLINE void store_row(uint16_t* out, f32x16 x) { Bf16Cache::store_row(out, x); }
-  CP_INLINE void store_row(float* out, f32x16 x) { store(out, round_bf16(x)); }
-};
-#endif
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

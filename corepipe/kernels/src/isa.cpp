@@ -17,7 +17,8 @@ namespace corepipe {
 extern const KernelTable kPortableKernels;
 
 #if defined(__x86_64__)
-extern const KernelTable kAmxKernels, kAvx512Kernels, kAvx512IntelKernels, kAvx2Kernels;
+extern const KernelTable kAmxKernels, kAvx512Kernels, kAvx512IntelKernels, kAvx512VnniKernels, kAvx2VnniKernels,
+    kAvx2Kernels;
 
 namespace {
 
@@ -50,10 +51,25 @@ bool has_avx2(const Cpu& cpu) {
   return all(cpu.saved, {1, 2}) && all(cpu.leaf1_ecx, {kFma}) && all(cpu.leaf7_ebx, {kAvx2});
 }
 
-bool has_avx512(const Cpu& cpu) {
-  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31, kVbmi = 1, kVnni = 11, kBf16 = 5;
+#if defined(COREPIPE_AVX_VNNI)
+// Alder Lake and its successors, Sierra Forest.
+bool has_avx2_vnni(const Cpu& cpu) {
+  constexpr int kAvxVnni = 4;
+  return has_avx2(cpu) && all(cpu.leaf7_1_eax, {kAvxVnni});
+}
+#endif
+
+// Cascade Lake, Ice Lake, Tiger Lake, Rocket Lake; Cooper Lake, whose BF16 comes without VBMI.
+bool has_avx512_vnni(const Cpu& cpu) {
+  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31, kVnni = 11;
   return has_avx2(cpu) && all(cpu.saved, {5, 6, 7}) && all(cpu.leaf7_ebx, {kF, kDq, kBw, kVl}) &&
-         all(cpu.leaf7_ecx, {kVbmi, kVnni}) && all(cpu.leaf7_1_eax, {kBf16});
+         all(cpu.leaf7_ecx, {kVnni});
+}
+
+// Sapphire Rapids and later, Zen 4 and later.
+bool has_avx512(const Cpu& cpu) {
+  constexpr int kVbmi = 1, kBf16 = 5;
+  return has_avx512_vnni(cpu) && all(cpu.leaf7_ecx, {kVbmi}) && all(cpu.leaf7_1_eax, {kBf16});
 }
 
 #if defined(COREPIPE_AMX)
@@ -82,6 +98,10 @@ std::vector<const KernelTable*> available_kernels() {
   // Intel's vdpbf16ps takes more than twice as long as two multiply-adds with the same result, its vpdpbusd half as long
   // as AMD's: one ISA, two ways to use it.
   if (has_avx512(cpu)) tables.push_back(cpu.intel ? &kAvx512IntelKernels : &kAvx512Kernels);
+  if (has_avx512_vnni(cpu)) tables.push_back(&kAvx512VnniKernels);
+#if defined(COREPIPE_AVX_VNNI)
+  if (has_avx2_vnni(cpu)) tables.push_back(&kAvx2VnniKernels);
+#endif
   if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
 #endif
   tables.push_back(&kPortableKernels);

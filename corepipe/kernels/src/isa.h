@@ -11,7 +11,7 @@
 
 namespace corepipe {
 
-// One instance for each ISA, in isa_<name>.cpp.
+// One for each ISA, in isa_<name>.cpp; docs/kernels.md says which CPU runs which.
 struct KernelTable {
   const char* name;
   LinearTable linear;

@@ -5,7 +5,14 @@
 
 namespace corepipe {
 
+using namespace avx2;
+
 extern const KernelTable kAvx2Kernels;
-const KernelTable kAvx2Kernels = {"avx2", avx2::kLinear, avx2::kAttention, avx2::kRows, avx2::kSampler};
+const KernelTable kAvx2Kernels = {"avx2", kLinear, kAttention, kRows, kSampler};
+
+#if defined(COREPIPE_AVX_VNNI)
+extern const KernelTable kAvx2VnniKernels;
+const KernelTable kAvx2VnniKernels = {"avx2-vnni", kVnniLinear, kAttention, kRows, kSampler};
+#endif
 
 }  // namespace corepipe

@@ -9,6 +9,6 @@ using namespace avx512;
 
 extern const KernelTable kAvx512Kernels, kAvx512IntelKernels;
 const KernelTable kAvx512Kernels = {"avx512", kLinear, kAttention, kRows, kSampler};
-const KernelTable kAvx512IntelKernels = {"avx512", kIntelLinear, kAttentionBy<FmaBf16Cache>, kRows, kSampler};
+const KernelTable kAvx512IntelKernels = {"avx512", kIntelLinear, kAttentionBy<FmaBf16Cache<IntelDotOrder>>, kRows, kSampler};
 
 }  // namespace corepipe

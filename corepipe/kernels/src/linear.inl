@@ -48,6 +48,19 @@ CP_INLINE void store_low_bytes(int8_t* x, i32x16 a) {
 #endif
 }
 
+CP_INLINE f32x16 to_f32(i32x16 a) {
+  f32x16 r;
+  CP_PARTS(r.v[p] = __builtin_convertvector(a.v[p], NativeF));
+  return r;
+}
+
+// bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
+CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
+  if (ahead.parts == 0) return 0;
+  for (int parts = ahead.parts; parts > 1; parts /= 2) bytes /= 2;
+  return bytes;
+}
+
 // The g-th group of x [k]; the last one padded with zeros in `padded`.
 CP_INLINE const float* group_of(const float* x, int k, int g, float* padded) {
   const int count = k - g * kGroup;
@@ -93,18 +106,6 @@ CP_INLINE int32_t sum_of(const QuantizedGroup& group, int part) {
 // What makes up for the offset of int8 weights.
 CP_INLINE int32_t correction_of(int32_t sum) { return (int32_t)(-128u * (uint32_t)sum); }
 
-// Puts one row's group among the `rows` of a block's group; the layout is the ISA's.
-static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group);
-
-template <int kRowGroupBytes>
-static void prepare_int8(const float* x, int k, int row, int rows, void* block) {
-  float padded[kGroup];
-  uint8_t* group = (uint8_t*)block;
-  for (int g = 0; g * kGroup < k; ++g, group += rows * kRowGroupBytes) {
-    store_int8_group(quantize_group(group_of(x, k, g, padded)), row, rows, group);
-  }
-}
-
 // Values as they are.
 CP_INLINE QuantizedGroup group_of_values(const int8_t* q) {
   int32_t values[kGroup];
@@ -113,10 +114,6 @@ CP_INLINE QuantizedGroup group_of_values(const int8_t* q) {
   group.scale = 1.0f;
   for (int i = 0; i < 4; ++i) group.q[i] = load(values + kLanes * i);
   return group;
-}
-
-static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
-  store_int8_group(group_of_values(q), row, rows, (uint8_t*)block);
 }
 
 CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }

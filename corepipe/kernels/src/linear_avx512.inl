@@ -1,14 +1,18 @@
-// Products with AVX-512 VNNI, VBMI and BF16.  A block of R rows times a panel of 32 columns keeps its 2 R
-// accumulators in registers; each output has one chain over k, the same for every R.
+// Products with AVX-512 VNNI.  A block of R rows times a panel of 32 columns keeps its 2 R accumulators in registers;
+// each output has one chain over k, the same for every R.
 #pragma once
 
+#if defined(__AVX512BF16__)
+#include "linear_avx512_bf16.inl"
+#else
+#include "linear_avx512_fma.inl"
+#endif
 #include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-constexpr int kFloatRows = 14;  // 28 accumulators, two registers of weights, one or two of activations
-constexpr int kInt8Rows = 7;    // as many, half of them the fp32 sums of the groups before
+constexpr int kInt8Rows = 7;       // 28 accumulators, half of them the fp32 sums of the groups before
 constexpr int kInt8WideRows = 14;  // with those sums in memory instead
 
 // Inline assembly: with the intrinsics GCC 12 spills accumulators.
@@ -16,46 +20,11 @@ CP_INLINE void dot_u8s8(__m512i& sum, __m512i weights, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
 }
 
-CP_INLINE void dot_bf16(__m512& sum, __m512i weights, __m512i x) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(x));
-}
-
-CP_INLINE __m512i broadcast_word(const void* x) {
-  int32_t word;
-  memcpy(&word, x, sizeof word);
-  return _mm512_set1_epi32(word);
-}
-
-CP_INLINE void load_pair(const float* x, __m512 v[2]) {
-  v[0] = _mm512_loadu_ps(x);
-  v[1] = _mm512_loadu_ps(x + 16);
-}
-
-CP_INLINE void store_pair(float* x, const __m512 v[2]) {
-  _mm512_storeu_ps(x, v[0]);
-  _mm512_storeu_ps(x + 16, v[1]);
-}
-
-// Brings in the lines of `step` bytes, at most two; a line asked for twice would take the place of another.
-CP_INLINE void fetch(Fetch& ahead, int step) {
-  constexpr int kIntoL2 = 2;
-  __builtin_prefetch(ahead.from, 0, kIntoL2);
-  if (step > 64) __builtin_prefetch(ahead.from + 64, 0, kIntoL2);
-  ahead.from += step;
-}
-
 template <int kLines>
 CP_INLINE void fetch_part(Fetch& ahead, int step) {
   constexpr int kIntoL2 = 2;
   for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.from + 64 * i, 0, kIntoL2);
   ahead.from += step;
-}
-
-// bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
-CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
-  if (ahead.parts == 0) return 0;
-  for (int parts = ahead.parts; parts > 1; parts /= 2) bytes /= 2;
-  return bytes;
 }
 
 // ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, q [R][64] s8.
@@ -149,8 +118,8 @@ CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
   for (int part = 0; part < Row::sums; ++part) Row::put_sum(to, g, part, sum_of<Row::sums>(from, part));
 }
 
-static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  put_group(from, InterleavedRow{group, row, rows}, 0);
+static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
+  put_group(group_of_values(q), InterleavedRow{(uint8_t*)block, row, rows}, 0);
 }
 
 // Folds each of four vectors to one lane, by `op`.
@@ -230,123 +199,6 @@ static void prepare_int8_rows(const float* x, int k, int row, int rows, void* bl
   prepare_row(x, k, InterleavedRow{(uint8_t*)block, row, rows});
 }
 
-// ---- bf16, and int8 weights widened on the fly.  A block has for each group: [R][64] bf16.
-
-constexpr int kBf16RowGroup = 2 * kGroup;
-
-// A step is two k: what one vdpbf16ps takes.
-struct Bf16Weights {
-  static constexpr int kStepBytes = 128;
-
-  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
-    v[0] = _mm512_loadu_si512(w);
-    v[1] = _mm512_loadu_si512(w + 64);
-  }
-  CP_INLINE void put_in_order(__m512[2]) {}
-};
-
-// The bytes of bf16(i), i in 0 .. 127, in two tables.
-struct Bf16Bytes {
-  uint8_t low[128], high[128];
-};
-
-constexpr Bf16Bytes bf16_bytes() {
-  Bf16Bytes t{};
-  for (int i = 1; i < 128; ++i) {
-    int exponent = 0;
-    while (i >> (exponent + 1) != 0) ++exponent;
-    const int bits = (exponent + 127) << 7 | ((i << (7 - exponent)) & 127);
-    t.low[i] = (uint8_t)bits;
-    t.high[i] = (uint8_t)(bits >> 8);
-  }
-  return t;
-}
-
-alignas(64) constexpr Bf16Bytes kBf16Bytes = bf16_bytes();
-
-// Int8 to bf16 by table, quicker for few rows: |w| is looked up and gets its sign.  -128 has no entry:
-// quantised weights are symmetric.  Interleaving low and high bytes leaves columns 0-3, 8-11, ... in one
-// vector and 4-7, 12-15, ... in the other; the sums are put in order at the end.
-struct LookedUpInt8Weights {
-  static constexpr int kStepBytes = 64;
-
-  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
-    constexpr int kHighOrSign = 0xf8;  // truth table of a | (b & c)
-    const __m512i s = _mm512_loadu_si512(w), magnitude = _mm512_abs_epi8(s);
-    const __m512i low = lookup(kBf16Bytes.low, magnitude);
-    __m512i high = lookup(kBf16Bytes.high, magnitude);
-    high = _mm512_ternarylogic_epi64(high, s, _mm512_set1_epi8(-128), kHighOrSign);
-    v[0] = _mm512_unpacklo_epi8(low, high);
-    v[1] = _mm512_unpackhi_epi8(low, high);
-  }
-
-  CP_INLINE void put_in_order(__m512 v[2]) {
-    const __m512d a = _mm512_castps_pd(v[0]), b = _mm512_castps_pd(v[1]);
-    v[0] = _mm512_castpd_ps(_mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b));
-    v[1] = _mm512_castpd_ps(_mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b));
-  }
-
- private:
-  CP_INLINE __m512i lookup(const uint8_t* table, __m512i index) {
-    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
-  }
-};
-
-constexpr int kLookUpRows = 6;
-
-// Int8 to bf16 by way of fp32: more instructions, but on ports that vdpbf16ps leaves free.
-struct ConvertedInt8Weights {
-  static constexpr int kStepBytes = 64;
-
-  CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
-    v[0] = convert(w);
-    v[1] = convert(w + 32);
-  }
-  CP_INLINE void put_in_order(__m512[2]) {}
-
- private:
-  CP_INLINE __m512i convert(const uint8_t* w) {
-    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)w));
-    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(w + 16)));
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-  }
-};
-
-template <class Weights, int R>
-static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  const int step = fetch_step(ahead, Weights::kStepBytes);
-  __m512 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
-  for (int g = 0; g < groups; ++g) {
-    for (int i = 0; i < kGroup / 2; ++i) {
-      __m512i v[2];
-      Weights::load(w, v);
-      fetch(ahead, step);
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const __m512i pair = broadcast_word(x + kBf16RowGroup * r.value);
-        dot_bf16(sums[r.value][0], v[0], pair);
-        dot_bf16(sums[r.value][1], v[1], pair);
-      });
-      w += Weights::kStepBytes;
-      x += 4;
-    }
-    x += (R - 1) * kBf16RowGroup;
-  }
-  unrolled<R>([&](auto r) CP_LAMBDA {
-    Weights::put_in_order(sums[r.value]);
-    store_pair(out + 32 * r.value, sums[r.value]);
-  });
-}
-
-static void prepare_bf16(const float* x, int k, int row, int rows, void* block) {
-  float padded[kGroup];
-  uint16_t* to = (uint16_t*)block + kGroup * row;
-  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
-    const float* group = group_of(x, k, g, padded);
-    for (int i = 0; i < kGroup; i += kLanes) store_bf16(to + i, round_bf16(load(group + i)));
-  }
-}
-
 // ---- fp32.  A block has for each group: [R][64] f32.
 
 constexpr int kFp32RowGroup = 4 * kGroup;
@@ -384,8 +236,6 @@ static void prepare_fp32(const float* x, int k, int row, int rows, void* block) 
 
 // ---- choice of R
 
-using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
-
 template <int Rows, class Product>
 static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
   unrolled<Rows>([&](auto r) CP_LAMBDA {
@@ -398,18 +248,6 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
 struct Int8Product {
   template <int R>
   static constexpr Multiply run = multiply_int8<R>;
-};
-
-template <class Weights>
-struct Bf16Product {
-  template <int R>
-  static constexpr Multiply run = multiply_bf16<Weights, R>;
-};
-
-struct Int8wProduct {
-  template <int R>
-  static constexpr Multiply run =
-      R <= kLookUpRows ? multiply_bf16<LookedUpInt8Weights, R> : multiply_bf16<ConvertedInt8Weights, R>;
 };
 
 struct Fp32Product {

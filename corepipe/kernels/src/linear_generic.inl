@@ -2,6 +2,7 @@
 // panel of 32 columns keeps its accumulators in registers; each output has one chain over k.
 #pragma once
 
+#include "linear_float.inl"
 #include "linear_int4.inl"
 
 namespace corepipe {
@@ -15,25 +16,8 @@ constexpr int kBlockRows = 3, kInt8BlockRows = 6;
 constexpr int kBlockRows = 1, kInt8BlockRows = 1;
 #endif
 
-// Brings in 1 / parts of the `bytes` that a step takes of the panel.
-CP_INLINE void fetch(Fetch& ahead, int step, int bytes) {
-  constexpr int kIntoL2 = 2;
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.from + i, 0, kIntoL2);
-  ahead.from += step;
-}
+// ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, and q as the products take it.
 
-// bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
-CP_INLINE int fetch_step(const Fetch& ahead, int bytes) {
-  if (ahead.parts == 0) return 0;
-  for (int parts = ahead.parts; parts > 1; parts /= 2) bytes /= 2;
-  return bytes;
-}
-
-// ---- int8.  s16 products of pairs, added in s32, so that nothing saturates: of the four k in a 32-bit
-// word, bytes 0 and 2 meet, then 1 and 3.
-// A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, [R][16] of {q0, q2, q1, q3} s16.
-
-constexpr int kInt8RowGroup = 4 + 4 + 2 * kGroup;
 constexpr int kInt8StepBytes = 128;  // 32 columns x 4 k
 
 // Per 32-bit lane: the product of the low s16 plus that of the high s16.
@@ -73,12 +57,6 @@ CP_INLINE i32x16 half_of_bytes(const uint8_t* w) {
   return r;
 }
 
-CP_INLINE f32x16 to_f32(i32x16 a) {
-  f32x16 r;
-  CP_PARTS(r.v[p] = __builtin_convertvector(a.v[p], NativeF));
-  return r;
-}
-
 CP_INLINE i32x16 broadcast_word(const void* x) {
   int32_t word;
   memcpy(&word, x, sizeof word);
@@ -107,12 +85,96 @@ CP_INLINE void store_pairs(int16_t* to, i32x16 q) {
 #endif
 }
 
-static void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
+// By s16 products of pairs, added in s32, so that nothing saturates: of the four k in a 32-bit word, bytes 0 and 2
+// meet, then 1 and 3.  q [R][16] of {q0, q2, q1, q3} s16.
+struct PairProducts {
+  static constexpr int kValueBytes = 2 * kGroup;  // of a row's group
+
+  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
+    for (int i = 0; i < 4; ++i) store_pairs((int16_t*)to + kLanes * i, from.q[i]);
+  }
+
+  // acc [R][C] += the products of `count` of k with C halves of a panel from w on.
+  template <int R, int C>
+  CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead, int step) {
+    for (int i = 0; i < count / 4; ++i, w += kInt8StepBytes, q += 8) {
+      fetch(ahead, step, 64 * C);
+      unrolled<2>([&](auto odd) CP_LAMBDA {
+        i32x16 weights[C];
+        unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = half_of_bytes<odd.value>(w + 64 * c.value); });
+        unrolled<R>([&](auto r) CP_LAMBDA {
+          const i32x16 v = broadcast_word(q + kValueBytes * r.value + 4 * odd.value);
+          unrolled<C>([&](auto c) CP_LAMBDA { add_products(acc[r.value][c.value], weights[c.value], v); });
+        });
+      });
+    }
+  }
+};
+
+#if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
+// By AVX-VNNI, as bytes: q [R][64] s8.
+struct VnniProducts {
+  static constexpr int kValueBytes = kGroup;
+
+  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
+    for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, from.q[i], from.q[i + 1]);
+  }
+
+  template <int R, int C>
+  CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead, int step) {
+    for (int i = 0; i < count / 4; ++i, w += kInt8StepBytes, q += 4) {
+      fetch(ahead, step, 64 * C);
+      i32x16 weights[C];
+      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = load((const int32_t*)(w + 64 * c.value)); });
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const i32x16 v = broadcast_word(q + kValueBytes * r.value);
+        unrolled<C>([&](auto c) CP_LAMBDA { dot_u8s8(acc[r.value][c.value], weights[c.value], v); });
+      });
+    }
+  }
+
+ private:
+  // Inline assembly, which takes no flag of the compiler's.  Without {vex} it would be AVX-512's instruction.
+  CP_INLINE void dot_u8s8(i32x16& sum, i32x16 weights, i32x16 x) {
+    CP_PARTS(asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.v[p]) : "x"(weights.v[p]), "x"(x.v[p])));
+  }
+
+  // The low bytes of 32 lanes, in order.
+  CP_INLINE void store_bytes(uint8_t* to, i32x16 a, i32x16 b) {
+    const i32x16 low = broadcast_i32(0xff), x = a & low, y = b & low;
+    const __m256i words[2] = {_mm256_packus_epi32((__m256i)x.v[0], (__m256i)x.v[1]),
+                              _mm256_packus_epi32((__m256i)y.v[0], (__m256i)y.v[1])};
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing goes by halves of a register
+    const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(bytes, order));
+  }
+};
+#endif
+
+template <class Products>
+constexpr int kInt8RowGroup = 4 + 4 + Products::kValueBytes;
+
+// Puts one row's group among the `rows` of a block's group.
+template <class Products>
+CP_INLINE void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
   const int32_t correction = correction_of(sum_of<1>(from, 0));
   memcpy(group + 4 * row, &correction, 4);
   memcpy(group + 4 * (rows + row), &from.scale, 4);
-  int16_t* pairs = (int16_t*)(group + 8 * rows) + kGroup * row;
-  for (int i = 0; i < 4; ++i) store_pairs(pairs + kLanes * i, from.q[i]);
+  Products::store_values(from, group + 8 * rows + Products::kValueBytes * row);
+}
+
+template <class Products>
+static void prepare_int8(const float* x, int k, int row, int rows, void* block) {
+  float padded[kGroup];
+  uint8_t* group = (uint8_t*)block;
+  for (int g = 0; g * kGroup < k; ++g, group += rows * kInt8RowGroup<Products>) {
+    store_int8_group<Products>(quantize_group(group_of(x, k, g, padded)), row, rows, group);
+  }
+}
+
+template <class Products>
+static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
+  store_int8_group<Products>(group_of_values(q), row, rows, (uint8_t*)block);
 }
 
 // acc [R][C] = the words at x, one for each row.
@@ -121,31 +183,14 @@ CP_INLINE void start_from(i32x16 (&acc)[R][C], const uint8_t* x) {
   unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_word(x + 4 * (i.value / C)); });
 }
 
-// acc [R][C] += the products of `count` of k with C halves of a panel from w on.
-template <int R, int C>
-CP_INLINE void add_group_products(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead,
-                                  int step) {
-  for (int i = 0; i < count / 4; ++i, w += kInt8StepBytes, q += 8) {
-    fetch(ahead, step, 64 * C);
-    unrolled<2>([&](auto odd) CP_LAMBDA {
-      i32x16 weights[C];
-      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = half_of_bytes<odd.value>(w + 64 * c.value); });
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const i32x16 v = broadcast_word(q + 2 * kGroup * r.value + 4 * odd.value);
-        unrolled<C>([&](auto c) CP_LAMBDA { add_products(acc[r.value][c.value], weights[c.value], v); });
-      });
-    });
-  }
-}
-
 // out [R][32], of which 16 C columns, += the panel's halves from w on times the rows.
-template <int R, int C>
+template <class Products, int R, int C>
 static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
   unrolled<R * C>([&](auto i) CP_LAMBDA { store(out + kPanel * (i.value / C) + kLanes * (i.value % C), zero()); });
-  for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
+  for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup<Products>) {
     i32x16 acc[R][C];
     start_from(acc, x);
-    add_group_products(acc, w, x + 8 * R, kGroup, ahead, step);
+    Products::add(acc, w, x + 8 * R, kGroup, ahead, step);
     unrolled<R * C>([&](auto i) CP_LAMBDA {
       constexpr int r = i.value / C, c = i.value % C;
       const f32x16 scale = as_f32(broadcast_word(x + 4 * (R + r)));
@@ -155,85 +200,13 @@ static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, floa
   }
 }
 
-template <int R>
+template <class Products, int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kHalves = R > 2 ? 1 : 2;  // the sums of 3 rows and 32 columns would leave too few for the weights
   const int step = fetch_step(ahead, kInt8StepBytes);
   for (int c = 0; c < 2; c += kHalves) {
-    multiply_halves<R, kHalves>(w + 64 * c, x, groups, out + kLanes * c, {ahead.from + 64 * c, ahead.parts}, step);
-  }
-}
-
-// ---- the float kinds.  A block has for each group: [R][64] f32; the weights of two k are widened to fp32 as they come.
-
-constexpr int kFloatRowGroup = 4 * kGroup;
-
-struct Pair {
-  f32x16 even, odd;  // 16 columns at k and k + 1
-};
-
-struct Fp32Weights {
-  static constexpr int kStepBytes = 256;  // bytes of 32 columns x 2 k
-  CP_INLINE Pair half(const uint8_t* w, int c) {
-    return {load((const float*)(w + 64 * c)), load((const float*)(w + 128 + 64 * c))};
-  }
-};
-
-struct Bf16Weights {
-  static constexpr int kStepBytes = 128;
-  CP_INLINE Pair half(const uint8_t* w, int c) {
-    const i32x16 words = load((const int32_t*)(w + 64 * c));
-    i32x16 even;
-    CP_PARTS(even.v[p] = words.v[p] << 16);
-    return {as_f32(even), as_f32(words & broadcast_i32((int32_t)0xffff0000u))};
-  }
-};
-
-struct Int8Weights {
-  static constexpr int kStepBytes = 64;
-  CP_INLINE Pair half(const uint8_t* w, int c) {
-    const f32x16 words = load_bf16((const uint16_t*)(w + 32 * c));  // byte 2: even k, byte 3: odd k
-    i32x16 even, odd;
-    CP_PARTS(even.v[p] = ((NativeI)words.v[p] << 8) >> 24; odd.v[p] = (NativeI)words.v[p] >> 24);
-    return {to_f32(even), to_f32(odd)};
-  }
-};
-
-template <class Weights, int R>
-static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
-  const int step = fetch_step(ahead, Weights::kStepBytes);
-  f32x16 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = zero(); });
-  for (int g = 0; g < groups; ++g) {
-    for (int i = 0; i < kGroup; i += 2) {
-      fetch(ahead, step, Weights::kStepBytes);
-      unrolled<2>([&](auto c) CP_LAMBDA {
-        const Pair pair = Weights::half(w, c.value);
-        unrolled<R>([&](auto r) CP_LAMBDA {
-          const uint8_t* v = x + kFloatRowGroup * r.value;
-          f32x16& sum = sums[r.value][c.value];
-          sum = fma(pair.even, as_f32(broadcast_word(v)), sum);
-          sum = fma(pair.odd, as_f32(broadcast_word(v + 4)), sum);
-        });
-      });
-      w += Weights::kStepBytes;
-      x += 8;
-    }
-    x += (R - 1) * kFloatRowGroup;
-  }
-  unrolled<R>([&](auto r) CP_LAMBDA {
-    store(out + kPanel * r.value, sums[r.value][0]);
-    store(out + kPanel * r.value + kLanes, sums[r.value][1]);
-  });
-}
-
-template <bool kRound>
-static void prepare_float(const float* x, int k, int row, int rows, void* block) {
-  float padded[kGroup];
-  float* to = (float*)block + kGroup * row;
-  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
-    const float* group = group_of(x, k, g, padded);
-    for (int i = 0; i < kGroup; i += kLanes) store(to + i, round_if(kRound, load(group + i)));
+    multiply_halves<Products, R, kHalves>(w + 64 * c, x, groups, out + kLanes * c, {ahead.from + 64 * c, ahead.parts},
+                                          step);
   }
 }
 
@@ -241,10 +214,14 @@ static void prepare_float(const float* x, int k, int row, int rows, void* block)
 
 using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
 
-template <int R>
+template <class Products>
 struct Int8Product {
-  static constexpr Multiply run = multiply_int8<R>;
+  template <int R>
+  struct Of {
+    static constexpr Multiply run = multiply_int8<Products, R>;
+  };
 };
+
 template <class Weights>
 struct FloatProduct {
   template <int R>
@@ -269,24 +246,32 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-constexpr LinearTable kLinear = {
-    {
-        {{kInt8BlockRows, kInt8RowGroup, prepare_int8<kInt8RowGroup>, multiply<Int8Product, kInt8BlockRows>,
-          prepare_int8_values}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
-        {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
-        int4_kernels<32, Offsets::none>(),
-        int4_kernels<32, Offsets::zeros>(),
-        int4_kernels<32, Offsets::minima>(),
-        int4_kernels<64, Offsets::none>(),
-        int4_kernels<64, Offsets::zeros>(),
-        int4_kernels<64, Offsets::minima>(),
-    },
-    {56, 56, 14, 7},  // measured on Zen 4, as the next
-    4,
-    finish,
-};
+template <class Products>
+constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
+  return {
+      {
+          {{kInt8BlockRows, kInt8RowGroup<Products>, prepare_int8<Products>,
+            multiply<Int8Product<Products>::template Of, kInt8BlockRows>, prepare_int8_values<Products>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
+          int4_kernels<Products, 32, Offsets::none>(),
+          int4_kernels<Products, 32, Offsets::zeros>(),
+          int4_kernels<Products, 32, Offsets::minima>(),
+          int4_kernels<Products, 64, Offsets::none>(),
+          int4_kernels<Products, 64, Offsets::zeros>(),
+          int4_kernels<Products, 64, Offsets::minima>(),
+      },
+      chain,
+      unaided_rows,
+      finish,
+  };
+}
+
+constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 4);  // measured on Zen 4
+#if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
+constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
+#endif
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -80,6 +80,11 @@ __attribute__((target("avx512f"))) void bf16_rounds() {
   __m512i chains[kChains] = {}, ones = {};
   CP_CHAINS("vdpbf16ps")
 }
+
+__attribute__((target("avx512f"))) void wide_fma_rounds() {
+  __m512i chains[kChains] = {}, ones = {};
+  CP_CHAINS("vfmadd231ps")
+}
 #undef CP_CHAINS
 
 // Eight sums, all of which are in registers; kChains products in a round.
@@ -91,6 +96,7 @@ __attribute__((target("avx512f"))) void bf16_rounds() {
 
 // No instruction multiplies bytes and adds in place: products of s16 in pairs, and their addition.
 #define CP_PAIR_SUM(sum) "vpmaddwd %%ymm8, %%ymm8, %%ymm9\n\tvpaddd %%ymm9, %%ymm" sum ", %%ymm" sum "\n\t"
+#define CP_BYTE_SUM(sum) "%{vex%} vpdpbusd %%ymm8, %%ymm8, %%ymm" sum "\n\t"
 // bf16 is widened to fp32.
 #define CP_FMA_SUM(sum) "vfmadd231ps %%ymm8, %%ymm8, %%ymm" sum "\n\t"
 
@@ -99,11 +105,19 @@ __attribute__((target("avx2,fma"))) void pair_rounds() {
   CP_EIGHT(CP_PAIR_SUM)
 }
 
+#if defined(COREPIPE_AVX_VNNI)
+__attribute__((target("avx2"))) void byte_rounds() {
+  asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
+  CP_EIGHT(CP_BYTE_SUM)
+}
+#endif
+
 __attribute__((target("avx2,fma"))) void fma_rounds() {
   asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
   CP_EIGHT(CP_FMA_SUM)
 }
 #undef CP_FMA_SUM
+#undef CP_BYTE_SUM
 #undef CP_PAIR_SUM
 #undef CP_EIGHT
 
@@ -124,6 +138,7 @@ void tile_bf16_rounds() { CP_TILES("tdpbf16ps") }
 
 void vnni_rounds() {}
 void bf16_rounds() {}
+void wide_fma_rounds() {}
 void pair_rounds() {}
 void fma_rounds() {}
 void tile_int8_rounds() {}
@@ -150,6 +165,12 @@ constexpr Instruction kInstructions[] = {
     {"amx", "bf16", tile_bf16_rounds, 16 * 16 * 32},
     {"avx512", "int8", vnni_rounds, 64},
     {"avx512", "bf16", bf16_rounds, 32},
+    {"avx512-vnni", "int8", vnni_rounds, 64},
+    {"avx512-vnni", "bf16", wide_fma_rounds, 16},
+#if defined(COREPIPE_AVX_VNNI)
+    {"avx2-vnni", "int8", byte_rounds, 32},
+#endif
+    {"avx2-vnni", "bf16", fma_rounds, 8},
     {"avx2", "int8", pair_rounds, 16},
     {"avx2", "bf16", fma_rounds, 8},
 };

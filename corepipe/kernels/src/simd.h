@@ -1,7 +1,7 @@
 // Sixteen fp32 lanes that compile to the registers of the ISA at hand: one zmm, two ymm, or four
 // 128-bit vectors (SSE2, NEON).  A reduction adds in the same order everywhere.
 //
-// The files that set -m flags define COREPIPE_SIMD (avx512, avx2 or portable) before they include this:
+// The files that set -m flags define COREPIPE_SIMD (avx512, avx512_vnni, avx2 or portable) before they include this:
 // everything lives in namespace corepipe::COREPIPE_SIMD, so that no two ISAs share a symbol.  For the
 // same reason code in that namespace calls no inline or template function of the standard library: the
 // linker keeps one copy of those, and it might be one this CPU can't run.
