@@ -80,7 +80,7 @@ class Int4:
         return self._taken(index, np.s_[:], np.arange(self.values.shape[1]))
 
     def part(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Int4 | None:
-        """Some rows and columns, zeros for -1.  None where a group would be cut."""
+        """Some rows and columns, zeros for -1.  None where a group would be cut, or cannot hold those zeros."""
         width = len(columns)
         padded = np.full(-(-width // self.group) * self.group, -1)
         padded[:width] = columns
@@ -89,7 +89,22 @@ class Int4:
         starts = np.where(groups < 0, -1, groups * self.group)[:, None]
         if not np.all((chunks < 0) | (chunks == starts + np.arange(self.group))):
             return None
-        return self._taken(rows, groups, columns)
+        part = self._taken(rows, groups, columns)
+        missing = columns < 0
+        if np.any(missing & (np.repeat(groups, self.group)[:width] >= 0)):
+            return part._without(missing)
+        return part
+
+    def _without(self, columns: npt.NDArray[np.bool_]) -> Int4 | None:
+        """Zeros in these columns.  None where no number of a group stands for 0."""
+        if self.offsets == "minima":
+            return None
+        zero = np.float16(8) if self.offset is None else -self.offset
+        if np.any((zero != np.rint(zero)) | (zero < 0) | (zero > 15)):
+            return None
+        each = np.broadcast_to(zero, self.scale.shape).astype(np.uint8)
+        spread = np.repeat(each, self.group, axis=1)[:, : self.values.shape[1]]
+        return replace(self, values=np.where(columns, spread, self.values))
 
     def _taken(
         self, rows: npt.NDArray[np.intp], groups: npt.NDArray[np.intp] | slice, columns: npt.NDArray[np.intp]

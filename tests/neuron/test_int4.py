@@ -146,6 +146,19 @@ def test_parts_are_those_of_what_they_stand_for() -> None:
         assert weight.part(rows, cut) is None
 
 
+def test_columns_that_are_left_out_are_zeros() -> None:
+    """Between others, too: what a rank has in the place of heads that it has not is multiplied by numbers."""
+    rows, columns = np.arange(10), np.r_[0:16, np.full(16, -1), 32:60, np.full(4, -1), np.full(32, -1)]
+    points = -(np.arange(30) % 16).astype(np.float16).reshape(10, 3)
+    zeros = replace(random_int4("int4g32z", 10, 96), offset=points)
+    for weight in (random_int4("int4g32", 10, 96), zeros):
+        part = weight.part(rows, columns)
+        assert part is not None
+        np.testing.assert_array_equal(part.dense(), np.where(columns < 0, 0, weight.dense()[:, columns]))
+    for weight in (replace(zeros, offset=points + np.float16(0.5)), random_int4("int4g32m", 10, 96)):
+        assert weight.part(rows, columns) is None
+
+
 @pytest.mark.parametrize("size", [32, 64, 96, 128, 1000])
 @pytest.mark.parametrize("zeros", [None, 8, 3])
 def test_groups_of_checkpoints_become_groups_of_kernels(size: int, zeros: int | None) -> None:
