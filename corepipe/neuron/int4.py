@@ -80,7 +80,7 @@ class Int4:
         return self._taken(index, np.s_[:], np.arange(self.values.shape[1]))
 
     def part(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Int4 | None:
-        """Some rows and columns, zeros for -1.  None where a group would be cut, or cannot hold those zeros."""
+        """Some rows and columns, zeros for -1.  None where a group would be cut or cannot hold zeros."""
         width = len(columns)
         padded = np.full(-(-width // self.group) * self.group, -1)
         padded[:width] = columns
