@@ -47,7 +47,7 @@ from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.graph import FORMATS
-from corepipe.planning.bench.target import Http, Target
+from corepipe.planning.bench.target import Http, Target, Whole
 
 LENGTHS, BATCHES = (16, 64, 256), (1, 32)
 CLIENTS = 32
@@ -184,22 +184,6 @@ def library_row(length: int, batch: int, turns: Sequence[Mapping[str, Any]]) -> 
         f"{length:>6} {batch:>6} {row['texts_per_second']:>10.1f}{ratios} {row['of_limit']:>6.0%}", flush=True
     )
     return row
-
-
-class Whole:
-    """Reads an answer; keeps it where it is wanted."""
-
-    enough = False
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.body = b""
-
-    def start(self, status: int) -> None:
-        self.status = status
-
-    def read(self, data: bytes, now: float) -> None:  # noqa: ARG002
-        self.body += data
 
 
 class Load:

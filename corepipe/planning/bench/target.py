@@ -53,7 +53,7 @@ class Target:
         return cls(f"{parts.scheme}://{parts.netloc}{prefix}", address, prefix)
 
 
-class _Whole:
+class Whole:
     """Reads an answer whole."""
 
     enough = False
@@ -92,7 +92,7 @@ class Http:
 
     async def ask(self, path: str, document: object = None) -> tuple[int, bytes]:
         """(status, body) of a GET, or of a POST where there is a document.  Raises TransportError."""
-        answer = _Whole()
+        answer = Whole()
         body = b"" if document is None else msgspec.json.encode(document)
         request = self.request("POST" if body else "GET", path, body)
         try:
