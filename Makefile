@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The set-up is redone when the native sources, the dependencies or the set of modules change.
 SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
-# Files of tests that run side by side.
-WORKERS ?= 2
+# Files of tests that run side by side: one more than two cores, as whoever started a server waits for it.
+WORKERS ?= 3
+# Where it is set, each of the servers that tests start would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -53,7 +55,7 @@ intervals: $(VENV)/.setup-$(SETUP_ID)  ## what intervals are made of, after a ch
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 
-environments: $(VENV)/.test-$(SETUP_ID) $(VENV)/.lint-$(SETUP_ID) $(VENV)/.sanitize-$(SETUP_ID) .venv-parity/.parity-$(SETUP_ID)  ## all that .ci/run needs
+environments: $(VENV)/.test-$(SETUP_ID) $(VENV)/.lint-$(SETUP_ID) $(VENV)/.sanitize-$(SETUP_ID)  ## all that .ci/run needs in .venv
 
 lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
 	$(BIN)/ruff format --check corepipe tests benchmarks fuzz
@@ -81,8 +83,13 @@ fuzz: MINUTES ?= 10
 fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTES=10 for all targets, TARGETS= for some
 	$(BIN)/python -m fuzz.run --minutes $(MINUTES) $(TARGETS)
 
-sanitize: $(VENV)/.sanitize-$(SETUP_ID)  ## the kernel tests under ASan, UBSan and TSan: ARGS=thread for one of them
-	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $(ARGS)
+sanitize: sanitize-address sanitize-thread  ## the kernel tests under ASan and UBSan, and those with threads under TSan
+
+sanitize-address sanitize-thread: sanitize-%: $(VENV)/.sanitize-$(SETUP_ID)
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $*
+
+arm: $(VENV)/.sanitize-$(SETUP_ID)  ## ARM's kernels, cross-compiled and emulated, against this machine's: the same bits
+	$(BIN)/python -m pytest -m slow -rs tests/kernels/test_bits.py $(ARGS)
 
 parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torch, live, and prints the table
 	.venv-parity/bin/python -m tests.parity.compare $(ARGS)

@@ -38,6 +38,7 @@ from turns import Contender
 
 from corepipe.models import hub, registry
 from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.weights import packed_weights
 
 START_SECONDS = 600.0
 OURS = "corepipe={python} -m corepipe serve {model} --dtype int8 --max-model-len 2048 --port {{port}}"
@@ -180,8 +181,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--logs", type=Path, default=Path(), help="directory for what servers print")
     args = parser.parse_args()
-    graph = registry.load(hub.resolve(args.model)).graph(FORMATS["int8"], 2048)
-    demand = Demand.of(graph, FORMATS["int8"])
+    model = registry.load(hub.resolve(args.model))
+    graph = model.graph(FORMATS["int8"], 2048)
+    demand = Demand.of(graph, packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed"))
     vocabulary = range(graph.vocab_size // 10, graph.vocab_size * 9 // 10)  # no special tokens, no padding
     ours = OURS.format(python=sys.executable, model=shlex.quote(args.model))
     with ExitStack() as stack:

@@ -47,6 +47,7 @@ from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.weights import packed_weights
 from corepipe.planning.bench.target import Http, Target, Whole
 
 LENGTHS, BATCHES = (16, 64, 256), (1, 32)
@@ -294,7 +295,7 @@ def server_row(length: int, turns: Sequence[Mapping[str, Served]]) -> dict[str, 
 
 def measure_libraries(stack: ExitStack, model: Path, asked: argparse.Namespace) -> list[Any]:
     loaded = registry.load(model)
-    linears = loaded.graph(FORMATS["int8"], 512)
+    graph = loaded.graph(FORMATS["int8"], 512)
     pythons = dict(one.split("=", 1) for one in [f"{OURS}={sys.executable}", *asked.library])
     found = []
     for name, python in pythons.items():
@@ -304,7 +305,7 @@ def measure_libraries(stack: ExitStack, model: Path, asked: argparse.Namespace) 
             found.append(stack.enter_context(library(name, python, model, asked)))
     head = "".join(f" {one.name:>22}" for one in found[1:])
     print(f"{'tokens':>6} {'texts':>6} {'texts/s':>10}{head} {'limit':>6}", flush=True)
-    demand = Demand.of(linears, FORMATS["int8"])
+    demand = Demand.of(graph, packed_weights(graph, loaded.checkpoint, hub.cache_dir() / "packed"))
     return compare_libraries(found, Texts(loaded.tokenizer()), demand, asked.rounds)
 
 

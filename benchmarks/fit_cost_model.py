@@ -2,6 +2,7 @@
 
     python benchmarks/fit_cost_model.py ROWS.csv                        # writes neuron/constants.json
     python benchmarks/fit_cost_model.py ROWS.csv --cross-validate-only  # writes nothing
+    python benchmarks/fit_cost_model.py ROWS.csv --keep                 # writes the errors of what is there
 
 The errors are those of leave-one-family-out cross-validation: every family of models is predicted with
 constants from the rows of the others.  The file stays outside the repository: its hash is written down.
@@ -18,9 +19,11 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from residuals import folds
+
 from corepipe.cli.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, shipped
+from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, provenance, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -44,14 +47,22 @@ def main() -> None:
         "rows", type=Path, help="measurements, with the columns of planning/calibration/rows.py"
     )
     parser.add_argument("--cross-validate-only", action="store_true", help="print the errors, write nothing")
+    parser.add_argument(
+        "--keep", action="store_true", help="fit nothing: after a change of what no constant is fitted to"
+    )
     parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
     given = parser.parse_args()
     table, cases, console = rows.read(given.rows), Cases(), results()
     known = tuple(completed(table.rows))
+    if given.keep:
+        found = errors(known, cases, *stored())
+        show(console, found)
+        given.output.write_text(json.dumps(with_errors(found), indent=1) + "\n")
+        return
     used = usable(known, cases)
     console.print(f"{len(used)} of {len(known)} rows are fitted to")
-    chosen, folds = fit_and_folds(used, cases)
-    found = errors(known, cases, chosen, folds)
+    chosen, without = fit_and_folds(used, cases)
+    found = errors(known, cases, chosen, without)
     console.print("Leave-one-family-out errors (|error| median and p90, bias; the plain roofline's beside):")
     show(console, found)
     for generation, constants in chosen.constants.items():
@@ -59,7 +70,7 @@ def main() -> None:
             f"{generation}: {json.dumps(as_json(constants))} from {chosen.rows.get(generation, 0)} rows"
         )
     if not given.cross_validate_only:
-        given.output.write_text(json.dumps(record(given.rows, chosen, folds, found), indent=1) + "\n")
+        given.output.write_text(json.dumps(record(given.rows, chosen, without, found), indent=1) + "\n")
         console.print(f"written to {given.output}")
 
 
@@ -67,6 +78,19 @@ def fit_and_folds(used: Sequence[Raw], cases: Cases) -> tuple[Fit, dict[str, Fit
     """What is fitted to all rows, and without each family of models."""
     one = partial(fit_all, known={})
     return one(used, cases), leave_one_family_out(used, cases, one)
+
+
+def stored() -> tuple[Fit, dict[str, Fit]]:
+    """What `fit_and_folds` once gave, as it was written down."""
+    known = {name: Fit(constants, {}) for name, constants in folds().items()}
+    return Fit(shipped(), provenance()["rows_used"]), known
+
+
+def with_errors(found: Sequence[Cell]) -> dict[str, object]:
+    """The file as it is, but for how well its constants predict."""
+    known = json.loads(FILE.read_text())
+    scores = [cell.as_json() for cell in found]
+    return {**known, "provenance": {**known["provenance"], "cells": scores}}
 
 
 def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:

@@ -16,11 +16,17 @@ from typing import Any
 import numpy as np
 
 from corepipe.kernels import native, packing
+from corepipe.neuron import packed_int4
+from corepipe.neuron.int4 import Int4
 
 MIB = 1 << 20
 COLD_BYTES = 256 * MIB  # of weights, more than any cache holds
 LARGE_M = 64  # from here on the products take longer than reading their weights
-BYTES = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4}
+BYTES: dict[str, float] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4} | {
+    kind: packing.packed_bytes(kind, packing.PANEL, packing.K_MULTIPLE) / (packing.PANEL * packing.K_MULTIPLE)
+    for kind in packing.INT4_KINDS
+}
+"""Of a weight."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +69,42 @@ class Limits:
 
 def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
     """Of the ISA in use, or of another."""
-    products = {"int8": "int8", "int8-weights": "bf16", "int8w": "bf16"}.get(kind, kind)
+    by_int8 = dict.fromkeys((*packing.INT4_KINDS, "int4-weights"), "int8")
+    products = (by_int8 | {"int8-weights": "bf16", "int8w": "bf16"}).get(kind, kind)
     product = native().probe_products(isa or native().isa(), products, threads, 0.1)
     return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
 
 
 def random_matrix(kind: packing.Kind, n: int, k: int, copies: int) -> list[Any]:
     """Matrices of equal values at different addresses."""
-    rng = np.random.default_rng(0)
-    quantized = kind in {"int8", "int8w"}
-    values = (
-        rng.integers(-127, 128, (n, k), dtype=np.int8) if quantized else rng.random((n, k), dtype=np.float32)
-    )
-    packed = packing.pack(kind, values)
+    packed, scale = random_weights(kind, n, k)
     arena = np.tile(packed, copies).reshape(copies, -1)
-    scale = np.full(n, 0.01, np.float32) if quantized else None
     return [native().Matrix(kind, arena[i], scale, n, k) for i in range(copies)]
+
+
+def random_weights(kind: packing.Kind, n: int, k: int) -> tuple[Any, Any]:
+    """Packed, and the scales that stand beside them."""
+    rng = np.random.default_rng(0)
+    if kind in packing.INT4_KINDS:
+        return packed_int4.pack(random_int4(rng, kind, n, k)), None
+    if kind in {"int8", "int8w"}:
+        values = rng.integers(-127, 128, (n, k), dtype=np.int8)
+        return packing.pack(kind, values), np.full(n, 0.01, np.float32)
+    return packing.pack(kind, rng.random((n, k), dtype=np.float32)), None
+
+
+def random_int4(rng: np.random.Generator, kind: packing.Int4Kind, n: int, k: int) -> Int4:
+    group, offsets = packing.int4_form(kind)
+    scale = np.full((n, -(-k // group)), 0.01, np.float16)
+    values = rng.integers(0, 16, (n, k), dtype=np.uint8)
+    return Int4(values, scale, group, offsets, None if offsets == "none" else -scale)
 
 
 class Bench:
     """One Linear many times over, each time with other weights."""
 
     def __init__(self, shape: Shape, kind: packing.Kind, m: int, pool: Any) -> None:  # noqa: ANN401
-        cold = COLD_BYTES // (shape.weights * BYTES[kind])
+        cold = int(COLD_BYTES / (shape.weights * BYTES[kind]))
         self.copies = max(1, min(cold, 8 if m >= LARGE_M else 64))
         self.m = m
         matrices = [random_matrix(kind, n, shape.k, self.copies) for n in shape.n]

@@ -4,7 +4,8 @@
     python benchmarks/rule_ablation.py ROWS.csv --load --only links   # one rule, with it
 
 Constants are fitted again for each.  The rules are those of docs/decisions/2026-11-22-prediction-rules.md, of
-2026-11-22-convolutions.md what a beam search does, and of 2026-11-23-copies-and-beams.md.
+2026-11-22-convolutions.md what a beam search does, and of 2026-11-23-copies-and-beams.md; `sweep`, `lengths`
+and `ends` are what the tester of loads does, 2026-11-23-what-a-sweep-sends.md: give them with --load.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from corepipe.neuron.hardware import Instance
 from corepipe.neuron.ops import experts
 from corepipe.neuron.profiles import NEVER, PROFILES, AttentionKernel, Buckets, RuntimeProfile
 from corepipe.neuron.rates import Link, link
-from corepipe.planning.calibration import rows, stacks
+from corepipe.planning.calibration import load, rows, stacks
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import family, usable
@@ -86,6 +87,9 @@ OFF: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "copies": lambda: _profiles(_copied_once),
     "beams": lambda: _profiles(_one_beam),
     "picks": lambda: _style(rewrites_kv=False),
+    "sweep": lambda: patch.object(load, "SWEEP_REQUESTS", 1 << 20),
+    "lengths": lambda: patch.object(load, "SWEPT", replace(load.SPREAD, ended=load.SWEPT.ended)),
+    "ends": lambda: patch.object(load, "SWEPT", replace(load.SWEPT, ended=0.0)),
 }
 """How each rule is switched off."""
 

@@ -22,9 +22,9 @@ from roofline import Limits, measure_limits  # the script beside this one
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Format, Graph
-from corepipe.neuron.ops import Linear
+from corepipe.neuron.executor import NativeExecutor, Weights
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.ops import Experts, Linear
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.neuron.weights import packed_weights
@@ -36,21 +36,39 @@ BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Of the Linears: operations of a row in the layers, of a wanted row in the head; bytes of weights."""
+    """What products ask for: operations of a row in the layers, of a wanted row in the head; bytes of the
+    Linears' weights, and of an expert's in all layers, of which a row takes `top_k` of `experts`."""
 
     layers: float
     head: float
     nbytes: float
+    expert: float = 0.0
+    experts: int = 1
+    top_k: int = 0
 
     @classmethod
-    def of(cls, graph: Graph, fmt: Format) -> Demand:
-        *layers, head = [op.x.width * op.out.width for op in graph.ops if isinstance(op, Linear)]
-        return cls(2 * sum(layers), 2 * head, (sum(layers) + head) * fmt.weights.bytes)
+    def of(cls, graph: Graph, weights: Weights) -> Demand:
+        linears = [op for op in graph.ops if isinstance(op, Linear)]
+        *layers, head = [op.x.width * op.out.width for op in linears]
+        nbytes = sum(weights[op.weight.name].data.nbytes for op in linears)
+        mixtures = [op for op in graph.ops if isinstance(op, Experts)]
+        if not mixtures:
+            return cls(2 * sum(layers), 2 * head, nbytes)
+        first = mixtures[0]
+        layers += [3 * op.top_k * op.x.width * op.ffn for op in mixtures]
+        stacks = [spec for op in mixtures for spec in op.weights]
+        expert = sum(weights[spec.name].data.nbytes for spec in stacks) / first.experts
+        return cls(2 * sum(layers), 2 * head, nbytes, expert, first.experts, first.top_k)
 
     def seconds(self, limits: Limits, rows: int, wanted: int) -> float:
         """The least that a step can take: the weights are read, or the operations done."""
         operations = self.layers * rows + self.head * wanted
-        return max(self.nbytes / limits.read, operations / limits.product if limits.product else 0.0) / 1e9
+        read = self.nbytes + self.expert * self.taken(rows)
+        return max(read / limits.read, operations / limits.product if limits.product else 0.0) / 1e9
+
+    def taken(self, rows: int) -> float:
+        """Experts that so many rows take between them, where each is as likely as any other."""
+        return self.experts * (1 - (1 - self.top_k / self.experts) ** rows)
 
 
 def inputs(batch: int, rows: int, context: int, vocab: int) -> StepInputs:
@@ -86,31 +104,20 @@ def seconds(executor: NativeExecutor, step: StepInputs, repeat: int) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
-    parser.add_argument("--format", default="int8", choices=FORMATS)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--isa", default=native().isa(), choices=native().isas(), help="whose peak to take")
-    args = parser.parse_args()
-
-    model = registry.load(hub.resolve(args.model))
-    graph = model.graph(FORMATS[args.format], 2048)
-    weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
-    pool = native().Pool(args.threads)
-    cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
-    executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
-    demand = Demand.of(graph, FORMATS[args.format])
+def report(
+    executor: NativeExecutor,
+    demand: Demand,
+    cases: list[tuple[int, int, int]],
+    vocab: int,
+    args: argparse.Namespace,
+) -> None:
+    """Prints a row for each case of (sequences, new tokens of each, cached ones)."""
     results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
             batch, rows, context = case
             limits = measure_limits(args.format, args.threads, args.isa)
-            took = seconds(executor, inputs(batch, rows, context, graph.vocab_size), 10 if rows == 1 else 3)
+            took = seconds(executor, inputs(batch, rows, context, vocab), 10 if rows == 1 else 3)
             floor = demand.seconds(limits, batch * rows, batch)
             results[case].append((batch * rows / took, floor / took))
     print(f"{'batch':>8} {'rows':>5} {'tokens/s':>10} {'share of roofline':>18} {'best round':>11}")
@@ -119,6 +126,31 @@ def main() -> None:
         best = max(share for _, share in runs)
         print(f"{batch:>8} {rows:>5} {rate:>10.0f} {share:>17.0%} {best:>11.0%}")
     print(f"medians of {args.rounds} rounds")
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """What every script that prints such a report may be told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", default="int8", choices=FORMATS)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--isa", default=native().isa(), choices=native().isas(), help="whose peak to take")
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
+    args = parser.parse_args()
+
+    model = registry.load(hub.resolve(args.model))
+    graph = model.graph(FORMATS[args.format], 2048)
+    weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
+    pool = native().Pool(args.threads)
+    cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
+    executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
+    report(executor, Demand.of(graph, weights), cases, graph.vocab_size, args)
     pool.close()
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corepipe.serving.config import EngineConfig
     from corepipe.serving.constraints import StructuredOutputsParams
-    from corepipe.serving.llm import LLM, RequestOutput
+    from corepipe.serving.llm import LLM
+    from corepipe.serving.llm_answers import RequestOutput
     from corepipe.serving.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> object:
     """Loads what is asked for, so that importing the package alone stays cheap."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {"EngineConfig": "config", "StructuredOutputsParams": "constraints"}
+    homes = {
+        "EngineConfig": "config",
+        "RequestOutput": "llm_answers",
+        "StructuredOutputsParams": "constraints",
+    }
     value: object = getattr(import_module(f"corepipe.serving.{homes.get(name, 'llm')}"), name)
     return value

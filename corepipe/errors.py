@@ -27,7 +27,8 @@ def shown(value: object, most: int = 80) -> str:
     """What a file or a client says, as one line of a message may quote it: cut, and nothing but printable."""
     text = str(value) if isinstance(value, str | Path) else repr(value)
     cut = text if len(text) <= most else f"{text[:most]}..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    # Not by a codec: those are imported when first used, which a process without files cannot do.
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) -> UserError:

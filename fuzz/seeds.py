@@ -144,7 +144,7 @@ def index_of(graph: Graph) -> Index:
     """As it is when the graph is packed."""
     tensors, at = {}, packed_index.ALIGNMENT
     for spec in graph.weights():
-        kind, data, scale = packed_index.expected(spec, graph.format)
+        kind, data, scale = packed_index.expected(spec, graph.format)[0]
         parts = []
         for size in (data, scale):
             parts.append(Part(at, size))

@@ -29,7 +29,7 @@ from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields
 from corepipe.models.text import chat_sandbox
-from corepipe.models.text.tokenizer import from_directory
+from corepipe.models.text.directory_tokenizer import from_directory
 from corepipe.neuron import packed_index
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.serving import frames

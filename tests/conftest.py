@@ -1,14 +1,21 @@
-"""What holds for every test: none fails because the machine has something else to do, or by another order."""
+"""What holds for every test: none fails because the machine has something else to do, or by another order.
+
+And how a server is watched while it is attacked.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import closing
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.servers import PATIENCE_SECONDS
+from tests.attacks import Watch
+from tests.servers import PATIENCE_SECONDS, Served
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -22,3 +29,19 @@ for part in ("connect", "read", "write", "pool"):  # where httpx gives a server 
 
 # Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def watching(server: Served, request: pytest.FixtureRequest) -> Iterator[Watch]:
+    """The `server` of a module, which names its KEY and its GOLDEN request where it has its own."""
+    key = getattr(request.module, "KEY", "")
+    golden = getattr(request.module, "GOLDEN", Watch.golden)
+    with closing(Watch(server, key, golden=golden)) as watch:
+        yield watch
+
+
+@pytest.fixture
+def watch(watching: Watch) -> Iterator[Watch]:
+    """What a case needs; the invariants are checked after it."""
+    yield watching
+    watching.check()

@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,7 @@ def png(width: int, height: int, *chunks: bytes, rows: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+@cache
 def zeros(count: int) -> bytes:
     """So many bytes, deflated a thousandfold."""
     return zlib.compress(bytes(count), 9)

@@ -34,19 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def watching(server: Served) -> Iterator[Watch]:
-    with contextlib.closing(Watch(server, golden=GOLDEN)) as watch:
-        yield watch
-
-
-@pytest.fixture
-def watch(watching: Watch) -> Iterator[Watch]:
-    """What a case needs; the invariants are checked after it."""
-    yield watching
-    watching.check()
-
-
 TEXTS: list[Any] = [
     "",
     None,

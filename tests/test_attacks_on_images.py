@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -26,19 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_vit(tmp_path_factory.mktemp("vit"))
     with served(folder, "--served-model-name", "tiny", "--threads", 1) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def watching(server: Served) -> Iterator[Watch]:
-    with contextlib.closing(Watch(server, golden=GOLDEN)) as watch:
-        yield watch
-
-
-@pytest.fixture
-def watch(watching: Watch) -> Iterator[Watch]:
-    """What a case needs; the invariants are checked after it."""
-    yield watching
-    watching.check()
 
 
 def test_each_is_refused_with_a_reason(watch: Watch) -> None:

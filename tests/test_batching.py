@@ -21,8 +21,9 @@ from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
 REQUESTS = 64
 QUICK = ["int8"]
-"""The small models of `tests/test_families.py` have their company in every format."""
+"""The small models of `tests/test_families.py` have their company in every format and type of cache."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
+KEPT = ["auto", pytest.param("int8", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +65,15 @@ def told(answer: Answer) -> tuple[Any, ...]:
     return answer.tokens, answer.logprobs, answer.finish_reason
 
 
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("fmt", ALL)
-def test_a_crowd_gets_the_answers_of_each_alone(model: Model, text: list[int], fmt: str) -> None:
+def test_a_crowd_gets_the_answers_of_each_alone(model: Model, text: list[int], fmt: str, kept: str) -> None:
     submits = crowd(text, longest=60)
-    solo = engine(model, fmt, prefix_cache=False)
+    solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
     expected = {s.id: answers(solo, [s])[s.id] for s in submits}
     solo.close()
-    tight = engine(model, fmt, max_num_seqs=16, max_num_batched_tokens=48, num_blocks=24)
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 24}
+    tight = engine(model, fmt, kv_cache_dtype=kept, **limits)
     found = answers(tight, submits)
     (stats,) = tight.stats()
     tight.close()

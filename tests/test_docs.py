@@ -26,7 +26,8 @@ from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.api.routes.traffic import HttpMetrics
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.faults import KINDS, SECONDS
-from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from corepipe.serving.llm import LLM, SamplingParams
+from corepipe.serving.llm_answers import RequestOutput
 from corepipe.serving.messages import Ready
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.lateness import Lateness

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
+from tests.parity import expected
+from tests.parity.families import VOCAB
 from tests.servers import TINY, Served, served, until
 
 BAD = 77
@@ -139,8 +142,29 @@ def test_a_chat_ends_with_an_error(tmp_path: Path) -> None:
         assert running.metric("corepipe_engine_restarts_total") == 0
 
 
-def test_in_python(tmp_path: Path) -> None:
-    path = model(tmp_path / "poisoned", everywhere=False)
+def mixture(where: Path) -> Path:
+    """A mixture whose router overflows in sequences that hold BAD."""
+    small = expected.load("mixtral")
+    shapes = {name: tuple({expected.VOCAB: VOCAB}.get(n, n) for n in s) for name, s in small.shapes.items()}
+    path = replace(small, config={**small.config, "vocab_size": VOCAB}, shapes=shapes).write(where)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / file, path)
+    tensors = {name: np.array(x) for name, x in load_file(path / "model.safetensors").items()}
+    for name, values in tensors.items():
+        if name.endswith(("o_proj.weight", "w2.weight")):
+            values[0] = 0
+        elif name.endswith(".gate.weight"):
+            values[:, 0] = 3e38
+    tensors["model.embed_tokens.weight"][:, 0] = 0
+    tensors["model.embed_tokens.weight"][BAD, 0] = 100
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_in_python(tmp_path: Path, kind: str) -> None:
+    where = tmp_path / "poisoned"
+    path = mixture(where) if kind == "mixture" else model(where, everywhere=False)
     greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     with LLM(str(path), format="fp32", threads=1) as llm:
         before = llm.generate([HEALTHY], greedy)[0].token_ids

@@ -100,7 +100,7 @@ def test_what_is_made_up_of_texts_meets_the_document(encoders: Served, tmp_path:
 def test_ten_thousand_cases(server: Served, tmp_path: Path) -> None:
     tried = made_up(server, tmp_path, "--phases", "coverage,fuzzing,stateful", "--max-examples", "1100")
     assert tried >= 10_000
-    assert answered(server, GENERATING) > 100
+    assert answered(server, GENERATING) > 50
 
 
 @pytest.mark.slow

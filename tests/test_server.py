@@ -236,9 +236,13 @@ def test_beyond_loopback_wants_a_key_or_insecure() -> None:
     assert "--insecure" in line
 
 
-def test_preemption_changes_no_answer() -> None:
+@pytest.mark.parametrize("kept", ["auto", "int8"])
+def test_preemption_changes_no_answer(kept: str) -> None:
     """The cache holds one full sequence: eight at once must give way to each other."""
-    with served(TINY, "--num-blocks", 8, "--served-model-name", "tiny") as server:
+    flags = ("--num-blocks", 8, "--kv-cache-dtype", kept)
+    with served(TINY, *flags, "--served-model-name", "tiny") as server:
+        told = "the host keeps keys and values as int8 (emulation only: bf16 on the device)"
+        assert (told in run("ls", "--url", server.url).stdout) is (kept == "int8")
 
         def ask(*prompts: list[int]) -> list[dict[str, object]]:
             body = {"prompt": prompts, "max_tokens": 150, "temperature": 0, "ignore_eos": True}

@@ -20,7 +20,13 @@ from corepipe.neuron.weights import InMemoryWeights
 from tests.support import chunk_inputs, logits
 
 MODELS = sorted(path.parent for path in (Path(__file__).parent / "data" / "tiny").glob("*/golden.json"))
-AGREEMENT = {"fp32": 1e-5, "bf16": 4 * 2.0**-7, "int8-weights": 4 * 2.0**-7, "int8": 8 / 127}
+AGREEMENT = {
+    "fp32": 1e-5,
+    "bf16": 4 * 2.0**-7,
+    "int8-weights": 4 * 2.0**-7,
+    "int8": 8 / 127,
+    "int4-weights": 8 / 127,
+}
 """Largest difference between kernels and twin, relative to the row's largest logit; where it comes from is
 said in tests/neuron/test_executor.py."""
 

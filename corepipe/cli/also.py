@@ -13,10 +13,10 @@ COMMON = ("instance", "lnc", "clock", "time_scale", "seed", "cache_dir")
 """Settings of the first model that are the server's: those of the emulated device and its time."""
 
 OWN = (
-    "task", "dtype", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "max-batch-delay", "mode",
-    "pipeline", "tensor", "data", "timing-model", "profile", "policy", "block-size", "num-blocks",
-    "kv-cache-memory-bytes", "enable-prefix-caching", "max-num-queued-reqs", "max-num-queued-tokens",
-    "threads", "chat-template", "tool-call-parser", "reasoning-parser",
+    "task", "dtype", "bits", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "max-batch-delay",
+    "mode", "pipeline", "tensor", "data", "timing-model", "profile", "policy", "block-size", "num-blocks",
+    "kv-cache-dtype", "kv-cache-memory-bytes", "enable-prefix-caching", "max-num-queued-reqs",
+    "max-num-queued-tokens", "threads", "chat-template", "tool-call-parser", "reasoning-parser",
 )  # fmt: skip
 """Flags that are of one model: each may stand behind its path."""
 

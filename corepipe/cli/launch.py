@@ -20,7 +20,7 @@ from corepipe.models.checkpoints import integrity
 from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.graph import FORMATS, DType
 from corepipe.neuron.packed_index import weights_size
 from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.api.cassettes.deck import Deck
@@ -145,8 +145,14 @@ def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
 
 def _weights(model: str, fmt: str) -> str | None:
     """What becomes of weights that are quantised; None for plain ones, of which --dtype says it."""
-    stored = registry.load(Path(model)).checkpoint.stored_as
-    return stored and f"weights: {stored} -> read as fp32, stored as {FORMATS[fmt].weights.value}"
+    checkpoint, weights = registry.load(Path(model)).checkpoint, FORMATS[fmt].weights
+    if checkpoint.stored_as is None:
+        return None
+    if weights is not DType.INT4:
+        return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
+    direct = checkpoint.four_bits_as
+    kept = "stored as int8" if direct is None else f"{direct} as they are, others that are quantised as int8"
+    return f"weights: {checkpoint.stored_as} -> {kept}"
 
 
 def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
@@ -171,7 +177,8 @@ class _Announcement:
     def line(self, ready: Ready) -> str:
         """For stderr."""
         whose = f"{self.name}: " if self.names else ""
-        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels, {ready.threads}"
+        alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
+        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
         room = f"(up to {ready.max_model_len} tokens a request)"
         return f"{loaded}: {self.urls[0]}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
 

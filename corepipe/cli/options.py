@@ -17,13 +17,25 @@ BATCHING = "Batching"
 class Dtype(StrEnum):
     INT8 = "int8"
     INT8_WEIGHTS = "int8-weights"
+    INT4_WEIGHTS = "int4-weights"
     BF16 = "bf16"
     FP32 = "fp32"
+
+
+class BitsChoice(StrEnum):
+    FAST = "fast"
+    SAME = "same"
+
+
+class CacheDtype(StrEnum):
+    AUTO = "auto"
+    INT8 = "int8"
 
 
 class TimedDtype(StrEnum):
     INT8 = "int8"
     INT8_WEIGHTS = "int8-weights"
+    INT4_WEIGHTS = "int4-weights"
     BF16 = "bf16"
     FP32 = "fp32"
     FP8 = "fp8"
@@ -277,14 +289,25 @@ MaxQueueSeconds = Annotated[
 
 Format = Annotated[
     Dtype,
-    _option("--dtype", help="int8: INT8 weights and activations; int8-weights: bf16 compute.", panel=MODEL),
+    _option(
+        "--dtype",
+        help="int8: INT8 weights and activations; int8-weights: bf16 compute; int4-weights: weights of four "
+        "bits, INT8 activations.",
+        panel=MODEL,
+    ),
+]
+Bits = Annotated[
+    BitsChoice,
+    _option(
+        "--bits", help="same: tokens and logprobs are the same on every CPU; somewhat slower.", panel=MODEL
+    ),
 ]
 TimedFormat = Annotated[
     TimedDtype,
     _option(
         "--dtype",
-        help="int8: INT8 weights and activations; int8-weights: bf16 compute; fp8, mxfp8, mxfp4: of devices "
-        "alone.",
+        help="int8: INT8 weights and activations; int8-weights: bf16 compute; int4-weights: weights of four "
+        "bits, INT8 activations; fp8, mxfp8, mxfp4: of devices alone.",
         panel=MODEL,
     ),
 ]
@@ -377,6 +400,15 @@ KVCacheBytes = Annotated[
         "device's limits count.",
         panel=BATCHING,
         min=1,
+    ),
+]
+KVCacheDtype = Annotated[
+    CacheDtype,
+    _option(
+        "--kv-cache-dtype",
+        help="What the host keeps keys and values as; auto: as they are computed; int8: half of that. No "
+        "device has it: times and memory are those of auto.",
+        panel=BATCHING,
     ),
 ]
 PrefixCaching = Annotated[

@@ -32,6 +32,13 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
     if placement["time_scale"] != 1.0:
         console.print(f"a second of the device takes {placement['time_scale']:g} s")
+    if kept := placement.get("kv_cache_dtype"):
+        on_device = placement["kv_cache_dtype_on_device"]
+        console.print(
+            f"the host keeps keys and values as {kept} (emulation only: {on_device} on the device), "
+            f"{placement['kv_cache_bytes_per_token'] / 1e3:.2f} kB a token",
+            markup=False,
+        )
     for limit in placement["host_limits"]:
         console.print(limit, style="yellow", markup=False)
     cores = Figures(*(Column(name, justify="right") for name in CORE_COLUMNS))

@@ -38,10 +38,21 @@ class Matrix:
     k: int
 
 class KVCache:
-    """Paged keys and values of some layers on one core; dtype "bf16" or "fp32"; zeroed at the start."""
+    """Paged keys and values of some layers on one core, zeroed at the start.
+
+    dtype: of the Program, "bf16" or "fp32", which they are kept as, or, with `int8`, as that and a scale for
+    each key and value.
+    """
 
     def __init__(
-        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: str
+        self,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        int8: bool = False,
     ) -> None: ...
     nbytes: int
     def memory(self) -> U8: ...
@@ -107,8 +118,10 @@ class Program:
         slopes: F32 | None = None,
         causal: bool = True,
         biases: F32 | None = None,
+        table: int = 0,
     ) -> None:
-        """`layer` counts within the cache.  Fused, in this order: per-head norm, rotation, attention.
+        """`layer` counts within the cache, `table` says which of a sequence's block tables the layer goes by.
+        Fused, in this order: per-head norm, rotation, attention.
 
         Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
         those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the
@@ -119,7 +132,25 @@ class Program:
         """
     def activation(self, function: str, x: int, out: int) -> None: ...
     def glu(self, gate: int, up: int, out: int, function: str = "silu") -> None: ...
-    def scale(self, x: int, factor: float, out: int) -> None: ...
+    def scale(self, x: int, factor: float, out: int, by: int | None = None) -> None:
+        """by: a value of width 1, whose rows x's are multiplied by, too."""
+    def experts(
+        self,
+        x: int,
+        scores: int,
+        out: int,
+        gate: Sequence[Matrix],
+        up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        top_k: int,
+        scoring: str,
+        function: str = "silu",
+    ) -> None:
+        """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts whose scores are
+        highest.  The matrices are one for each expert, all of the same shapes.
+
+        scoring: weights are the softmax of all scores, "of_all", or of those of these experts, "of_chosen".
+        """
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:
@@ -140,9 +171,19 @@ class Pool:
     def close(self) -> None: ...
 
 class Executor:
-    """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is given or drawn from."""
+    """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is given or drawn from.
 
-    def __init__(self, pool: Pool, programs: Sequence[Program], result: int, width: int) -> None: ...
+    same_bits: by the kernels whose results have the same bits on every CPU.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        programs: Sequence[Program],
+        result: int,
+        width: int,
+        same_bits: bool = False,
+    ) -> None: ...
     def submit(
         self,
         tokens: I32,
@@ -173,6 +214,9 @@ class Executor:
         """
     def watch(self, hook: Callable[[int], None] | None) -> None:
         """Tests: called with the Program's index each time another core's part starts to run."""
+
+def divide(panels: int, blocks: int, threads: int) -> tuple[int, int]:
+    """Tests: into how many parts by rows a Linear's panels are cut, and how many blocks threads idle for."""
 
 def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
     """Tests: x [M, k] -> int32 sums [k / 64 groups, M, n] before any scale."""

@@ -7,11 +7,15 @@ with zeros.  Layouts are little-endian:
     int8w  s8            [n/32][k/2][32][2]
     bf16   bf16          [n/32][k/2][32][2]
     fp32   f32           [n/32][k][32]
+    int4*  [n/32][k/64] of: scales fp16 [64/group][32], offsets alike where there are any, and u4
+           [16][16][4] pairs (k, columns, k), the lower four bits of columns 0-15, the upper of 16-31
+
+The name of an int4 kind says its group and its offsets: int4g32, int4g32z (zeros), int4g64m (minima).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import ml_dtypes
 import numpy as np
@@ -22,16 +26,28 @@ PANEL = 32
 K_MULTIPLE = 64
 """k is padded to a multiple of this, the width of an int8 activation group."""
 
-Kind = Literal["int8", "int8w", "bf16", "fp32"]
+DenseKind = Literal["int8", "int8w", "bf16", "fp32"]
+Int4Kind = Literal["int4g32", "int4g32z", "int4g32m", "int4g64", "int4g64z", "int4g64m"]
+Kind = DenseKind | Int4Kind
+Offsets = Literal["none", "zeros", "minima"]
+"""What a number q of four bits and its scale s stand for: (q - 8) s, (q + offset) s, or q s + offset."""
+
+_OFFSETS: tuple[Offsets, ...] = get_args(Offsets)
+DENSE_KINDS: tuple[DenseKind, ...] = get_args(DenseKind)
+INT4_KINDS: tuple[Int4Kind, ...] = get_args(Int4Kind)
 
 _ELEMENT_BYTES: dict[Kind, int] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4}
-_INTERLEAVE: dict[Kind, int] = {"int8": 4, "int8w": 2, "bf16": 2, "fp32": 1}  # elements of k side by side
+_INTERLEAVE: dict[Kind, int] = {"int8": 4, "int8w": 2, "bf16": 2, "fp32": 1}
+"""Elements of k side by side."""
 _INT8_OFFSET = 128
 _INT8_LIMIT = 127
+_INT4_LIMIT = 15
 
 
 def packed_bytes(kind: Kind, n: int, k: int) -> int:
     """Size of a packed [n, k] matrix in bytes."""
+    if kind in INT4_KINDS:
+        return _padded(n, PANEL) // PANEL * (_padded(k, K_MULTIPLE) // K_MULTIPLE) * _int4_layout(kind).nbytes
     return _padded(n, PANEL) * _padded(k, K_MULTIPLE) * _ELEMENT_BYTES[kind]
 
 
@@ -39,10 +55,14 @@ def pack(kind: Kind, weight: npt.NDArray[np.float32] | npt.NDArray[np.int8]) -> 
     """Packs weight [n, k] into its panels, as bytes.
 
     weight is int8 for "int8" and "int8w" (the scales stay with the caller) and fp32 for the others; "bf16"
-    rounds to nearest even.  Raises ValueError for another dtype or rank, and for -128 as "int8w", which the
-    kernels' table of bf16 values lacks (symmetric quantisation ends at -127).
+    rounds to nearest even.  Raises ValueError for another dtype or rank, for int4 kinds (see pack_int4), and
+    for -128 as "int8w", which the kernels' table of bf16 values lacks (symmetric quantisation ends at -127).
     """
-    if weight.ndim != 2 or weight.dtype != (np.int8 if kind.startswith("int8") else np.float32):
+    if (
+        kind in INT4_KINDS
+        or weight.ndim != 2
+        or weight.dtype != (np.int8 if kind.startswith("int8") else np.float32)
+    ):
         raise ValueError(f"cannot pack {weight.dtype} {weight.shape} as {kind}")
     if kind == "int8w" and weight.min(initial=0) < -_INT8_LIMIT:
         raise ValueError("cannot pack -128 as int8w")
@@ -67,6 +87,118 @@ def unpack(
     padded_k = _padded(k, K_MULTIPLE)
     panels = _values(kind, data).reshape(-1, padded_k // step, PANEL, step)
     return np.ascontiguousarray(panels.swapaxes(1, 2).reshape(-1, padded_k)[:n, :k])
+
+
+class Int4Arrays(NamedTuple):
+    """Numbers [n, k] u8 from 0 to 15; scales and, where there are any, offsets [n, k / group] fp16."""
+
+    values: npt.NDArray[np.uint8]
+    scale: npt.NDArray[np.float16]
+    offset: npt.NDArray[np.float16] | None
+
+
+def int4_kind(group: int, offsets: Offsets) -> Int4Kind:
+    """The kind of such groups.  Raises ValueError where there is none."""
+    kind = f"int4g{group}{'' if offsets == 'none' else offsets[0]}"
+    for known in INT4_KINDS:
+        if kind == known:
+            return known
+    raise ValueError(f"no kernel has groups of {group} with offsets that are {offsets}")
+
+
+def int4_form(kind: Int4Kind) -> tuple[int, Offsets]:
+    """Group and offsets of a kind."""
+    return next(
+        (group, offsets) for group in (32, 64) for offsets in _OFFSETS if int4_kind(group, offsets) == kind
+    )
+
+
+def pack_int4(kind: Int4Kind, arrays: Int4Arrays) -> npt.NDArray[np.uint8]:
+    """Packs numbers of four bits, their scales and offsets into panels, as bytes.
+
+    Raises ValueError for shapes or dtypes that are not those of the kind, and for numbers above 15.
+    """
+    layout = _int4_layout(kind)
+    values, scale, offset = arrays
+    n, k = values.shape
+    if values.dtype != np.uint8 or values.max(initial=0) > _INT4_LIMIT:
+        raise ValueError(f"cannot pack {values.dtype} as {kind}: numbers are u8 from 0 to {_INT4_LIMIT}")
+    given = [numbers for numbers in (scale, offset) if numbers is not None]
+    if len(given) != layout.arrays or any(
+        numbers.shape != (n, -(-k // layout.group)) or numbers.dtype != np.float16 for numbers in given
+    ):
+        raise ValueError(f"cannot pack scales {[numbers.shape for numbers in given]} as {kind}")
+    panels, steps = _padded(n, PANEL) // PANEL, _padded(k, K_MULTIPLE) // K_MULTIPLE
+    parts = [_in_panels(numbers, panels, steps, layout) for numbers in given]
+    padded = np.zeros((panels * PANEL, steps * K_MULTIPLE), np.uint8)
+    padded[:n, :k] = values
+    halves = padded.reshape(panels, 2, PANEL // 2, steps, K_MULTIPLE // 4, 4)
+    both = halves[:, 0] | halves[:, 1] << 4
+    pairs = both.transpose(0, 2, 3, 1, 4).reshape(panels, steps, -1)
+    return np.concatenate((*parts, pairs), axis=2).reshape(-1)
+
+
+def unpack_int4(kind: Int4Kind, data: npt.NDArray[np.uint8], n: int, k: int) -> Int4Arrays:
+    """The inverse of pack_int4.  Raises ValueError where data has another size than packed_bytes says."""
+    if data.size != packed_bytes(kind, n, k):
+        raise ValueError(f"a packed {kind} [{n}, {k}] has {packed_bytes(kind, n, k)} bytes, not {data.size}")
+    layout, panels, steps = (
+        _int4_layout(kind),
+        _padded(n, PANEL) // PANEL,
+        _padded(k, K_MULTIPLE) // K_MULTIPLE,
+    )
+    groups = data.reshape(panels, steps, layout.nbytes)
+    numbers = [
+        _out_of_panels(groups[:, :, i * layout.scale_bytes : (i + 1) * layout.scale_bytes], n, k, layout)
+        for i in range(layout.arrays)
+    ]
+    both = groups[:, :, layout.arrays * layout.scale_bytes :].reshape(panels, steps, 16, PANEL // 2, 4)
+    halves = np.stack((both & _INT4_LIMIT, both >> 4), axis=1)
+    values = halves.transpose(0, 1, 4, 2, 3, 5).reshape(panels * PANEL, -1)
+    return Int4Arrays(
+        np.ascontiguousarray(values[:n, :k]), numbers[0], numbers[1] if len(numbers) > 1 else None
+    )
+
+
+class _Int4Layout(NamedTuple):
+    """Of a panel's 64 of k: elements that share a scale; how many arrays of scales and offsets there are."""
+
+    group: int
+    arrays: int
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of one array."""
+        return 2 * PANEL * K_MULTIPLE // self.group
+
+    @property
+    def nbytes(self) -> int:
+        return self.arrays * self.scale_bytes + PANEL * K_MULTIPLE // 2
+
+
+def _int4_layout(kind: Kind) -> _Int4Layout:
+    return _Int4Layout(int(kind[5:7]), 1 if kind[7:] == "" else 2)
+
+
+def _in_panels(
+    numbers: npt.NDArray[np.float16], panels: int, steps: int, layout: _Int4Layout
+) -> npt.NDArray[np.uint8]:
+    """Scales [n, groups] as bytes [panels, steps, 64 / group * 32 * 2]."""
+    each = K_MULTIPLE // layout.group
+    padded = np.zeros((panels * PANEL, steps * each), np.float16)
+    padded[: numbers.shape[0], : numbers.shape[1]] = numbers
+    ordered = padded.reshape(panels, PANEL, steps, each).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(ordered).reshape(panels, steps, -1).view(np.uint8)
+
+
+def _out_of_panels(
+    data: npt.NDArray[np.uint8], n: int, k: int, layout: _Int4Layout
+) -> npt.NDArray[np.float16]:
+    panels, steps, _ = data.shape
+    each = K_MULTIPLE // layout.group
+    halves = np.ascontiguousarray(data).view(np.float16).reshape(panels, steps, each, PANEL)
+    ordered = halves.transpose(0, 3, 1, 2).reshape(panels * PANEL, -1)
+    return np.ascontiguousarray(ordered[:n, : -(-k // layout.group)])
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

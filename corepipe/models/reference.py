@@ -44,6 +44,7 @@ What the Graphs of these families leave out, or have in a simpler form:
 - Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
+- Mixtures of experts route without noise, and drop no token; OLMoE's clipped queries and keys are refused.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone.
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
@@ -105,15 +106,22 @@ Safetensors with a `quantization_config`:
 | `fp8` | e4m3 with a scale a block (`weight_block_size`) or a tensor, as DeepSeek and vLLM write it |
 | `fbgemm_fp8` | e4m3 with a scale a channel |
 | `compressed-tensors` | fp8 and integers of 1 to 8 bits with a scale a tensor, channel, group or block |
+| `gptq` | integers of four bits in groups of inputs, in both `checkpoint_format`s; without `desc_act` |
+| `awq` | integers of four bits in groups of inputs (`gemm`) |
 
 Of compressed-tensors these formats are read: {formats}; with zero points, and with columns in an order
-of their own (`actorder`). Others (GPTQ, AWQ, MXFP4, bitsandbytes and so on) are refused by name. Each weight
+of their own (`actorder`). Others (MXFP4, bitsandbytes and so on) are refused by name. Each weight
 must be as one of the config's groups says. `corepipe serve` says at its start what the weights were and what
 they are stored as:
 
     weights: fp8 in blocks of 128x128 -> read as fp32, stored as int8
+    weights: Q4_1, Q8_0 -> Q4_1 as they are, others that are quantised as int8
 
-Settings for activations and KV caches are without effect: both have the formats of `--dtype`.
+The second line is of `--dtype int4-weights`, which keeps Q4_0, Q4_1, Q4_K (its scales rounded to fp16), and
+integers of four bits in groups of a multiple of 32, as the file has them.
+
+Settings for activations and KV caches are without effect: they have the formats of `--dtype` and
+`--kv-cache-dtype`.
 """
 
 

@@ -17,8 +17,9 @@ from corepipe.models.checkpoints.files import check_links
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.gptq import GptqCheckpoint
 from corepipe.models.checkpoints.joined import JoinedCheckpoint
-from corepipe.models.checkpoints.quantization import read_quantization
+from corepipe.models.checkpoints.quantization import AWQ, GPTQ, Quantization, read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
@@ -28,8 +29,9 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.sentence_transformers import SentenceModel, read_sentence_model
 from corepipe.models.task_choice import Subject, choose
 from corepipe.models.tasks import Head, TaskInfo
+from corepipe.models.text.directory_tokenizer import from_directory
 from corepipe.models.text.gguf_tokenizer import from_gguf
-from corepipe.models.text.tokenizer import Tokenizer, from_directory, no_tokenizer
+from corepipe.models.text.tokenizer import Tokenizer, no_tokenizer
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind, Value
 
@@ -177,7 +179,7 @@ class Model(Architecture):
         """The files."""
         if self._gguf is None:
             plain = SafetensorsCheckpoint(self.path)
-            own = plain if self._quantization is None else QuantizedCheckpoint(plain, self._quantization)
+            own = plain if self._quantization is None else _quantised(plain, self._quantization)
             parts = {name: SafetensorsCheckpoint(at) for name, at in self._sentence.folders.items()}
             return JoinedCheckpoint(own, parts) if parts else own
         heads = self.config.heads
@@ -264,6 +266,11 @@ SMALL = {
 def _is_computed(config: dict[str, object]) -> bool:
     model = Architecture("", Fields(Path("config.json"), config))
     return any(model.graph(fmt).refusal() is None for fmt in FORMATS.values())
+
+
+def _quantised(plain: SafetensorsCheckpoint, quantization: Quantization) -> Checkpoint:
+    by_words = quantization.method in (GPTQ, AWQ)
+    return (GptqCheckpoint if by_words else QuantizedCheckpoint)(plain, quantization)
 
 
 def _refuse_code(fields: Fields) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from corepipe.neuron import elementary
 from corepipe.neuron.graph import RopeSpec
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -70,11 +71,8 @@ def _values(inv_freq: F32) -> tuple[float, ...]:
 def _wavelengths(theta: float, dim: int) -> F32:
     """theta ** (2i / dim): the exponent rounded to fp32 first, as transformers does."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    # Float64 in between, so that the result does not depend on the platform's powf.
-    wavelengths: F32 = np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(
-        np.float32
-    )
-    return wavelengths
+    base = float(np.float32(theta))
+    return np.array([elementary.power(base, float(exponent)) for exponent in exponents], np.float32)
 
 
 def _llama3(rope: RopeConfig, inv_freq: F32) -> F32:
@@ -88,7 +86,7 @@ def _llama3(rope: RopeConfig, inv_freq: F32) -> F32:
 
 
 def _mscale(scale: float, mscale: float) -> float:
-    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
+    return 1.0 if scale <= 1 else 0.1 * mscale * elementary.log(scale) + 1.0
 
 
 def _yarn(rope: RopeConfig, dim: int) -> F32:
@@ -107,7 +105,7 @@ def _correction_range(rope: RopeConfig, dim: int) -> tuple[float, float]:
 
     def index(rotations: float) -> float:
         ratio = rope.original_max_positions / (rotations * 2 * math.pi)
-        return dim * math.log(ratio) / (2 * math.log(rope.theta))
+        return dim * elementary.log(ratio) / (2 * elementary.log(rope.theta))
 
     low, high = index(rope.beta_fast), index(rope.beta_slow)
     if rope.truncate:

@@ -8,7 +8,7 @@ rows side by side, or a gain less one.  A `WeightMap` says so; `MappedCheckpoint
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.models.checkpoints.checkpoint import Checkpoint, missing
+from corepipe.models.checkpoints.checkpoint import Checkpoint, gathered, missing
+from corepipe.models.expert_weights import ExpertTensors, Ways
 from corepipe.models.vision.positions import interpolated, is_grid
 from corepipe.neuron.graph import Graph, HeadLayout, WeightSpec
+from corepipe.neuron.int4 import ALL, Int8, Stored, W
+from corepipe.neuron.numerics import quantize_weight
 
 F32 = npt.NDArray[np.float32]
 
@@ -71,7 +74,8 @@ class WeightMap:
     model that was saved without its head has none).  spellings: what stands somewhere in names of the graph,
     and what may stand there instead.  parts: modules that are rows of a tensor.  transposed:
     modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.  stacked: weights
-    that have other dimensions, by the end of their names.
+    that have other dimensions, by the end of their names.  experts: those of mixtures, in one of several
+    ways.
     """
 
     prefix: str = "model."
@@ -81,6 +85,7 @@ class WeightMap:
     transposed: tuple[str, ...] = ()
     less_one: tuple[str, ...] = ()
     stacked: Mapping[str, Stacked] = field(default_factory=dict)
+    experts: Ways = field(default_factory=dict)
 
     def spelled(self, name: str) -> Iterator[str]:
         """How a tensor of the graph may be called in a checkpoint."""
@@ -162,6 +167,10 @@ class _Source:
     transposed: bool
     less_one: bool
 
+    def in_order(self, read: Callable[[slice], W], rows: slice) -> W:
+        """Some rows of the weight, where `read` reads rows of the tensor."""
+        return read(rows) if self.part is None else gathered(read, self.part.rows[rows])
+
 
 class MappedCheckpoint:
     """A checkpoint under the names of a graph's weights, each as the graph wants it."""
@@ -183,23 +192,53 @@ class MappedCheckpoint:
         """How the files have the weights, for people; None where they are plain."""
         return self._stored.stored_as
 
+    @property
+    def four_bits_as(self) -> str | None:
+        """Which of that formats of four bits keep as it is."""
+        return self._stored.four_bits_as
+
     def names(self) -> Iterable[str]:
         """Of the tensors as they are stored."""
         return self._names
 
-    def read(self, name: str) -> F32:
-        """A fresh fp32 C-contiguous weight; raises UserError for missing tensors and broken files."""
+    def read(self, name: str, rows: slice = ALL) -> F32:
+        """Fresh fp32 C-contiguous rows of a weight; raises UserError for missing tensors and broken files.
+
+        Of a mixture's weight rows are experts.
+        """
+        if (experts := self._experts(name)) is not None:
+            return np.asarray(experts.made(self._stored.read, rows), np.float32)
         if (stacked := self._stacked(name)) is not None:
-            return stacked[1].made([self._stored.read(part) for part in self._tensors_of(name, *stacked)])
+            parts = [self._stored.read(part) for part in self._tensors_of(name, *stacked)]
+            return stacked[1].made(parts)[rows]
         source = self._source(name)
-        values = self._stored.read(self._present(source))
-        if source.transposed:
-            values = values.T
-        if source.part is not None:
-            values = values[source.part.rows]
-        if source.less_one:
-            values = values + np.float32(1)
-        return np.ascontiguousarray(values)
+        tensor = self._present(source)
+
+        def read(some: slice) -> F32:
+            return self._stored.read(tensor).T[some] if source.transposed else self._stored.read(tensor, some)
+
+        values = source.in_order(read, rows)
+        return np.ascontiguousarray(values + np.float32(1) if source.less_one else values)
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        """A matrix as four-bit formats keep it; see `Checkpoint.stored`.  Raises as `read`."""
+        if (experts := self._experts(name)) is not None:
+            return experts.made(self._stored.stored, rows)
+        source = self._source(name)
+        tensor = self._present(source)
+        if source.transposed:  # of integers the scales lie along the other axis
+            weight = self.read(name, rows)
+            plain = isinstance(self._stored.stored(tensor), np.ndarray)
+            return weight if plain else Int8(*quantize_weight(weight))
+        return source.in_order(lambda some: self._stored.stored(tensor, some), rows)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a weight are read without the others."""
+        if (experts := self._experts(name)) is not None:
+            return self._stored.by_rows(experts.tensors[0])
+        source = self._source(name)
+        whole = source.transposed or self._stacked(name) is not None
+        return not whole and self._stored.by_rows(self._present(source))
 
     def check(self, graph: Graph) -> None:
         """Compares every weight of `graph` with the headers, before anything is read.
@@ -212,12 +251,8 @@ class MappedCheckpoint:
             self._check_shape(name, spec)
         for name in specs:
             for other in _contradictions(name, graph.num_layers):
-                tensor = self._source(other).tensor
-                if other not in specs and tensor in self._names:
-                    raise UserError(
-                        f"{self._stored.file(tensor)}: tensor {tensor} has no place in the model that the "
-                        "configuration describes"
-                    )
+                if other not in specs:
+                    self._check_absent(self._source(other).tensor)
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -227,17 +262,42 @@ class MappedCheckpoint:
         """What is said of a weight that has other dimensions, and by which end of its name."""
         return next((item for item in self._map.stacked.items() if _ends(name, item[0])), None)
 
+    def _experts(self, name: str) -> ExpertTensors | None:
+        """How this checkpoint keeps a mixture's weight, under the names that the tensors have here."""
+        for end, ways in self._map.experts.items():
+            if _ends(name, end):
+                return self._present_way(name.removesuffix(end), ways)
+        return None
+
+    def _present_way(self, module: str, ways: tuple[ExpertTensors, ...]) -> ExpertTensors:
+        named = [way.named(lambda part: self._prefixed(module + part)) for way in ways]
+        return next((way for way in named if way.tensors[0] in self._names), named[0])
+
     def _tensors_of(self, name: str, end: str, stacked: Stacked) -> Iterator[str]:
         """Raises UserError where one is missing or has another shape."""
         for tensor in stacked.tensors:
             found = self._prefixed(name.removesuffix(end) + tensor)
-            if found not in self._names:
-                raise missing(self.path, found)
-            if not stacked.fits(self._stored.shape(found)):
-                raise self._misshapen(found, stacked.stored)
+            self._check_present(found, stacked)
             yield found
 
+    def _check_present(self, tensor: str, kept: Stacked | ExpertTensors) -> None:
+        if tensor not in self._names:
+            raise missing(self.path, tensor)
+        if not kept.fits(self._stored.shape(tensor)):
+            raise self._misshapen(tensor, kept.stored)
+
+    def _check_experts(self, name: str, spec: WeightSpec, kept: ExpertTensors) -> None:
+        if kept.shape != spec.shape:
+            raise ValueError(f"{name}: {kept.shape} is mapped, the graph has {spec.shape}")
+        for tensor in kept.tensors:
+            self._check_present(tensor, kept)
+        if kept.beyond is not None:
+            self._check_absent(kept.beyond)
+
     def _check_shape(self, name: str, spec: WeightSpec) -> None:
+        if (experts := self._experts(name)) is not None:
+            self._check_experts(name, spec, experts)
+            return
         if (stacked := self._stacked(name)) is not None:
             if stacked[1].shape != spec.shape:
                 raise ValueError(f"{name}: {stacked[1].shape} is mapped, the graph has {spec.shape}")
@@ -256,6 +316,13 @@ class MappedCheckpoint:
             wanted = wanted[::-1]
         if self._stored.shape(tensor) != wanted:
             raise self._misshapen(tensor, wanted)
+
+    def _check_absent(self, tensor: str) -> None:
+        if tensor in self._names:
+            raise UserError(
+                f"{self._stored.file(tensor)}: tensor {tensor} has no place in the model that the "
+                "configuration describes"
+            )
 
     def _misshapen(self, tensor: str, wanted: tuple[int, ...]) -> UserError:
         return UserError(

@@ -6,7 +6,7 @@ compiled once into a small table of distinct costs, so that a step's time is a f
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND, Constants
-from corepipe.neuron.engines import Cost, Engines
-from corepipe.neuron.graph import Graph, OutputKind, WeightRole, weight_bytes
+from corepipe.neuron.engines import Engines
+from corepipe.neuron.graph import OutputKind, WeightRole, weight_bytes
 from corepipe.neuron.hardware import ENGINES, Instance
 from corepipe.neuron.native_plugin import takes_flash
-from corepipe.neuron.ops import Op, Receive
+from corepipe.neuron.ops import Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -46,7 +46,6 @@ __all__ = [
     "RuntimeProfile",
     "StepShape",
     "dollars_per_million_tokens",
-    "stage_weights",
 ]
 
 
@@ -358,53 +357,6 @@ def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int)
             fixed = max(fixed, way.seconds)
             row += op.out.width * op.out.rows.each * program.format.compute.bytes / way.bytes_per_second
     return _Transfer(fixed, row)
-
-
-DECODE = StepShape.decode(sequences=1, context=256)
-"""The step that stages are balanced for, unless another is given."""
-
-
-def stage_weights(
-    graph: Graph, instance: Instance, profile: RuntimeProfile, stages: int = 1, shape: StepShape = DECODE
-) -> tuple[float, ...]:
-    """Predicted seconds of a step on one core for each part of the graph, to balance a pipeline by.
-
-    As `placement.cut_layers` takes them: what precedes the layers, each layer, what follows them.  A layer
-    shares its core with the others of an even part of the layers; what follows them has its own.
-    """
-    parts: dict[int, list[Op]] = {layer: [] for layer in range(-1, graph.num_layers + 1)}
-    for op in graph.ops:
-        parts[op.layer].append(op)
-    constants = profile.constants_of(instance.chip.core.version)
-    known: dict[frozenset[tuple[Cost, int]], float] = {}
-    sharing = -(-graph.num_layers // stages)
-    return tuple(
-        _part_seconds(
-            ops, graph, instance, constants, shape, known, sharing if 0 <= layer < graph.num_layers else 1
-        )
-        for layer, ops in parts.items()
-    )
-
-
-def _part_seconds(
-    ops: Sequence[Op],
-    graph: Graph,
-    instance: Instance,
-    constants: Constants,
-    shape: StepShape,
-    known: dict[frozenset[tuple[Cost, int]], float],
-    sharing: int,
-) -> float:
-    """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
-    matrices = [spec for op in ops for spec in op.weights if spec.role is WeightRole.MATRIX]
-    held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
-    share = read_share(instance, sharing * held)
-    rates = core_rates(instance, graph.format, (0,), sharing=1, read_share=share, constants=constants)
-    costs = Counter(op.cost(graph.format, rates) for op in ops)
-    key = frozenset(costs.items())
-    if key not in known:
-        known[key] = Table(costs).seconds(shape)
-    return known[key]
 
 
 def dollars_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
-from corepipe.kernels.packing import PANEL
+from corepipe.kernels.packing import PANEL, Kind
+from corepipe.neuron import packed_int4
 from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
+from corepipe.neuron.layer_groups import KEY_BLOCK, ONE_GROUP, LayerGroups, places, slots
 from corepipe.neuron.lowering import (
     FusedAttention,
     FusedLinear,
@@ -25,7 +27,7 @@ from corepipe.neuron.lowering import (
     assign_buffers,
     lower,
 )
-from corepipe.neuron.numerics import F32, distance_buckets, rope_tables
+from corepipe.neuron.numerics import F32, distance_buckets, quantize_weight, rope_tables
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
 from corepipe.neuron.program import (
     AxisShard,
@@ -42,10 +44,6 @@ if TYPE_CHECKING:  # the compiled module may be missing where nothing is execute
     from corepipe.kernels import _native
 
 
-KEY_BLOCK = 64
-"""Keys that the kernels of attention take together."""
-
-
 class Weights(Protocol):
     """Packed tensors by name."""
 
@@ -56,18 +54,28 @@ class NativeCore:
     """One emulated NeuronCore on the host: its shard of weights, its KV cache, its native Program."""
 
     def __init__(
-        self, program: Program, weights: Weights, blocks: int, block_size: int, max_rows: int, group: range
+        self,
+        program: Program,
+        weights: Weights,
+        blocks: int,
+        block_size: int,
+        max_rows: int,
+        group: range,
+        layer_groups: LayerGroups = ONE_GROUP,
+        *,
+        int8_cache: bool = False,
     ) -> None:
         program.require_computed()
         self._program = program
         self._weights = weights
         self._group = group
+        self._layer_groups = layer_groups
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
-        steps = lower(program.ops)
+        steps = lower(program.ops, lambda spec: weights[spec.name].kind)
         widths, self._buffers = assign_buffers(steps)
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
-        self.caches = _caches(program, blocks, block_size)
+        self.caches = _caches(program, blocks, block_size, layer_groups, int8=int8_cache)
         for step in steps:
             self._emit(step)
 
@@ -119,6 +127,7 @@ class NativeCore:
             slopes=None if op.alibi is None else self.of_heads(op.alibi, op.q.axis),
             causal=op.causal,
             biases=None if op.distance_bias is None else self._biases(op, op.distance_bias),
+            table=self._layer_groups[op.layer],
         )
 
     @_emit.register
@@ -166,24 +175,27 @@ class NativeCore:
         rows = np.asarray(self._weights[spec.name].rows(), np.float32)
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
+    def matrices(self, spec: WeightSpec) -> list[_native.Matrix]:
+        """The core's part of each matrix of a stack."""
+        _, *axes = self._program.shards[spec.name].axes
+        return [bind_matrix(tensor, *axes) for tensor in self._weights[spec.name].matrices()]
+
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
         return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
 
 
-def _caches(program: Program, blocks: int, block_size: int) -> dict[int, tuple[_native.KVCache, int]]:
+def _caches(
+    program: Program, blocks: int, block_size: int, groups: LayerGroups, *, int8: bool
+) -> dict[int, tuple[_native.KVCache, int]]:
     """For each layer with attention the cache of its heads, and the layer's number there.
 
-    Layers whose key/value heads are alike have one cache.
+    Layers whose key/value heads are alike have one cache; of several groups each has its blocks in it.
     """
-    layers: dict[tuple[int, int], list[int]] = {}
-    for op in program.ops:
-        if op.state is not None and op.head_layout is not None:
-            layers.setdefault((op.head_layout.kv_heads, op.head_layout.head_dim), []).append(op.layer)
     compute = program.format.compute.value
     found: dict[int, tuple[_native.KVCache, int]] = {}
-    for (kv_heads, head_dim), alike in layers.items():
-        cache = native().KVCache(len(alike), blocks, block_size, kv_heads, head_dim, compute)
-        found.update((layer, (cache, number)) for number, layer in enumerate(alike))
+    for heads, layers in places(program, groups).items():
+        cache = native().KVCache(slots(layers), blocks, block_size, *heads, compute, int8)
+        found.update((layer, (cache, place.slot)) for layer, place in layers.items())
     return found
 
 
@@ -194,11 +206,27 @@ def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _
         matrix: _native.Matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
         whole = (n_axis.width, k_axis.width) == (n, k)
         return matrix if whole else matrix.view(*n_axis.ranges[0], *k_axis.ranges[0])
-    dense = packing.unpack(tensor.kind, tensor.data, n, k)
-    data = packing.pack(tensor.kind, cut(dense, (n_axis, k_axis)))
-    scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
-    part: _native.Matrix = native().Matrix(tensor.kind, data, scale, n_axis.width, k_axis.width)
+    kind, data, scale = _cut_copy(tensor, n_axis, k_axis)
+    part: _native.Matrix = native().Matrix(kind, data, scale, n_axis.width, k_axis.width)
     return part
+
+
+def _cut_copy(
+    tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard
+) -> tuple[Kind, npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """A part that is packed anew: of four bits in int8 where it cuts through a group."""
+    n, k = tensor.shape
+    for kind in packing.INT4_KINDS:
+        if kind == tensor.kind:
+            whole = packed_int4.unpack(kind, tensor.data, n, k)
+            part = whole.part(n_axis.indices(n), k_axis.indices(k))
+            if part is not None:
+                return kind, packed_int4.pack(part), None
+            values, own = quantize_weight(cut(whole.dense(), (n_axis, k_axis)))
+            return "int8", packing.pack("int8", values), own
+    dense = packing.unpack(tensor.kind, tensor.data, n, k)
+    scale = None if tensor.scale is None else cut(tensor.scale, (n_axis,))
+    return tensor.kind, packing.pack(tensor.kind, cut(dense, (n_axis, k_axis))), scale
 
 
 def _aligned(axis: AxisShard, size: int, step: int) -> bool:
@@ -212,12 +240,14 @@ def _aligned(axis: AxisShard, size: int, step: int) -> bool:
 class NativeExecutor:
     """Runs the Programs of one replica on the host's threads; implements `program.Executor`.
 
-    `blocks` of `block_size` positions hold the KV cache of each core, where Programs keep any; a batch has at
-    most `max_rows` rows.
+    `blocks` of `block_size` positions, of the layers of one group each, hold the KV cache of each core, where
+    Programs keep any, in the compute format or as `int8_cache` in int8; a batch has at most `max_rows` rows,
+    and a block table for each group.
     Executors that share a `pool` run their batches one after the other, in the order of submission.
+    `same_bits`: results have the bits that they have on every CPU (docs/kernels.md).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a replica is made of
         self,
         programs: Sequence[Program],
         weights: Weights,
@@ -225,14 +255,27 @@ class NativeExecutor:
         block_size: int,
         max_rows: int,
         pool: _native.Pool,
+        *,
+        same_bits: bool = False,
+        layer_groups: LayerGroups = ONE_GROUP,
+        int8_cache: bool = False,
     ) -> None:
         self._pool = pool
         last = programs[-1]
         group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
-        self.cores = [NativeCore(p, weights, blocks, block_size, max_rows, group[p.core]) for p in programs]
+        self.cores = [
+            NativeCore(
+                p, weights, blocks, block_size, max_rows, group[p.core], layer_groups, int8_cache=int8_cache
+            )
+            for p in programs
+        ]
         result = last.outputs[0].value
         self._native = native().Executor(
-            pool, [core.native for core in self.cores], self.cores[-1].buffer(result), result.width
+            pool,
+            [core.native for core in self.cores],
+            self.cores[-1].buffer(result),
+            result.width,
+            same_bits=same_bits,
         )
 
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:

@@ -31,12 +31,13 @@ class DType(StrEnum):
     FP8_E4M3 = "fp8_e4m3"
     FP8_E5M2 = "fp8_e5m2"
     INT8 = "int8"
+    INT4 = "int4"
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
 
     @property
     def bytes(self) -> int:
-        """Storage size of one element, in bytes.  Raises KeyError for a microscaling format."""
+        """Storage size of one element, in bytes.  Raises KeyError for int4 and microscaling formats."""
         return _ELEMENT_BYTES[self.value]
 
     def stored(self, elements: int) -> int:
@@ -68,8 +69,16 @@ class Format:
     compute: DType
 
     @property
+    def held(self) -> DType:
+        """What a core's memory has of a matrix: integers of four bits, of which no Neuron software knows, are
+        widened when a model is loaded."""
+        return self.compute if self.weights is DType.INT4 else self.weights
+
+    @property
     def multiplied(self) -> DType:
         """What TensorE multiplies: int8 weights alone are converted to the activations' format first."""
+        if self.weights is DType.INT4:
+            return self.compute
         return self.weights if self.weights is self.activations else self.activations
 
 
@@ -80,6 +89,7 @@ FORMATS: dict[str, Format] = {
         Format("bf16", DType.BF16, DType.BF16, DType.BF16),
         Format("int8", DType.INT8, DType.INT8, DType.BF16),
         Format("int8-weights", DType.INT8, DType.BF16, DType.BF16),
+        Format("int4-weights", DType.INT4, DType.INT8, DType.BF16),
     )
 }
 """Formats that executors compute."""
@@ -227,6 +237,9 @@ class WeightRole(StrEnum):
     VECTOR = "vector"  # norm gains and biases; kept in fp32
 
 
+_MATRIX_AXES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """A named weight.  `name` is the checkpoint's (Hugging Face) tensor name, one axis is one dimension."""
@@ -239,14 +252,24 @@ class WeightSpec:
     def shape(self) -> tuple[int, ...]:
         return tuple([axis.width for axis in self.axes])
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is several matrices of one shape, one for each expert."""
+        return self.role is WeightRole.MATRIX and len(self.axes) > _MATRIX_AXES
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it makes logits."""
+        return self.role is WeightRole.MATRIX and self.axes[0].kind is AxisKind.VOCABULARY
+
 
 def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DType, int]:
     """Bytes of a weight as a core keeps it, by number format; an int8 matrix has an fp32 scale a row."""
     elements = prod(shape)
     match role:
         case WeightRole.MATRIX:
-            kept = {fmt.weights: fmt.weights.stored(elements)}
-            if fmt.weights is DType.INT8:
+            kept = {fmt.held: fmt.held.stored(elements)}
+            if fmt.held is DType.INT8:
                 kept[DType.FP32] = elements // shape[-1] * DType.FP32.bytes
             return kept
         case WeightRole.EMBEDDING:
@@ -280,11 +303,18 @@ class StateKind(StrEnum):
 
 
 class StateSpec(NamedTuple):
-    """What an Op keeps: elements of the compute format for each token; `window`: for the latest so many."""
+    """What an Op keeps for each token: `per_token` elements of the compute format, or as int8 with a scale
+    for each of the `vectors` that they make; `window`: for the latest so many tokens."""
 
     kind: StateKind
     per_token: int
     window: int | None = None
+    vectors: int = 1
+
+    def nbytes(self, dtype: DType) -> int:
+        """Of a token, kept as `dtype`; an int8 vector has an fp32 scale."""
+        scales = self.vectors * DType.FP32.bytes if dtype is DType.INT8 else 0
+        return self.per_token * dtype.bytes + scales
 
 
 class InputKind(StrEnum):

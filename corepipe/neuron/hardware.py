@@ -246,8 +246,10 @@ class Instance(Sourced):
 
     def support(self, fmt: Format) -> Support:
         """Whether the chip lists the format; int8 weights with bf16 arithmetic are the stack's offer, and
-        MXFP4 weights are widened as they are multiplied."""
-        if fmt.weights is not fmt.activations and fmt.weights is not DType.MXFP4:
+        MXFP4 weights are widened as they are multiplied; none lists integers of four bits."""
+        if fmt.weights is DType.INT4:
+            native = False
+        elif fmt.weights is not fmt.activations and fmt.weights is not DType.MXFP4:
             native = self.chip.weight_only_int8
         else:
             native = fmt.weights in self.chip.core.tensor.peak

@@ -7,10 +7,10 @@ never sees this; it reads the Program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from corepipe.neuron.graph import RopeSpec, Value
+from corepipe.neuron.graph import RopeSpec, Value, WeightSpec
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -127,9 +127,10 @@ Step = FusedLinear | FusedAttention | PatchedLinear | Plain
 
 @dataclass(slots=True)
 class _Uses:
-    """Who makes a value and who reads it."""
+    """Who makes a value and who reads it; `kind` of storage of a matrix."""
 
     ops: tuple[Op, ...]
+    kind: Callable[[WeightSpec], str]
     maker: dict[int, Op] = field(init=False)
     readers: dict[int, list[Op]] = field(init=False)
     position: dict[int, int] = field(init=False)
@@ -146,13 +147,19 @@ class _Uses:
         readers = self.readers.get(value.id, [])
         return readers[0] if len(readers) == 1 else None
 
+    def stored_alike(self, one: Linear, other: Linear) -> bool:
+        return self.kind(one.weight) == self.kind(other.weight)
+
     def made_before(self, value: Value, op: Op) -> bool:
         return self.position[id(self.maker[value.id])] < self.position[id(op)]
 
 
-def lower(ops: tuple[Op, ...]) -> list[Step]:
-    """Fuses what can be fused and keeps the order of the rest."""
-    uses = _Uses(ops)
+def lower(ops: tuple[Op, ...], kind: Callable[[WeightSpec], str] = lambda _spec: "") -> list[Step]:
+    """Fuses what can be fused and keeps the order of the rest.
+
+    kind: how a matrix is stored; Linears become one step where their matrices are stored alike.
+    """
+    uses = _Uses(ops, kind)
     steps: list[Step] = []
     absorbed: set[int] = set()
     for op in ops:
@@ -199,7 +206,7 @@ def _fuse_linear(op: Linear, uses: _Uses, absorbed: set[int]) -> tuple[Step, lis
     if followers:
         return step, [op, *followers]
     siblings = [o for o in uses.readers[op.x.id] if isinstance(o, Linear) and id(o) not in absorbed]
-    alike = [o for o in siblings if o is op or not _is_followed(o, uses)]
+    alike = [o for o in siblings if o is op or (uses.stored_alike(o, op) and not _is_followed(o, uses))]
     return replace(plain, linears=tuple(alike)), list(alike)
 
 
@@ -216,7 +223,7 @@ def _gated_pair(op: Linear, uses: _Uses) -> tuple[GatedActivation | None, tuple[
         return None, ()
     pair = tuple(o for v in gate.inputs if isinstance(o := uses.maker.get(v.id), Linear))
     alike = len(pair) == 2 and pair[0].x == pair[1].x and pair[0].out.width == pair[1].out.width
-    if not alike or not all(uses.only_reader(o.out) is gate for o in pair):
+    if not alike or not uses.stored_alike(*pair) or not all(uses.only_reader(o.out) is gate for o in pair):
         return None, ()
     return gate, pair
 

@@ -18,8 +18,9 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
+from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.cost import CostModel, RuntimeProfile, stage_weights
+from corepipe.neuron.cost import CostModel, RuntimeProfile
 from corepipe.neuron.graph import Graph, weight_bytes
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure

@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from corepipe.neuron import elementary
 from corepipe.neuron.graph import INT8_GROUP, DType, Format, Function, RopeSpec
 
 F32 = npt.NDArray[np.float32]
@@ -184,9 +186,8 @@ def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
     """
     angles = np.outer(np.arange(max_positions, dtype=np.float32), np.asarray(rope.inv_freq, np.float32))
     factor = np.float32(rope.attention_factor)
-    # Float64 in between: numpy's own fp32 cosine has other last bits where the CPU has other instructions.
-    wide = angles.astype(np.float64)
-    return np.cos(wide).astype(np.float32) * factor, np.sin(wide).astype(np.float32) * factor
+    cos, sin = elementary.cos_sin(angles.astype(np.float64))
+    return cos.astype(np.float32) * factor, sin.astype(np.float32) * factor
 
 
 def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
@@ -206,8 +207,8 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     next larger one.
     """
     power = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-most * i / power) for i in range(1, power + 1)]
-    between = [2.0 ** (-most * i / (2 * power)) for i in range(1, 2 * power, 2)]
+    slopes = [elementary.power(2.0, -most * i / power) for i in range(1, power + 1)]
+    between = [elementary.power(2.0, -most * i / (2 * power)) for i in range(1, 2 * power, 2)]
     return tuple(float(np.float32(slope)) for slope in (*slopes, *between)[:heads])
 
 
@@ -222,7 +223,9 @@ def distance_buckets(ahead: npt.NDArray[np.integer], buckets: int) -> npt.NDArra
     half = buckets // 2
     single = half // 2
     away = np.abs(ahead)
-    steps = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
+    # Float64 in between: numpy's own fp32 logarithm has other last bits where the CPU has other instructions.
+    ratios = np.maximum(away, 1).astype(np.float32) / np.float32(single)
+    steps = np.log(ratios.astype(np.float64)).astype(np.float32)
     share = steps / np.float32(math.log(MAX_DISTANCE / single)) * np.float32(half - single)
     far = np.minimum(single + np.maximum(share, 0).astype(np.int64), half - 1)
     found: npt.NDArray[np.integer] = np.where(ahead > 0, half, 0) + np.where(away < single, away, far)
@@ -263,18 +266,96 @@ class Scores:
         return np.asarray(np.abs(distance) > farthest, np.bool_)
 
 
-def attend(q: F32, keys: F32, values: F32, positions: I32, kind: Scores, compute: DType) -> F32:
+HADAMARD_STEP = 16
+"""Elements that `hadamard` adds up one after the other, before it adds and subtracts sums of so many."""
+
+
+def hadamard_order(n: int) -> int:
+    """The largest power of two that divides n: so many of a head's elements are rotated together."""
+    return n & -n
+
+
+def hadamard(x: F32) -> F32:
+    """x [..., n], its parts of `hadamard_order` elements times Sylvester's Hadamard matrix.
+
+    The matrix has 1 and -1, so lengths grow by the square root of its order, and twice is the order times x.
+    """
+    order = hadamard_order(x.shape[-1])
+    near = min(order, HADAMARD_STEP)
+    signs = np.ones((1, 1), np.float32)
+    while len(signs) < near:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    parts = x.reshape(*x.shape[:-1], -1, near)
+    out = np.zeros_like(parts)
+    for j in range(near):
+        out += parts[..., j : j + 1] * signs[j]
+    half = near
+    while half < order:
+        a, b = np.moveaxis(out.reshape(*x.shape[:-1], -1, 2, half), -2, 0)
+        out = np.stack([a + b, a - b], axis=-2)
+        half *= 2
+    return out.reshape(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Keys or values of positions [P, kv_heads, head_dim]; of int8 each has a scale [P, kv_heads]."""
+
+    elements: F32
+    scale: F32 | None = None
+
+    @classmethod
+    def zeros(cls, positions: int, heads: int, head_dim: int, *, int8: bool) -> Vectors:
+        """A cache for so many positions."""
+        elements = np.zeros((positions, heads, head_dim), np.float32)
+        return cls(elements, elements[:, :, 0].copy() if int8 else None)
+
+    def put(self, positions: npt.NDArray[Any], vectors: F32) -> None:
+        """Keeps vectors [M, kv_heads, head_dim] at these positions: of int8 each with a scale of its own."""
+        if self.scale is None:
+            self.elements[positions] = vectors
+            return
+        head_dim = vectors.shape[2]
+        integers, scale = quantize_activations(vectors.reshape(-1, head_dim), head_dim)
+        self.elements[positions] = integers.reshape(vectors.shape)
+        self.scale[positions] = scale.reshape(vectors.shape[:2])
+
+    def put_keys(self, positions: npt.NDArray[Any], keys: F32) -> None:
+        """As `put`; of int8 they are `hadamard`'s, whose order their scales are divided by."""
+        if self.scale is None:
+            self.put(positions, keys)
+            return
+        self.put(positions, hadamard(keys))
+        self.scale[positions] /= np.float32(hadamard_order(keys.shape[2]))
+
+    def at(self, positions: npt.NDArray[Any]) -> Vectors:
+        """Those of some positions."""
+        return Vectors(self.elements[positions], None if self.scale is None else self.scale[positions])
+
+    def for_heads(self, heads: int) -> tuple[F32, F32]:
+        """Of each head that asks: elements [heads, P, head_dim] and scales [heads, 1, P], 1 without any."""
+        positions, kv_heads, _ = self.elements.shape
+        scale = np.ones((positions, kv_heads), np.float32) if self.scale is None else self.scale
+        group = heads // kv_heads
+        elements = np.repeat(self.elements.transpose(1, 0, 2), group, axis=0)
+        return elements, np.repeat(scale.T[:, None], group, axis=0)
+
+
+def attend(q: F32, keys: Vectors, values: Vectors, positions: I32, kind: Scores, compute: DType) -> F32:
     """Attention of one sequence's rows over its keys: [M, heads * head_dim].
 
-    q [M, heads, head_dim]; keys, values [P, kv_heads, head_dim] of positions 0 .. P - 1.
-    Probabilities are rounded before they meet the values; the denominator adds them unrounded.
+    q [M, heads, head_dim]; keys and values of positions 0 .. P - 1.  Scales of keys come after the products;
+    those of values go with the probabilities, which are rounded before they meet the values.  The denominator
+    adds them unrounded and unscaled.  Queries are rotated as keys of int8 are.
     """
     rows, heads, head_dim = q.shape
-    k, v = (np.repeat(x.transpose(1, 0, 2), heads // keys.shape[1], axis=0) for x in (keys, values))
-    products = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)
-    scores = kind.of(products, positions[:, None] - np.arange(len(keys)))
+    if keys.scale is not None:
+        q = round_to(hadamard(q), compute)
+    (k, key_scale), (v, value_scale) = keys.for_heads(heads), values.for_heads(heads)
+    products = (q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)) * key_scale
+    scores = kind.of(products, positions[:, None] - np.arange(len(keys.elements)))
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    out = (round_to(weights, compute) @ v) / weights.sum(axis=2, keepdims=True)
+    out = (round_to(weights * value_scale, compute) @ v) / weights.sum(axis=2, keepdims=True)
     return round_to(out.transpose(1, 0, 2).reshape(rows, heads * head_dim), compute)
 
 
@@ -309,9 +390,10 @@ def gated(gate: F32, up: F32, function: Function, compute: DType) -> F32:
     return round_to(apply(function, gate) * up, compute)
 
 
-def scale(x: F32, factor: float, compute: DType) -> F32:
-    """x * factor."""
-    return round_to(x * np.float32(factor), compute)
+def scale(x: F32, factor: float, compute: DType, by: F32 | None = None) -> F32:
+    """x times a factor, which is first multiplied by each row's own, `by` [rows, 1], where there is one."""
+    own = np.float32(factor) if by is None else np.float32(factor) * by
+    return round_to(x * own, compute)
 
 
 def add(a: F32, b: F32, compute: DType) -> F32:

@@ -84,22 +84,33 @@ def read(head: bytes, nbytes: int) -> Index:
     return index
 
 
-def expected(spec: WeightSpec, format: Format) -> tuple[Kind, int, int]:  # noqa: A002
-    """How a weight is stored in a format: its kind, and the bytes of its data and of its scale."""
+def expected(spec: WeightSpec, format: Format) -> tuple[tuple[Kind, int, int], ...]:  # noqa: A002
+    """How a weight may be stored in a format: kinds, with the bytes of their data and of their scale.
+
+    Of four bits a matrix is what its checkpoint has; otherwise there is one way.
+    """
     if spec.role is not WeightRole.MATRIX:
         kind: Kind = "fp32" if spec.role is WeightRole.VECTOR or format.compute is DType.FP32 else "bf16"
-        return kind, math.prod(spec.shape) * (4 if kind == "fp32" else 2), 0
+        return ((kind, math.prod(spec.shape) * (4 if kind == "fp32" else 2), 0),)
+    *stack, n, k = spec.shape
+    count = math.prod(stack)
+    if format.weights is DType.INT4:
+        four_bits = ((kind, count * packing.packed_bytes(kind, n, k), 0) for kind in packing.INT4_KINDS)
+        return (("int8", count * packing.packed_bytes("int8", n, k), 4 * count * n), *four_bits)
     if format.weights is DType.INT8:
         kind = "int8" if format.activations is DType.INT8 else "int8w"
     else:
         kind = "fp32" if format.weights is DType.FP32 else "bf16"
-    n, k = spec.shape
-    return kind, packing.packed_bytes(kind, n, k), 4 * n if format.weights is DType.INT8 else 0
+    scale = 4 * count * n if format.weights is DType.INT8 else 0
+    return ((kind, count * packing.packed_bytes(kind, n, k), scale),)
 
 
 def weights_size(graph: Graph) -> int:
-    """Bytes of all weights of a graph as they are stored, but for what aligns them."""
-    return sum(sum(expected(spec, graph.format)[1:]) for spec in graph.weights())
+    """Bytes of all weights of a graph as they are stored, but for what aligns them.
+
+    Where a checkpoint decides (see `expected`) the least: what would fit is not refused.
+    """
+    return sum(min(sum(way[1:]) for way in expected(spec, graph.format)) for spec in graph.weights())
 
 
 def _check(index: Index, graph: Graph) -> None:
@@ -107,9 +118,9 @@ def _check(index: Index, graph: Graph) -> None:
     if index.tensors.keys() != specs.keys():
         raise ValueError("it holds other weights than the model's")
     for name, entry in index.tensors.items():
-        kind, data, scale = expected(specs[name], graph.format)
         found = (entry.kind, entry.shape, entry.data.nbytes, entry.scale.nbytes if entry.scale else 0)
-        if found != (kind, tuple(specs[name].shape), data, scale):
+        known = expected(specs[name], graph.format)
+        if found not in [(kind, tuple(specs[name].shape), data, scale) for kind, data, scale in known]:
             raise ValueError(f"{name} is stored as {found}")
         for part in parts(entry):
             if part.offset < ALIGNMENT or part.offset % TENSOR_ALIGNMENT or part.end > index.nbytes:

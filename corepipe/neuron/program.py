@@ -36,6 +36,10 @@ class AxisShard:
     def contiguous(self) -> bool:
         return len(self.ranges) == 1 and self.ranges[0][0] != PAD
 
+    def indices(self, size: int) -> npt.NDArray[np.intp]:
+        """Of `size` elements those that it holds; -1 for padding."""
+        return np.asarray(cut(np.arange(1, size + 1), (self,)) - 1, np.intp)
+
 
 def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
     """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
@@ -116,7 +120,8 @@ class StepInputs:
     tokens [M], positions [M]: ids and positions of the M rows.
     sequence_starts [S + 1]: sequence s owns rows sequence_starts[s] .. sequence_starts[s + 1].
     block_tables [S, B]: KV blocks of each sequence (unused entries 0); block b holds positions
-    b * block_size ...; [S, 0] where the graph keeps nothing.
+    b * block_size ...; [S, 0] where the graph keeps nothing.  Where layers are in G groups, [G * S, B]: the
+    tables of all sequences for the first group, then those for the next.
     logit_rows [R]: rows whose logits are wanted, ascending; where rows are pooled one of each sequence.
     types [M]: which text of a pair the rows are of; empty where the graph reads no types.
     patches [M, width]: the part of an image that a row is made of, channel by channel, fp32; zeros for rows

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from corepipe.neuron import numerics
 from corepipe.neuron.collectives import Links
 from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
-from corepipe.neuron.numerics import F32, I32, Matrix
+from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored, matrices_of
+from corepipe.neuron.numerics import F32, I32, Matrix, Vectors
 from corepipe.neuron.ops import AllReduce
 from corepipe.neuron.program import (
     Program,
@@ -32,8 +33,8 @@ from corepipe.neuron.program import (
     of_heads,
 )
 
-ReadTensor = Callable[[str], F32]
-"""The whole weight of a WeightSpec's name, fp32; `read_tied` finds those that share a tensor."""
+ReadTensor = Callable[[str], Stored]
+"""The whole weight of a WeightSpec's name; `read_tied` finds those that share a tensor."""
 
 Sample = Callable[[F32, SamplingBatch, I32 | None], StepOutput]
 """Draws tokens from logits [R, V], of masked rows by their masks; its `seconds` are replaced."""
@@ -44,19 +45,40 @@ def read_tied(graph: Graph, read: ReadTensor) -> ReadTensor:
     return lambda name: read(graph.tied.get(name, name))
 
 
-def bind_weight(shard: WeightShard, fmt: Format, weight: F32) -> Matrix:
+def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int4:
     """What a core stores of one weight, in its number format."""
     spec = shard.spec
-    if weight.shape != spec.shape:
-        raise ValueError(f"{spec.name} has shape {weight.shape}, not {spec.shape}")
-    if spec.role is WeightRole.MATRIX and fmt.weights is DType.INT8:
-        quantized, scale = numerics.quantize_weight(weight)
-        own = _cut(quantized.astype(np.float32), shard)
-        return Matrix(own, np.asarray(cut(scale, shard.axes[:1]), np.float32))
+    weight = as_stored(spec, fmt, weight)
+    shape = weight.shape if isinstance(weight, np.ndarray) else weight.values.shape
+    if shape != spec.shape:
+        raise ValueError(f"{spec.name} has shape {shape}, not {spec.shape}")
+    if isinstance(weight, Int4):
+        return _four_bits(shard, weight)
+    if isinstance(weight, Int8):
+        own = _cut(weight.values.astype(np.float32), shard)
+        return Matrix(own, np.asarray(cut(weight.scale, shard.axes[:1]), np.float32))
     if spec.role is WeightRole.VECTOR:
         return Matrix(_cut(weight, shard))
     dtype = fmt.weights if spec.role is WeightRole.MATRIX else fmt.compute
     return Matrix(numerics.round_to(_cut(weight, shard), dtype))
+
+
+def bind_stack(shard: WeightShard, fmt: Format, weight: Stored) -> list[Matrix | Int4]:
+    """What a core stores of each matrix of a stack."""
+    spec = shard.spec
+    one = WeightShard(replace(spec, axes=spec.axes[1:]), shard.axes[1:])
+    whole = as_stored(spec, fmt, weight)
+    return [bind_weight(one, fmt, part) for part in matrices_of(whole, spec.shape[0])]
+
+
+def _four_bits(shard: WeightShard, weight: Int4) -> Matrix | Int4:
+    """A part in int8 where it cuts through a group."""
+    rows, columns = (axis.indices(size) for axis, size in zip(shard.axes, shard.spec.shape, strict=True))
+    part = weight.part(rows, columns)
+    if part is not None:
+        return part
+    values, scale = numerics.quantize_weight(_cut(weight.dense(), shard))
+    return Matrix(values.astype(np.float32), scale)
 
 
 def _cut(weight: F32, shard: WeightShard) -> F32:
@@ -97,10 +119,13 @@ class _Run:
         return self.values[value.id]
 
     def weight(self, spec: WeightSpec) -> F32:
-        return self.core.weights[spec.name].values
+        return np.asarray(self.core.weights[spec.name].values, np.float32)
 
-    def matrix(self, spec: WeightSpec) -> Matrix:
+    def matrix(self, spec: WeightSpec) -> Matrix | Int4:
         return self.core.weights[spec.name]
+
+    def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
+        return self.core.stacks[spec.name]
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
         cos, sin = self.core.tables(rope)
@@ -109,7 +134,7 @@ class _Run:
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
         return of_heads(numbers, axis, self.core.program)
 
-    def cache(self, layer: int) -> tuple[F32, F32]:
+    def cache(self, layer: int) -> tuple[Vectors, Vectors]:
         return self.core.keys[layer], self.core.values[layer]
 
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -137,15 +162,29 @@ class ReferenceCore:
     Raises UserError, by name, for the first Op that is not computed.
     """
 
-    def __init__(self, program: Program, read: ReadTensor, blocks: int, block_size: int, tensor: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        read: ReadTensor,
+        blocks: int,
+        block_size: int,
+        tensor: int,
+        *,
+        int8_cache: bool = False,
+    ) -> None:
         program.require_computed()
         self.program = program
         self.tensor = tensor
+        fmt, shards = program.format, program.shards.items()
         self.weights = {
-            name: bind_weight(shard, program.format, read(name)) for name, shard in program.shards.items()
+            name: bind_weight(shard, fmt, read(name)) for name, shard in shards if not shard.spec.is_stack
+        }
+        self.stacks = {
+            name: bind_stack(shard, fmt, read(name)) for name, shard in shards if shard.spec.is_stack
         }
         self.block_size = block_size
-        self.keys, self.values = (_caches(program, blocks * block_size) for _ in range(2))
+        positions = blocks * block_size
+        self.keys, self.values = (_caches(program, positions, int8=int8_cache) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
 
     def tables(self, rope: RopeSpec) -> tuple[F32, F32]:
@@ -155,11 +194,11 @@ class ReferenceCore:
         return self._rope[rope]
 
 
-def _caches(program: Program, slots: int) -> dict[int, F32]:
-    """Zeros [slots, key/value heads, head size] for each layer with attention."""
+def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, Vectors]:
+    """Zeros for each layer with attention."""
     layouts = ((op.layer, op.head_layout) for op in program.ops if op.state is not None)
     return {
-        layer: np.zeros((slots, layout.kv_heads, layout.head_dim), np.float32)
+        layer: Vectors.zeros(positions, layout.kv_heads, layout.head_dim, int8=int8)
         for layer, layout in layouts
         if layout is not None
     }
@@ -170,7 +209,8 @@ class ReferenceExecutor:
     masks its tokens are drawn when it has them.
 
     programs: the compiler's, index stage * tensor + rank.  read: the whole weight of a name in the
-    Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions.
+    Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions, in the
+    compute format or, as `int8_cache`, in int8.
     sample: needed for batches with sampling only (ValueError without it).
     """
 
@@ -181,9 +221,13 @@ class ReferenceExecutor:
         blocks: int,
         block_size: int,
         sample: Sample | None = None,
+        *,
+        int8_cache: bool = False,
     ) -> None:
         tensor = max(program.rank for program in programs) + 1
-        self.cores = [ReferenceCore(p, read, blocks, block_size, tensor) for p in programs]
+        self.cores = [
+            ReferenceCore(p, read, blocks, block_size, tensor, int8_cache=int8_cache) for p in programs
+        ]
         self._sample = sample
         self._undrawn: dict[int, tuple[F32, SamplingBatch, float]] = {}
         self._outputs: dict[int, StepOutput] = {}

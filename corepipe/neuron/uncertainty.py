@@ -51,8 +51,8 @@ class Widths:
 
     growth: times that a width grows (on a logarithm) with each step away from what was measured.
     own_families: a stack's own errors count as much as all stacks' together when they are of so many families
-    of models.  others: how many of its own errors the shape of all kinds' errors counts as, for a kind with
-    few.
+    of models.  others: how many of its own errors the shape of all kinds' errors counts as, for a kind (its
+    tails apart) with few.
     """
 
     growth: float
@@ -118,6 +118,11 @@ class Point:
     tensor: int
     tokens: int
     tail: bool = False
+
+    @property
+    def shape(self) -> tuple[str, bool]:
+        """Whose errors are spread alike, by their size: of tails more are far off than of medians."""
+        return self.kind, self.tail
 
     @property
     def generation(self) -> str:
@@ -292,7 +297,7 @@ class Uncertainty:
     def __init__(self, residuals: Sequence[Residual], widths: Widths) -> None:
         self.residuals, self.widths = residuals, widths
         self._spread = Spread(residuals)
-        self._scores = sorted(((abs(one.score), one.point.kind) for one in residuals), reverse=True)
+        self._scores = sorted(((abs(one.score), one.point.shape) for one in residuals), reverse=True)
         self._quantile = cache(self._find_quantile)
 
     def interval(self, point: Point, level: float = LEVEL, narrowed: float = 1.0) -> Interval:
@@ -302,11 +307,11 @@ class Uncertainty:
         narrowed: the share of its width that is left where such figures of this very model were measured.
         """
         sizes = self._spread.at(point)
-        reach = sizes.with_widths(self.widths) * self._quantile(point.kind, level) * narrowed
+        reach = sizes.with_widths(self.widths) * self._quantile(point.shape, level) * narrowed
         return Interval(exp(-reach), exp(reach), sizes.steps, self._spread.runs(point.kind), level)
 
-    def _find_quantile(self, kind: str, level: float) -> float:
-        own = [found == kind for _, found in self._scores]
+    def _find_quantile(self, shape: tuple[str, bool], level: float) -> float:
+        own = [found == shape for _, found in self._scores]
         return exceeded([score for score, _ in self._scores], own, self.widths.others, level)
 
 

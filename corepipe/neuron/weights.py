@@ -16,10 +16,12 @@ import mmap
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +29,10 @@ import numpy.typing as npt
 from corepipe.errors import DISK_FULL, UserError, check_room, no_room
 from corepipe.kernels import packing
 from corepipe.kernels.packing import Kind
-from corepipe.neuron import huge_pages, packed_index
-from corepipe.neuron.graph import DType, Format, Graph, WeightRole, WeightSpec
-from corepipe.neuron.numerics import quantize_weight
+from corepipe.neuron import blocks, huge_pages, packed_index, packed_int4
+from corepipe.neuron.blocks import Checkpoint
+from corepipe.neuron.graph import Format, Graph, WeightRole, WeightSpec
+from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored, matrices_of
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT, Entry, Index, Part
 
 LAYOUT_VERSION = 3
@@ -38,17 +41,8 @@ PARTIAL = ".packing-"
 SHARED_MODE = 0o644
 """Other users' processes map the same file; temporary files are their maker's alone."""
 
-ReadTensor = Callable[[str], npt.NDArray[np.float32]]
+ReadTensor = Callable[[str], Stored]
 Progress = Callable[[str, float], None]
-
-
-class Checkpoint(Protocol):
-    """What a model's files offer: tensors by name, and a fingerprint that changes with their content."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def read(self, name: str) -> npt.NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +57,13 @@ class PackedTensor:
     def rows(self) -> npt.NDArray[Any]:
         """A vector or an embedding table: fp32, or bf16 as uint16, in `shape`."""
         return self.data.view(np.float32 if self.kind == "fp32" else np.uint16).reshape(self.shape)
+
+    def matrices(self) -> Iterator[PackedTensor]:
+        """Each matrix of a stack [count, N, K]."""
+        count, *shape = self.shape
+        scales = [None] * count if self.scale is None else self.scale.reshape(count, -1)
+        for data, scale in zip(self.data.reshape(count, -1), scales, strict=True):
+            yield PackedTensor(self.kind, tuple(shape), data, scale)
 
 
 class PackedWeights:
@@ -119,9 +120,9 @@ def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
 
 
 def packed_weights(
-    graph: Graph, checkpoint: Checkpoint, cache: Path, progress: Progress | None = None
+    graph: Graph, checkpoint: Checkpoint, cache: Path, progress: Progress | None = None, threads: int = 1
 ) -> PackedWeights:
-    """The packed weights of `graph`, from the cache, or packed into it now.
+    """The packed weights of `graph`, from the cache, or packed into it now on so many threads.
 
     A damaged file is replaced; whoever has mapped it keeps it.  Raises UserError where the cache cannot be
     written or read.
@@ -135,7 +136,7 @@ def packed_weights(
         except ValueError as error:
             report(f"packed weights are damaged and made anew: {path} ({error})", 0.0)
     try:
-        _pack_file(graph, checkpoint, path, report)
+        _pack_file(graph, checkpoint, path, report, threads)
         return PackedWeights(path, graph)
     except OSError as error:
         if error.errno in DISK_FULL:
@@ -153,12 +154,12 @@ def _key(graph: Graph, checkpoint: Checkpoint) -> str:
     return f"{graph.format.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress) -> None:
+def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress, threads: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(f"packed weights of {graph.name}", path.parent, _room(graph))
     with _partial_file(path.parent) as file:
         try:
-            _write_tensors(graph, checkpoint, file, progress)
+            _write_tensors(graph, checkpoint, file, progress, threads)
             file.flush()
             os.fsync(file.fileno())  # the name must not reach the disk before the content
             huge_pages.forget_written(file)
@@ -171,8 +172,13 @@ def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progr
 
 def _room(graph: Graph) -> int:
     """Bytes of the file of packed weights."""
-    sizes = (size for spec in graph.weights() for size in packed_index.expected(spec, graph.format)[1:])
-    return ALIGNMENT + sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in sizes)
+    ways = (packed_index.expected(spec, graph.format) for spec in graph.weights())
+    return ALIGNMENT + sum(max(map(_room_of, way)) for way in ways)
+
+
+def _room_of(stored: tuple[Kind, int, int]) -> int:
+    """Of a weight that is stored so: data and scale."""
+    return sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in stored[1:])
 
 
 def _partial_file(folder: Path) -> IO[bytes]:
@@ -194,17 +200,22 @@ def _remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
-def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress) -> None:
+def _write_tensors(
+    graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress, threads: int
+) -> None:
     specs = sorted(graph.weights(), key=lambda spec: spec.role is WeightRole.EMBEDDING)
     tensors: dict[str, Entry] = {}
+    tasks = (
+        partial(_pack_block, spec, graph.format, read_block)
+        for spec in specs
+        for read_block in blocks.readers(checkpoint, graph, spec)
+    )
     file.seek(ALIGNMENT)
-    for i, spec in enumerate(specs):
-        progress("packing weights", i / len(specs))
-        tensor = pack(spec, graph.format, checkpoint.read(graph.tied.get(spec.name, spec.name)))
-        data = _append(file, tensor.data)
-        scale = None if tensor.scale is None else _append(file, tensor.scale)
-        crc = _crc(part for part in (tensor.data, tensor.scale) if part is not None)
-        tensors[spec.name] = Entry(tensor.kind, tensor.shape, data, scale, crc)
+    blocks.keep_freed_memory()
+    with contextlib.closing(blocks.in_order(tasks, threads)) as packed:
+        for i, spec in enumerate(specs):
+            progress("packing weights", i / len(specs))
+            tensors[spec.name] = _append(file, spec, islice(packed, len(blocks.blocks_of(spec))))
     nbytes = file.seek(0, os.SEEK_END)
     tables = [tensors[spec.name].data.offset for spec in specs if spec.role is WeightRole.EMBEDDING]
     head = packed_index.encode(Index(nbytes, min(tables, default=nbytes), tensors, graph.name))
@@ -214,25 +225,71 @@ def _write_tensors(graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progre
     file.write(head)
 
 
-def _append(file: IO[bytes], data: npt.NDArray[Any]) -> Part:
-    """Writes at the end, aligned."""
-    offset = -(-file.seek(0, os.SEEK_END) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-    offset = max(offset, ALIGNMENT)
-    file.seek(offset)
-    file.write(data.tobytes())
-    return Part(offset, data.nbytes)
+def reader(graph: Graph, checkpoint: Checkpoint) -> ReadTensor:
+    """What a checkpoint has for each weight of `graph`, by the weight's name."""
+    specs = {spec.name: spec for spec in graph.weights()}
+    return lambda name: blocks.read(checkpoint, graph, specs[name])
 
 
-def pack(spec: WeightSpec, format: Format, weight: npt.NDArray[np.float32]) -> PackedTensor:  # noqa: A002
-    """Converts and lays out one weight ([N, K] for a matrix) as the kernels of `format` want it."""
-    kind, _, _ = packed_index.expected(spec, format)
+def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -> Entry:
+    """Writes the blocks of a weight at the end, and after them their scales."""
+    kinds: set[Kind] = set()
+    scales: list[npt.NDArray[np.float32]] = []
+    begin, crc = _seek_aligned(file), 0
+    for block in packed:
+        kinds.add(block.kind)
+        crc = _write(file, block.data, crc)
+        scales += () if block.scale is None else (block.scale,)
+    data, scale = Part(begin, file.tell() - begin), None
+    if scales:
+        joined = np.concatenate(scales)
+        scale = Part(_seek_aligned(file), joined.nbytes)
+        crc = _write(file, joined, crc)
+    (kind,) = kinds
+    return Entry(kind, spec.shape, data, scale, crc)
+
+
+def _write(file: IO[bytes], data: npt.NDArray[Any], crc: int) -> int:
+    """The checksum of what was written, and of what was before."""
+    file.write(data.data)
+    return zlib.crc32(data.data, crc)
+
+
+def _seek_aligned(file: IO[bytes]) -> int:
+    """Where the next tensor begins."""
+    end = -(-file.tell() // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    return file.seek(end)
+
+
+def _pack_block(spec: WeightSpec, format: Format, read: blocks.Read) -> PackedTensor:  # noqa: A002
+    return pack(spec, format, read())
+
+
+def pack(spec: WeightSpec, format: Format, weight: Stored) -> PackedTensor:  # noqa: A002
+    """Converts and lays out a weight ([N, K] for a matrix), or some panels of it, as the kernels of `format`
+    want it; of a stack some matrices, one after the other."""
+    weight = as_stored(spec, format, weight)
+    if spec.is_stack:
+        return _pack_stack(spec, format, weight)
+    if isinstance(weight, Int4):
+        return PackedTensor(packed_int4.kind_of(weight), weight.values.shape, packed_int4.pack(weight), None)
+    kind: Kind = packed_index.expected(spec, format)[0][0]
+    if isinstance(weight, Int8):
+        return PackedTensor(kind, weight.values.shape, packing.pack(kind, weight.values), weight.scale)
     if spec.role is not WeightRole.MATRIX:
         rows = weight.astype(np.float32) if kind == "fp32" else packing.to_bf16(weight)
-        return PackedTensor(kind, spec.shape, _as_bytes(rows), None)
-    if format.weights is not DType.INT8:
-        return PackedTensor(kind, spec.shape, packing.pack(kind, weight), None)
-    quantized, scale = quantize_weight(weight)
-    return PackedTensor(kind, spec.shape, packing.pack(kind, quantized), scale)
+        return PackedTensor(kind, weight.shape, _as_bytes(rows), None)
+    return PackedTensor(kind, weight.shape, packing.pack(kind, weight), None)
+
+
+def _pack_stack(spec: WeightSpec, format: Format, weight: Stored) -> PackedTensor:  # noqa: A002
+    count = len(weight) if isinstance(weight, np.ndarray) else len(weight.values) // spec.shape[1]
+    one = replace(spec, axes=spec.axes[1:])
+    parts = [pack(one, format, part) for part in matrices_of(weight, count)]
+    scales = [part.scale for part in parts if part.scale is not None]
+    data = np.concatenate([part.data for part in parts])
+    shape = (count, *parts[0].shape)
+    return PackedTensor(parts[0].kind, shape, data, np.concatenate(scales) if scales else None)
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -15,8 +15,10 @@ class SchedulerConfig:
     `whole_prompts`: a prompt is computed in one batch or not at all, as each of its tokens attends to all of
     them.  `keeps_state`: something of a request stays on the device from batch to batch; otherwise nobody
     holds a block, and there may be none.
-    Raises ValueError for a limit below 1, for prompts that no batch holds whole, and for whole prompts of
-    what keeps something: that has no need of them.
+    `windows`: of each group of layers the latest positions that it looks back over, its own among them (None:
+    all).  A block holds `block_size` positions of the layers of one group.
+    Raises ValueError for a limit or a window below 1, for no group, for prompts that no batch holds whole,
+    and for whole prompts of what keeps something: that has no need of them.
     """
 
     num_blocks: int
@@ -31,6 +33,7 @@ class SchedulerConfig:
     max_cached_blocks: int | None = None
     whole_prompts: bool = False
     keeps_state: bool = True
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def most_in_flight(self) -> int:
@@ -41,8 +44,10 @@ class SchedulerConfig:
         for limit in fields(self):
             value = getattr(self, limit.name)
             least = 1 if self.keeps_state or limit.name != "num_blocks" else 0
-            if not isinstance(value, bool) and value is not None and value < least:
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 raise ValueError(f"{limit.name} must be at least {least}, not {value}")
+        if not self.windows or any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows must be at least 1, of at least one group, not {self.windows}")
         if self.whole_prompts and self.keeps_state:
             raise ValueError("whole_prompts: a model that keeps something computes a prompt in parts")
         if self.whole_prompts and self.max_num_batched_tokens < self.max_model_len:

@@ -33,6 +33,14 @@ class KVCache:
         """Blocks that the request lacks for its first `tokens` tokens."""
         return max(0, self.blocks_for(tokens) - len(request.block_ids))
 
+    def lacking(self, request: Request) -> int:
+        """Blocks that a request that does not run would lack for all of its known tokens."""
+        return max(0, self.blocks_for(request.num_tokens) - len(request.block_ids))
+
+    def blocks_of(self, request: Request) -> list[int]:
+        """Those that the request holds."""
+        return request.block_ids
+
     def find_prefix(self, request: Request) -> list[int]:
         """The longest chain of cached blocks that leaves a token to compute; it stays where it is."""
         blocks: list[int] = []
@@ -58,7 +66,8 @@ class KVCache:
         blocks = self.find_prefix(request)
         self.pool.share(blocks)
         request.block_ids = blocks
-        return len(blocks) * self.block_size
+        request.room = len(blocks) * self.block_size
+        return request.room
 
     def count_prefix(self, request: Request, hits: int) -> None:
         """Counts a prompt that was looked up, and the tokens of it that were found."""
@@ -69,6 +78,7 @@ class KVCache:
     def grow(self, request: Request, blocks: int) -> None:
         """Gives the request so many more blocks; the pool must have them."""
         request.block_ids += self.pool.allocate(blocks)
+        request.room += blocks * self.block_size
 
     def commit(self, request: Request, count: int) -> None:
         """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
@@ -86,7 +96,7 @@ class KVCache:
     def release(self, request: Request) -> None:
         """Takes the request's blocks; those that can be found stay in the cache."""
         self.pool.release(request.block_ids)
-        request.block_ids = []
+        request.block_ids, request.room = [], 0
 
 
 class NothingKept(KVCache):

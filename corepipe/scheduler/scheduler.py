@@ -19,6 +19,7 @@ from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, S
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
+from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 
 __all__ = ["Pipeline", "QueueFull", "Scheduler", "SchedulerConfig"]
 
@@ -144,7 +145,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
         holders = [*self._running, *self._leaving]
-        self._kv.pool.check([request.block_ids for request in holders])
+        self._kv.pool.check([self._kv.blocks_of(request) for request in holders])
         if any(request.block_ids for request in self._queue):
             raise RuntimeError("a waiting request holds KV blocks")
         if len(self._running) + len(self._queue) != len(self._requests):
@@ -255,7 +256,7 @@ class Scheduler:
         if short is not None and request.priority >= short.priority:
             return None
         hits = self._kv.take_prefix(request)
-        if self._kv.missing(request, request.num_tokens) > self._kv.pool.available:
+        if self._kv.lacking(request) > self._kv.pool.available:
             self._kv.release(request)
             return None
         self._start(request, hits)
@@ -355,6 +356,8 @@ class Scheduler:
 def _kv_cache(config: SchedulerConfig) -> KVCache:
     if not config.keeps_state:
         return NothingKept(config.block_size)
+    if config.windows != (None,):
+        return WindowedKVCache(config)
     return KVCache(
         config.num_blocks,
         config.block_size,
@@ -377,7 +380,6 @@ class _Step:
         self._prompts_only = share.prompts_only
         head = scheduler._queue.peek()
         self._kept, self._kept_for = (0, 0) if head is None else (share.kept, head.priority)
-        self._block_size = scheduler._config.block_size
         self._whole = scheduler._config.whole_prompts
         self._short: Rank | None = None
         self._admitted: set[Request] = set()
@@ -419,8 +421,7 @@ class _Step:
             return False
         start, known = request.num_computed, request.num_tokens
         end = known if known - start <= self._tokens else start + self._tokens
-        room = len(request.block_ids) * self._block_size
-        if end > room and not self._scheduler._reserve(request, end):
+        if end > request.room and not self._scheduler._reserve(request, end):
             self._short = self._short or self._scheduler._ranks[request]
             return False
         request.num_computed = end

@@ -17,8 +17,12 @@ from corepipe.serving.keys import digest_of
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
-FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "fp8", "mxfp8", "mxfp4"]
+FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "int4-weights", "fp8", "mxfp8", "mxfp4"]
 """The last three are timed, and computed by devices alone: who serves in them is refused."""
+BitsName = Literal["fast", "same"]
+"""same: tokens and logprobs as on every other CPU; fast: those of the kernels that are the fastest here."""
+KVCacheDtypeName = Literal["auto", "int8"]
+"""What the host keeps keys and values as; auto: as they are computed."""
 TaskName = Literal["auto", "generate", "embed", "classify", "score"]
 """What is made of texts; auto: what the model was made for."""
 ReplayElse = Literal["refuse", "compute", "record"]
@@ -44,6 +48,7 @@ class EngineConfig(_Config):
     model: str
     task: TaskName = "auto"
     format: FormatName = "int8"
+    bits: BitsName = "fast"
     instance: str = "inf2.xlarge"
     lnc: Literal[1, 2] | None = None
     mode: Mode = "auto"
@@ -62,6 +67,7 @@ class EngineConfig(_Config):
     block_size: int = Field(default=defaults.BLOCK_SIZE, ge=16, le=128, multiple_of=16)
     num_blocks: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int | None = Field(default=None, ge=1)
+    kv_cache_dtype: KVCacheDtypeName = "auto"
     prefix_cache: bool = True
     max_queued_requests: int = Field(default=defaults.MAX_QUEUED_REQUESTS, ge=1)
     max_queued_tokens: int = Field(default=defaults.MAX_QUEUED_TOKENS, ge=1)

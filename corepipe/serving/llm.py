@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -17,7 +16,6 @@ from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.scheduler.request import FinishReason
 from corepipe.serving.bans import require_some, spelled
 from corepipe.serving.chat_variables import begins_turn, checked_variables
 from corepipe.serving.config import EngineConfig, validated
@@ -26,6 +24,7 @@ from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.deployment import Deployment
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.grammars import grammar_of
+from corepipe.serving.llm_answers import GrowingAnswer, RequestOutput
 from corepipe.serving.llm_images import Picture
 from corepipe.serving.llm_prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
 from corepipe.serving.llm_texts import (
@@ -36,19 +35,10 @@ from corepipe.serving.llm_texts import (
     Texts,
     as_many,
 )
-from corepipe.serving.messages import Abort, DeviceTimes, Output, Submit, TokenLogprobs
+from corepipe.serving.messages import Abort, Submit
 from corepipe.serving.params import SamplingParams
 from corepipe.serving.parsing.choose import AUTO
 from corepipe.serving.parsing.tools import offered_by
-from corepipe.serving.parts import (
-    Call,
-    Said,
-    Text,
-    joined_calls,
-    joined_logprobs,
-    joined_reasoning,
-    joined_text,
-)
 from corepipe.serving.spelling import Spelling
 from corepipe.serving.text_answer import TextAnswer
 
@@ -64,28 +54,6 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 """The commands' flags whose option has another name."""
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
 """A flag in a message, and what it is given where that has a digit, as numbers and most names have."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """An answer.
-
-    finish_reason: "stop" (a stop token or string), "length" or "tool_calls".  logprobs: one entry for each
-    token id, prompt_logprobs one for each prompt token after the first; empty where not asked for.  device:
-    what the emulated device would have taken.  tool_calls, reasoning: of a chat.
-    """
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: list[TokenLogprobs]
-    prompt_logprobs: list[TokenLogprobs]
-    cached_tokens: int
-    device: DeviceTimes | None
-    tool_calls: list[Call] = field(default_factory=list)
-    reasoning: str = ""
 
 
 class LLM:
@@ -276,9 +244,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, waiting: deque[_Sequence] | deque[EncodedText]) -> None:
+    def _run(self, waiting: deque[GrowingAnswer] | deque[EncodedText]) -> None:
         """Keeps enough requests in the queue, without filling it."""
-        running: dict[str, _Sequence | EncodedText] = {}
+        running: dict[str, GrowingAnswer | EncodedText] = {}
         while waiting or running:
             while waiting and len(running) < self._window:
                 sequence = waiting.popleft()
@@ -298,7 +266,7 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, asked: Asked, params: SamplingParams, wanted: str) -> _Sequence:
+    def _sequence(self, asked: Asked, params: SamplingParams, wanted: str) -> GrowingAnswer:
         prompt, grammar = asked.prompt, asked.grammar(self._tokenizer.added_tokens, wanted)
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
@@ -321,54 +289,7 @@ class LLM:
         marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
         pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
         answer = TextAnswer(0, submit, params, pieces, reading=asked.reading)
-        return _Sequence(text, require_some(submit), answer)
-
-
-class _Sequence:
-    """One answer as it grows."""
-
-    def __init__(self, prompt: str | None, submit: Submit, answer: TextAnswer) -> None:
-        self.submit = submit
-        self._prompt = prompt
-        self._answer = answer
-        self._parts: list[Said] = []
-        self._tokens: list[int] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
-        self._device: DeviceTimes | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the text is complete; the engine may not know it yet."""
-        return self._answer.finish is not None
-
-    def take(self, output: Output) -> None:
-        """Adds news.  Raises UserError for a refusal."""
-        if output.finish_reason == FinishReason.ERROR:
-            raise UserError(output.error or "the engine refused the request")
-        self._device = output.device
-        if self.ended:
-            return
-        self._parts += self._answer.take(output)
-        self._tokens += output.tokens[: self._answer.generated - len(self._tokens)]
-        self._prompt_logprobs += output.prompt_logprobs
-
-    def result(self) -> RequestOutput:
-        """The whole answer."""
-        texts = [part for part in self._parts if isinstance(part, Text)]
-        logprobs, finish = joined_logprobs(texts), self._answer.finish
-        return RequestOutput(
-            prompt=self._prompt,
-            prompt_token_ids=self.submit.prompt,
-            text=joined_text(texts),
-            token_ids=self._tokens,
-            finish_reason=finish.finish_reason if finish else "",
-            logprobs=[entry for entry in logprobs.entries if entry] if logprobs else [],
-            prompt_logprobs=self._prompt_logprobs,
-            cached_tokens=self._answer.cached,
-            device=self._device,
-            tool_calls=joined_calls(self._parts),
-            reasoning=joined_reasoning(self._parts),
-        )
+        return GrowingAnswer(text, require_some(submit), answer)
 
 
 def _for_each(params: object, count: int) -> list[SamplingParams]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.models import packaged, registry
+from corepipe.models import package_fetch, registry
 from corepipe.models.cache import Held, Wanted, choose, in_use
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.weights import packed_weights
@@ -30,8 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = shutil.copytree(TINY, folder / "models" / MODEL)
     for name in ("int8", "bf16"):
         pack(model, name, folder)
-    (folder / "models" / MODEL / f"{packaged.FETCHING}left").mkdir()
-    (folder / "models" / MODEL / f"{packaged.FETCHING}left" / packaged.LOCK).write_bytes(b"")
+    (folder / "models" / MODEL / f"{package_fetch.FETCHING}left").mkdir()
+    (folder / "models" / MODEL / f"{package_fetch.FETCHING}left" / package_fetch.LOCK).write_bytes(b"")
     (folder / "packed" / ".packing-left").write_bytes(bytes(1000))
     age(folder, "bf16", 10)
     return folder
@@ -115,7 +115,7 @@ def test_what_a_server_uses_is_kept(cache: Path) -> None:
 
 
 def test_a_fetch_under_way_is_kept(cache: Path) -> None:
-    with packaged._scratch(cache / "models" / MODEL) as scratch:
+    with package_fetch._scratch(cache / "models" / MODEL) as scratch:
         told("prune", "--all")
         assert scratch.is_dir()
 

@@ -71,7 +71,7 @@ def test_every_command_helps(name: str) -> None:
         (["sevre"], "sevre"),
         (["serve", "--prot", "1"], "--prot"),
         (["serve", "--port", "x"], "--port"),
-        (["serve", "--dtype", "int4"], "int8-weights"),
+        (["serve", "--dtype", "int4"], "int4-weights"),
         (["serve", "--pipeline", "0"], "--pipeline"),
         (["serve", "--threads", "100000"], "--threads"),
         (["serve", "--block-size", "17"], "--block-size"),

@@ -48,16 +48,25 @@ def test_blocks_of_a_gguf_file_are_named_and_plain_weights_are_not(tmp_path: Pat
         assert all(line.startswith(expected) for line in said)
 
 
+def test_a_file_of_four_bits_is_kept_as_it_is(tmp_path: Path) -> None:
+    ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_0)
+    with served(tmp_path / "m.gguf", "--served-model-name", "m", "--dtype", "int4-weights") as server:
+        (said,) = (line for line in server.stderr if line.startswith("weights:"))
+        assert said == "weights: Q4_0 -> Q4_0 as they are, others that are quantised as int8\n"
+        first_answer(server.url)
+
+
 def test_another_method_ends_it_with_2_and_one_line(tmp_path: Path) -> None:
     shutil.copytree(FAMILIES / "llama2", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "quip", "bits": 4}
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     done = run("serve", tmp_path / "m", "--port", 0)
     assert done.returncode == 2
     assert done.stderr == (
-        f"corepipe: {tmp_path / 'm' / 'config.json'}: quantization_config.quant_method gptq is not supported "
-        "(known: fp8, fbgemm_fp8, compressed-tensors): use the unquantised weights, or a GGUF file\n"
+        f"corepipe: {tmp_path / 'm' / 'config.json'}: quantization_config.quant_method quip is not supported "
+        "(known: fp8, fbgemm_fp8, compressed-tensors, gptq, awq): use the unquantised weights, or a GGUF "
+        "file\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Names the first difference between what was frozen and what the code makes now, and knows what is intended.
 
-A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step and
-`5|11` one of two.
+A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step, `5|11`
+one of two, and `* experts` any Op of that kind.
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ def _keys(value: Json, step: str) -> list[Any]:
     if isinstance(value, dict):
         return list(value) if step == "*" else step.split("|")
     if isinstance(value, list):
-        number = step.partition(" ")[0]  # of an Op, whose kind a difference names too
-        return list(range(len(value))) if step == "*" else [int(number)] if number.isdecimal() else []
+        number, _, kind = step.partition(" ")  # of an Op, whose kind a difference names too
+        if number == "*":
+            return [i for i, item in enumerate(value) if not kind or item.get("op") == kind]
+        return [int(number)] if number.isdecimal() else []
     return []
 
 

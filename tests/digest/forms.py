@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -28,9 +29,12 @@ Json = Any
 TRANSFERS = ("send", "receive")
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
+
+
 def canonical(value: Json) -> str:
     """The one text of a value; floats are written so that they read back to the bit."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
+    return _ENCODER.encode(value)
 
 
 def content_id(value: Json) -> str:
@@ -131,7 +135,7 @@ def _core(entry: Mapping[str, Json], core: Mapping[str, Json]) -> dict[str, Json
 
 def _op(entry: Mapping[str, Json], core: Mapping[str, Json], op: Json, number: int | None) -> Json:
     """An Op of one layer of one core: numbers in names, ranges and rotations where they are referred to."""
-    whole = json.loads(canonical(op))
+    whole = marshal.loads(marshal.dumps(op))  # a copy, sooner than by JSON
     for weight in tensors([whole]):
         if number is not None and "*" in weight["tensor"].split("."):
             weight["tensor"] = _replaced(weight["tensor"], "*", str(number))

@@ -11,7 +11,7 @@ from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_b
 from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import CoreMemory, Limits, measure
 from corepipe.neuron.numerics import alibi_slopes
-from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Send
+from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Scoring, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
 from tests.digest.forms import Blocks, Json
@@ -129,6 +129,8 @@ class _Ops:
                 return self._blocks.rotation(table)
             case Function():
                 return neutral("function", part)
+            case Scoring():
+                return neutral("scoring", part)
             case RowIndex():
                 return neutral("found_by", part)
             case tuple():

@@ -42,6 +42,7 @@ def ours() -> set[tuple[str, str]]:
         "role": WeightRole,
         "function": ops.Function,
         "found_by": ops.RowIndex,
+        "scoring": ops.Scoring,
         "bound": Bottleneck,
     }
     return named | {(kind, member.value) for kind, members in enums.items() for member in members}

@@ -56,6 +56,7 @@ def examples() -> Iterator[tuple[Program, int]]:
         "vit-base": Placement(),
         "bert-base": Placement(),
         "opt-125m": Placement(),
+        "mixtral-8x7b": Placement(),
     }
     found: dict[tuple[str, str], tuple[Program, int]] = {}
     for model, placement in sources.items():

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from corepipe.neuron.graph import FORMATS
 from tests.digest import cases, check, tokens
 from tests.digest.compare import Comparison, exceptions
 from tests.digest.forms import Json, canonical
@@ -44,7 +43,7 @@ def test_neither_threads_nor_numpys_instructions_matter() -> None:
 def test_every_computed_family_is_asked_on_every_placement_in_every_format() -> None:
     entries = cases.answered()
     assert {family(entry["model"]) for entry in entries.values()} == cases.COMPUTED_THEN
-    assert {entry["format"] for entry in entries.values()} == set(FORMATS)
+    assert {entry["format"] for entry in entries.values()} == set(cases.FORMATS_THEN)
     assert len(entries) == 4 * 4 * len({entry["model"] for entry in entries.values()})
 
 

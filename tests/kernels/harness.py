@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from corepipe.kernels import _native
+from corepipe.neuron import numerics
 from corepipe.neuron.program import SamplingBatch
 
 
@@ -56,8 +57,20 @@ class Sequence_:
     blocks: list[int]
 
 
+def int8(x: np.ndarray) -> np.ndarray:
+    """Vectors as a cache of int8 keeps them, each with a scale of its own."""
+    scale = (np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
+    return np.rint(x * (np.float32(1) / scale)).astype(np.float64) * scale
+
+
+def turned_back(rotated: np.ndarray) -> np.ndarray:
+    """What `hadamard` made the vectors of."""
+    return numerics.hadamard(rotated.astype(np.float64)) / numerics.hadamard_order(rotated.shape[-1])
+
+
 class AttentionRig:
-    """One attention Op over a cache, fed with chunks of sequences."""
+    """One attention Op over a cache, fed with chunks of sequences; dtype: of the cache, `int8` of bf16, or
+    `int8-fp32`."""
 
     def __init__(
         self,
@@ -78,19 +91,26 @@ class AttentionRig:
         self.block_size, self.window, self.dtype = block_size, window, dtype
         self.scale = head_dim**-0.5
         self.softcap, self.slopes = fused.get("softcap"), fused.get("slopes")
-        self.cache = _native.KVCache(2, blocks, block_size, kv_heads, head_dim, dtype)
+        kept = "fp32" if dtype.endswith("fp32") else "bf16"
+        self.cache = _native.KVCache(
+            2, blocks, block_size, kv_heads, head_dim, kept, dtype.startswith("int8")
+        )
         widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim, heads * head_dim]
         self.program = _native.Program(widths, max_rows, round_bf16)
         self.program.attention(0, 1, 2, 3, self.cache, 1, heads, self.scale, window=window, **fused)
         self.pool = _native.Pool(threads)
         self.executor = _native.Executor(self.pool, [self.program], 3, heads * head_dim)
 
+    def _rounded(self, x: np.ndarray) -> np.ndarray:
+        """As it is computed with."""
+        return x if self.dtype.endswith("fp32") else bf16(x)
+
     def sequence(self, rng: np.random.Generator, length: int, blocks: Sequence[int]) -> Sequence_:
         arrays = [
             rng.standard_normal((length, n * self.head_dim)).astype(np.float32)
             for n in (self.heads, self.kv_heads, self.kv_heads)
         ]
-        q, k, v = arrays if self.dtype == "fp32" else map(bf16, arrays)
+        q, k, v = map(self._rounded, arrays)
         return Sequence_(q, k, v, list(blocks))
 
     def step(self, *chunks: tuple[Sequence_, int, int]) -> list[np.ndarray]:
@@ -127,7 +147,11 @@ class AttentionRig:
         """The result in double precision, and the same with |v|, which bounds the effect of rounding."""
         length, group = len(seq.q), self.heads // self.kv_heads
         q = seq.q.reshape(length, self.kv_heads, group, self.head_dim).astype(np.float64)
-        k, v = (x.reshape(length, self.kv_heads, self.head_dim).astype(np.float64) for x in (seq.k, seq.v))
+        k, v = (x.reshape(length, self.kv_heads, self.head_dim) for x in (seq.k, seq.v))
+        if self.dtype.startswith("int8"):
+            k, v = turned_back(int8(numerics.hadamard(k))), int8(v)
+            q = turned_back(self._rounded(numerics.hadamard(q.astype(np.float32))))
+        k, v = k.astype(np.float64), v.astype(np.float64)
         scores = np.einsum("tkgd,skd->kgts", q, k) * self.scale
         age = np.arange(length)[:, None] - np.arange(length)
         if self.softcap is not None:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
+from corepipe.neuron import packed_int4
+from corepipe.neuron.int4 import Int4
 
 F32 = npt.NDArray[np.float32]
 GROUP = 64
@@ -21,21 +23,39 @@ GROUP = 64
 
 @dataclass(frozen=True)
 class Weights:
-    """A matrix as it is stored: values [n, k] (int8 or fp32) and scales [n] for the int8 kinds."""
+    """A matrix as it is stored: values [n, k] (int8, u8 or fp32); scales [n] of the int8 kinds, scales and
+    offsets [n, groups] of the int4 kinds."""
 
     kind: packing.Kind
     values: npt.NDArray[Any]
-    scale: F32 | None
+    scale: npt.NDArray[Any] | None
+    offset: npt.NDArray[np.float16] | None = None
 
     def matrix(self) -> Any:
         n, k = self.values.shape
+        if self.kind in packing.INT4_KINDS:
+            return native().Matrix(self.kind, packed_int4.pack(self.int4()), None, n, k)
         return native().Matrix(self.kind, packing.pack(self.kind, self.values), self.scale, n, k)
 
     def dense(self) -> npt.NDArray[np.float64]:
         """What the stored matrix stands for."""
+        if self.kind in packing.INT4_KINDS:
+            return self.int4().dense().astype(np.float64)
         values = round_bf16(self.values) if self.kind == "bf16" else self.values
         scale = 1.0 if self.scale is None else self.scale[:, None].astype(np.float64)
         return values.astype(np.float64) * scale
+
+    def int4(self) -> Int4:
+        return Int4(self.values, self.scale, *packing.int4_form(self.kind), self.offset)
+
+    def part(self, rows: slice, columns: slice) -> Weights:
+        """Columns from the start of a group on."""
+        if self.kind in packing.INT4_KINDS:
+            n, k = (np.arange(size) for size in self.values.shape)
+            part = self.int4().part(n[rows], k[columns])
+            return Weights(self.kind, part.values, part.scale, part.offset)
+        scale = None if self.scale is None else self.scale[rows]
+        return Weights(self.kind, np.ascontiguousarray(self.values[rows, columns]), scale)
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,15 @@ def random_weights(rng: np.random.Generator, kind: packing.Kind, n: int, k: int)
     if kind in {"int8", "int8w"}:
         scale = rng.uniform(0.5, 2.0, n).astype(np.float32) / np.float32(127 * np.sqrt(k))
         return Weights(kind, rng.integers(-127, 128, (n, k), dtype=np.int8), scale)
+    if kind in packing.INT4_KINDS:
+        group, offsets = packing.int4_form(kind)
+        shape, least = (n, -(-k // group)), {"none": 0, "zeros": -16, "minima": -1}[offsets]
+        scales = (rng.uniform(-0.3, 0.3, shape) / np.sqrt(k)).astype(np.float16)
+        some = rng.uniform(least, 0, shape) / (np.sqrt(k) if offsets == "minima" else 1)
+        offset = (
+            None if offsets == "none" else (np.rint(some) if offsets == "zeros" else some).astype(np.float16)
+        )
+        return Weights(kind, rng.integers(0, 16, (n, k), dtype=np.uint8), scales, offset)
     return Weights(kind, (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32), None)
 
 
@@ -80,7 +109,7 @@ def quantize(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
 
 def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
     """x as the product sees it."""
-    if kind == "int8":
+    if kind == "int8" or kind in packing.INT4_KINDS:
         q, scale = quantize(x)
         wide = q.astype(np.float64) * scale[:, :, None].astype(np.float64)
         return wide.reshape(len(x), -1)[:, : x.shape[1]]

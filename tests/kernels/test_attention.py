@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
+from corepipe.neuron.numerics import Vectors
 from tests.kernels.harness import AttentionRig, bf16, other_isas, run_isolated, value
 
 SHAPES = [  # heads, kv_heads, head_dim
@@ -17,6 +18,11 @@ SHAPES = [  # heads, kv_heads, head_dim
     (3, 1, 1),
 ]
 
+ROUNDING = {"bf16": 2.0**-8 + 2e-5, "fp32": 2e-5, "int8": 2.0**-8 + 2e-5, "int8-fp32": 2e-5}
+"""bf16: each probability is off by 2^-8 at most, relatively; fp32: by the score's rounding.  What int8 loses
+is lost before."""
+DTYPES = tuple(ROUNDING)
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:
@@ -29,18 +35,17 @@ def test_other_isas(isa: str) -> None:
     run_isolated(__file__, isa, "(equal or chunk or nan or seven or segments) and not (capped or falling)")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, dtype: str, rng: np.random.Generator) -> None:
     rig = AttentionRig(heads, kv_heads, head_dim, dtype)
     seq = rig.sequence(rng, 150, rng.permutation(80)[:10])
     expected, magnitude = rig.expected(seq)
     error = np.abs(rig.run(seq, 150) - expected)
-    # bf16: each probability is off by 2^-8 at most, relatively; fp32: by the score's rounding.
-    assert np.all(error <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 2e-5))
+    assert np.all(error <= magnitude * ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_long_context_equals_numpy(dtype: str, rng: np.random.Generator) -> None:
     rig = AttentionRig(2, 1, 32, dtype, max_rows=1100)
     seq = rig.sequence(rng, 1100, range(11, 80))
@@ -56,7 +61,7 @@ def test_results_are_rounded(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 33, 64, 200, 700])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_chunking_changes_no_bit(window: int | None, dtype: str, rng: np.random.Generator) -> None:
     rig = AttentionRig(3, 1, dtype=dtype, window=window)
     seq = rig.sequence(rng, 620, rng.permutation(80)[:39])
@@ -67,7 +72,7 @@ def test_chunking_changes_no_bit(window: int | None, dtype: str, rng: np.random.
         assert np.array_equal(rig.run(seq, *chunks), whole), chunks
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(7, 1, 33), (14, 2, 80), (7, 1, 96), (14, 2, 112), (7, 1, 256)]
 )
@@ -80,7 +85,7 @@ def test_other_head_sizes_in_groups_of_seven(
     alone = [rig.run(seq, 640) for seq in seqs]
     for seq, whole in zip(seqs, alone, strict=True):
         expected, magnitude = rig.expected(seq)
-        assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 2e-5))
+        assert np.all(np.abs(whole - expected) <= magnitude * ROUNDING[dtype])
         for chunks in ([64], [1, 7, 33, 2, 63]):
             assert np.array_equal(rig.run(seq, *chunks), whole), chunks
     for threads, block_size in [(1, 16), (3, 48)]:
@@ -91,7 +96,7 @@ def test_other_head_sizes_in_groups_of_seven(
         assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1025, 1100, 1537])
 def test_windows_over_three_segments(window: int, dtype: str, rng: np.random.Generator) -> None:
     """Sums of 512 keys are built apart; a window may begin and end anywhere in the first and the last."""
@@ -118,7 +123,7 @@ BENDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bend", BENDS)
 @pytest.mark.parametrize("shape", [(7, 1, 24, None), (7, 7, 80, 33), (7, 1, 256, 200), (7, 7, 32, 64)])
 def test_caps_and_slopes_equal_numpy_in_any_chunks(
@@ -137,7 +142,7 @@ def test_caps_and_slopes_equal_numpy_in_any_chunks(
     alone = [rigs[0].run(seq, 640) for seq in seqs]
     for seq, whole in zip(seqs, alone, strict=True):
         expected, magnitude = rigs[0].expected(seq)
-        assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5 if dtype == "bf16" else 4e-5))
+        assert np.all(np.abs(whole - expected) <= magnitude * 2 * ROUNDING[dtype])
         assert np.array_equal(rigs[0].run(seq, 64), whole)
         assert np.array_equal(rigs[1].run(seq, 1, 7, 133, 2, 63), whole)
     decoded = rigs[1].step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
@@ -198,7 +203,7 @@ def test_prefix_computed_in_the_same_batch(rng: np.random.Generator) -> None:
     assert np.array_equal(rig.step((second, 64, 80))[0], suffix)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 21])
 def test_nan_of_others_stays_out(dtype: str, window: int | None, rng: np.random.Generator) -> None:
     clean = AttentionRig(dtype=dtype, window=window)
@@ -210,7 +215,7 @@ def test_nan_of_others_stays_out(dtype: str, window: int | None, rng: np.random.
         assert np.array_equal(dirty.run(seq, chunk), expected)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_of_later_tokens_stays_out(dtype: str, rng: np.random.Generator) -> None:
     rig = AttentionRig(dtype=dtype)
     seq = rig.sequence(rng, 90, range(6))
@@ -271,3 +276,25 @@ def test_cache_refuses_what_it_cannot_hold() -> None:
     cache = _native.KVCache(3, 4, 16, 2, 64, "bf16")
     assert cache.nbytes == 3 * 4 * 16 * 2 * 64 * 2 * 2
     assert not cache.memory().any()
+
+
+@pytest.mark.parametrize("head_dim", [33, 64, 80])
+def test_what_a_cache_of_int8_holds_equals_the_twins(head_dim: int, rng: np.random.Generator) -> None:
+    """Integers and scales, to the last bit, on every table."""
+    length, heads = 70, 3
+    rig = AttentionRig(heads, heads, head_dim, "int8-fp32", blocks=5)
+    seq = rig.sequence(rng, length, range(5))
+    rig.run(seq, 9)
+    width = -(-head_dim // 16) * 16
+    groups = rig.cache.memory().reshape(2, heads, 5, 2, 16 * (4 + width))[1]
+    scales = np.ascontiguousarray(groups[..., :64]).view(np.float32)
+    keys = groups[:, :, 0, 64:].view(np.int8).reshape(heads, 5, width, 16).swapaxes(2, 3)
+    values = groups[:, :, 1, 64:].view(np.int8).reshape(heads, 5, 16, width)
+    for number, (integers, vectors) in enumerate(((keys, seq.k), (values, seq.v))):
+        twin = Vectors.zeros(length, heads, head_dim, int8=True)
+        put = twin.put if number else twin.put_keys
+        put(np.arange(length), vectors.reshape(length, heads, head_dim))
+        own = integers.reshape(heads, 80, width)[:, :length].swapaxes(0, 1)
+        assert np.array_equal(own[..., :head_dim], twin.elements)
+        assert not own[..., head_dim:].any()
+        assert np.array_equal(scales[:, :, number].reshape(heads, 80)[:, :length].T, twin.scale)

@@ -422,6 +422,35 @@ def test_refuses_batches(changes: dict, message: str, table: np.ndarray, pool: _
         submit(executor, [1, 2, 3], [2], **changes)
 
 
+@pytest.mark.parametrize(
+    ("second_layer", "second_table"), [(1, [[3, 1], [3, 0]]), (0, [[3, 4], [3, 5]])], ids=["own", "shared"]
+)
+def test_each_attention_goes_by_its_own_block_table(
+    second_layer: int, second_table: list[list[int]], table: np.ndarray, pool: _native.Pool
+) -> None:
+    """The second sequence reads what the first writes in the same batch.  Layers with other tables and blocks
+    can have one place in a cache."""
+
+    def executor(which: int, layer: int) -> _native.Executor:
+        p = _native.Program([WIDTH] * 4, 32, round_bf16=False)
+        cache = _native.KVCache(2, 6, 16, 1, WIDTH, "fp32")
+        p.embed(0, table)
+        p.attention(0, 0, 0, 1, cache, 0, 1, 1.0)
+        p.attention(1, 1, 1, 2, cache, layer, 1, 1.0, window=9, table=which)
+        p.select_rows(2, 3)
+        return _native.Executor(pool, [p], 3, WIDTH)
+
+    first_table = np.array([[0, 1], [0, 2]], np.int32)
+    both = np.concatenate([first_table, np.array(second_table, np.int32)])
+    tokens, rows = [*range(20), 30, 31], [19, 21]
+    batch = {"positions": i32(*range(20), 16, 17), "sequence_starts": i32(0, 20, 22)}
+    wanted = run(executor(0, 1), tokens, rows, block_tables=first_table, **batch)["values"]
+    apart = executor(1, second_layer)
+    assert np.array_equal(run(apart, tokens, rows, block_tables=both, **batch)["values"], wanted)
+    with pytest.raises(ValueError, match="a row for each sequence, 2 times"):
+        submit(apart, tokens, rows, block_tables=first_table, **batch)
+
+
 def test_refuses_other_dtypes(table: np.ndarray, pool: _native.Pool) -> None:
     executor = embedding(pool, table)
     with pytest.raises(TypeError):

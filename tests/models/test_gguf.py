@@ -310,7 +310,6 @@ def test_duplicates_and_overlaps_are_refused(tmp_path: Path) -> None:
             "mamba",
             "'mamba' is not supported in a GGUF file .known: llama, qwen2, qwen3",
         ),
-        ("llama.expert_count", 8, "mixtures of experts"),
         ("llama.rope.dimension_count", 6, "rope.dimension_count is 6"),
         ("llama.attention.head_count", 0, "llama.attention.head_count must be an integer from 1"),
         ("llama.rope.scaling.type", "longrope", "llama.rope.scaling.type 'longrope' is not supported"),
@@ -321,3 +320,10 @@ def test_models_we_do_not_compute_are_refused_by_name(whole: Path, key: str, val
     file.metadata[key] = value
     with pytest.raises(UserError, match=why):
         configure(config_fields(file))
+
+
+def test_mixtures_of_an_architecture_that_has_none_are_refused(whole: Path) -> None:
+    file = GgufFile(whole)
+    file.metadata |= {"general.architecture": "gemma", "gemma.expert_count": 8}
+    with pytest.raises(UserError, match=r"gemma\.expert_count: mixtures of experts are not supported"):
+        config_fields(file)

@@ -16,9 +16,12 @@ from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.config import Fields
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.int4 import Int4
 from tests.models import ggufs
+from tests.parity import expected as parity
 
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, LAYERS, VOCAB = 4, 2, 16, 48, 80, 8, 96
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, LAYERS, VOCAB, EXPERTS = 4, 2, 16, 48, 80, 8, 96, 5
 ROWS = {"attn_q": HEADS, "attn_k": KV_HEADS}
 BASE = {
     "vocab_size": VOCAB,
@@ -48,6 +51,14 @@ SHAPES = {
     "ffn_gate": (FFN, HIDDEN),
     "ffn_up": (FFN, HIDDEN),
     "ffn_down": (HIDDEN, FFN),
+    "ffn_gate_inp": (EXPERTS, HIDDEN),
+    "ffn_gate_exps": (EXPERTS, FFN, HIDDEN),
+    "ffn_up_exps": (EXPERTS, FFN, HIDDEN),
+    "ffn_down_exps": (EXPERTS, HIDDEN, FFN),
+    "ffn_gate_inp_shexp": (1, HIDDEN),
+    "ffn_gate_shexp": (FFN, HIDDEN),
+    "ffn_up_shexp": (FFN, HIDDEN),
+    "ffn_down_shexp": (HIDDEN, FFN),
 }
 """As [out, in]; gains and biases are as wide as the model."""
 
@@ -77,6 +88,8 @@ def converted(arch: str, name: str, values: np.ndarray) -> np.ndarray:
         return ggufs.interleave_halves(values, HEADS)
     if arch in INTERLEAVED and "k_proj" in name:
         return ggufs.interleave_halves(values, KV_HEADS)
+    if name.endswith("shared_expert_gate.weight"):
+        return values[0]
     if arch in PLUS_ONE and name.endswith("norm.weight"):
         return values + np.float32(1)
     return values.T if arch == "gpt2" and name.endswith(TRANSPOSED) else values
@@ -158,6 +171,41 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         },
     ),
     "olmo2": ("olmo2", {"rope_theta": 5e5}, {"rope.freq_base": 5e5}),
+    "olmoe": (
+        "olmoe",
+        {"num_experts": EXPERTS, "num_experts_per_tok": 2},
+        {"expert_count": EXPERTS, "expert_used_count": 2},
+    ),
+    "qwen2moe": (
+        "qwen2_moe",
+        {
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 72,
+        },
+        {
+            "expert_count": EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 24,
+            "expert_shared_feed_forward_length": 72,
+        },
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        {
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+        {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 24},
+    ),
+    "llama": (
+        "mixtral",
+        {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, "rope_theta": 1e6},
+        {"expert_count": EXPERTS, "expert_used_count": 2, "rope.freq_base": 1e6},
+    ),
     "smollm3": ("smollm3", {"rope_theta": 5e6, "tie_word_embeddings": True}, {"rope.freq_base": 5e6}),
     "stablelm": (
         "stablelm",
@@ -206,7 +254,11 @@ WRITTEN = {
     "attention.key_length": HEAD_DIM,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
-BIASED = {"stablelm": ("attn_q",), "starcoder2": ("attn_q", "attn_output", "ffn_down")}
+BIASED = {
+    "stablelm": ("attn_q",),
+    "qwen2moe": ("attn_q",),
+    "starcoder2": ("attn_q", "attn_output", "ffn_down"),
+}
 
 
 def write_metadata(path: Path, arch: str, values: dict[str, object]) -> GgufFile:
@@ -246,6 +298,30 @@ def test_the_configuration_is_the_original_s(arch: str, tmp_path: Path) -> None:
             del base[key]
     ours = config_fields(write_metadata(tmp_path / "model.gguf", arch, {**base, **written}))
     assert registry.Architecture("x", ours).config == registry.Architecture("x", expected).config
+
+
+MIXTURES = {"mixtral": "llama", "olmoe": "olmoe"}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_file_of_a_mixture_is_the_model_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    """Stacks of experts in four bits are kept as they are, whatever their layer."""
+    arch, model = MIXTURES[name], registry.load(parity.load(name).write(tmp_path / "original"))
+    graph = model.graph(FORMATS["int4-weights"])
+    ggufs.convert_mixture(model, graph, tmp_path / "model.gguf", arch)
+    file = registry.load(tmp_path / "model.gguf")
+    file.check(graph)
+    assert [*file.graph(FORMATS["int4-weights"]).weights()] == [*graph.weights()]
+    for spec in graph.weights():
+        whole, read = model.checkpoint.read(spec.name), file.checkpoint.read(spec.name)
+        four = len(spec.shape) > 1 and spec.shape[-1] % 32 == 0
+        if not four:
+            np.testing.assert_array_equal(read, whole)
+            continue
+        kept = file.checkpoint.stored(spec.name)
+        assert isinstance(kept, Int4)
+        np.testing.assert_array_equal(kept.dense().reshape(spec.shape), read)
+        assert np.abs(read - whole).max() <= np.abs(whole).max() / 7
 
 
 def test_gemmas_largest_models_have_another_scale(tmp_path: Path) -> None:

@@ -14,18 +14,8 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import hub
-from corepipe.models.packaged import (
-    FETCHING,
-    LOCK,
-    PACKAGED,
-    Member,
-    PackagedModel,
-    Part,
-    Terms,
-    _scratch,
-    fetch,
-    is_there,
-)
+from corepipe.models.package_fetch import FETCHING, LOCK, _scratch, fetch
+from corepipe.models.packaged import PACKAGED, Member, PackagedModel, Part, Terms, is_there
 
 CONTENT = bytes(range(256)) * 64
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizerFast
 
-from corepipe.models.text.tokenizer import Tokenizer, from_directory
+from corepipe.models.text.directory_tokenizer import from_directory
+from corepipe.models.text.tokenizer import Tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*"abcdefghijklmn", "##s", "##ed", *SPECIAL]

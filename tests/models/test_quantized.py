@@ -165,8 +165,11 @@ def test_a_whole_model_in_w8a8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"quant_method": "gptq", "bits": 4}, r"quantization_config\.quant_method gptq is not supported"),
-        ({"quant_method": "awq"}, r"quant_method awq is not supported \(known: fp8, fbgemm_fp8, compressed"),
+        ({"quant_method": "quip", "bits": 4}, r"quantization_config\.quant_method quip is not supported"),
+        (
+            {"quant_method": "quip"},
+            r"quant_method quip is not supported \(known: fp8, fbgemm_fp8, compressed",
+        ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method bitsandbytes is not"),
         ({"quant_method": "mxfp4"}, "quant_method mxfp4 is not supported"),
         ({"quant_method": "x\n" * 99}, r"quant_method x\\nx"),
@@ -274,6 +277,30 @@ def test_an_order_that_names_no_group_is_refused(tmp_path: Path) -> None:
     read = checkpoint(tmp_path / "m.safetensors", made("pack-ordered")[1])
     with pytest.raises(UserError, match=r"m\.safetensors: tensor m\.weight_g_idx names none of 4 groups"):
         read.read("m.weight")
+
+
+@pytest.mark.parametrize(
+    ("part", "spoilt_by"), [("weight", np.full((12, 64), 99, np.int8)), ("weight_zero_point", np.int8(-9))]
+)
+def test_integers_of_more_bits_than_the_configuration_says_are_refused(
+    part: str, spoilt_by: np.ndarray, tmp_path: Path
+) -> None:
+    """In what is read as floats, and in what four-bit formats would keep as it is."""
+    name = "int-channel-zero"
+    tensors = {
+        key: np.clip(values, -8, 7) if values.dtype == np.int8 else values
+        for key, values in spoilt(name).items()
+    }
+    tensors[f"m.{part}"] = np.broadcast_to(spoilt_by, tensors[f"m.{part}"].shape).copy()
+    save_file(tensors, tmp_path / "m.safetensors")
+    config = made(name)[1]
+    for group in config["config_groups"].values():
+        group["weights"]["num_bits"] = 4
+    read = checkpoint(tmp_path / "m.safetensors", config)
+    why = rf"m\.safetensors: tensor m\.{part} has integers from .*, and quantization_config says 4 bits$"
+    for reading in (read.read, read.stored):
+        with pytest.raises(UserError, match=why):
+            reading("m.weight")
 
 
 def test_a_configuration_without_quantised_weights_is_refused(tmp_path: Path) -> None:

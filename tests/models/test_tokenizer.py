@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.text.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer, from_directory
+from corepipe.models.text.directory_tokenizer import MAX_TOKENIZER_BYTES, from_directory
+from corepipe.models.text.tokenizer import Tokenizer
 from tests.parity.families import TINY, VOCAB
 
 

@@ -21,6 +21,7 @@ from corepipe.models.weight_map import (
     rotated_pairs,
 )
 from corepipe.neuron.graph import FORMATS, DType, HeadLayout
+from corepipe.neuron.int4 import ALL
 from corepipe.neuron.numerics import rotate
 from tests.parity import expected, formula
 
@@ -46,8 +47,8 @@ class Tensors:
     def file(self, _name: str) -> Path:
         return self.path
 
-    def read(self, name: str) -> np.ndarray:
-        return self._tensors[name].copy()
+    def read(self, name: str, rows: slice = ALL) -> np.ndarray:
+        return self._tensors[name][rows].copy()
 
 
 def test_parts_in_turn() -> None:

@@ -11,6 +11,7 @@ from device_graphs import LLAMA_70B, SMOLLM2, TINY, Sizes, experts, llama, pipel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.constants import IDEAL, Constants
@@ -21,7 +22,6 @@ from corepipe.neuron.cost import (
     CostModel,
     StepShape,
     dollars_per_million_tokens,
-    stage_weights,
 )
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout

@@ -26,7 +26,13 @@ from tests.kernels.harness import other_isas, run_isolated
 
 MAX_ROWS = 1100
 ONE_CORE = Placement()
-BOUND = {"fp32": 128 * 2.0**-23, "bf16": 4 * 2.0**-7, "int8-weights": 4 * 2.0**-7, "int8": 8 / 127}
+BOUND = {
+    "fp32": 128 * 2.0**-23,
+    "bf16": 4 * 2.0**-7,
+    "int8-weights": 4 * 2.0**-7,
+    "int8": 8 / 127,
+    "int4-weights": 8 / 127,
+}
 """As of decoders: how far kernels and twin may be from one another, relative to the largest of all."""
 
 LENGTHS = (1, 2, 63, 64, 65, 300, 512)

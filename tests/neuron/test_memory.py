@@ -28,6 +28,7 @@ SCALES = 4 * (30 * (576 + 192 + 192 + 576 + 1536 + 1536 + 576) + 49152)
         ("fp32", 4 * (30 * LAYER + HEAD + EMBEDDING) + NORMS, 4),
         ("bf16", 2 * (30 * LAYER + HEAD + EMBEDDING) + NORMS, 2),
         ("int8", 30 * LAYER + HEAD + SCALES + 2 * EMBEDDING + NORMS, 2),
+        ("int4-weights", 2 * (30 * LAYER + HEAD + EMBEDDING) + NORMS, 2),
         ("int8-weights", 30 * LAYER + HEAD + SCALES + 2 * EMBEDDING + NORMS, 2),
     ],
 )

@@ -157,10 +157,11 @@ def test_an_op_that_loses_a_cut_axis_must_say_that_it_sums() -> None:
     assert sum(isinstance(op, AllReduce) for op in ranks[1].ops) == 1
 
 
-MICROSCALING = {DType.MXFP8, DType.MXFP4}
+LESS_THAN_A_BYTE = {DType.MXFP8, DType.MXFP4, DType.INT4}
+"""Or a scale for some of them beside."""
 
 
-@pytest.mark.parametrize("dtype", [d for d in DType if d not in MICROSCALING])
+@pytest.mark.parametrize("dtype", [d for d in DType if d not in LESS_THAN_A_BYTE])
 def test_every_number_format_has_a_size(dtype: DType) -> None:
     bits = {"fp32": 32, "bf16": 16, "fp16": 16}.get(dtype.value, 8)
     assert dtype.bytes * 8 == bits
@@ -168,12 +169,11 @@ def test_every_number_format_has_a_size(dtype: DType) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_bytes_of_weights(fmt) -> None:
-    """A matrix in the format, a scale a row of int8; tables as what is computed; vectors in fp32."""
+    """A matrix in the format, a scale a row of int8; tables, and what no core holds, as what is computed."""
     scales = 3 * 4 if fmt.weights is DType.INT8 else 0
-    assert weight_bytes((3, 4), WeightRole.MATRIX, fmt) == 12 * fmt.weights.bytes + scales
-    assert (
-        sum(stored_bytes((2, 3, 4), WeightRole.MATRIX, fmt).values()) == 24 * fmt.weights.bytes + 2 * scales
-    )
+    each = fmt.compute.bytes if fmt.weights is DType.INT4 else fmt.weights.bytes
+    assert weight_bytes((3, 4), WeightRole.MATRIX, fmt) == 12 * each + scales
+    assert sum(stored_bytes((2, 3, 4), WeightRole.MATRIX, fmt).values()) == 24 * each + 2 * scales
     assert weight_bytes((3, 4), WeightRole.EMBEDDING, fmt) == 12 * fmt.compute.bytes
     assert weight_bytes((5,), WeightRole.VECTOR, fmt) == 20
 

@@ -25,7 +25,13 @@ from corepipe.neuron.reference import ReferenceExecutor, tensor_parallel_bound
 from corepipe.neuron.weights import InMemoryWeights
 from tests.parity import formula
 
-BOUND = {"fp32": 128 * 2.0**-23, "bf16": 4 * 2.0**-7, "int8-weights": 4 * 2.0**-7, "int8": 8 / 127}
+BOUND = {
+    "fp32": 128 * 2.0**-23,
+    "bf16": 4 * 2.0**-7,
+    "int8-weights": 4 * 2.0**-7,
+    "int8": 8 / 127,
+    "int4-weights": 8 / 127,
+}
 """As of decoders: how far kernels and twin may be from one another, relative to the largest of all."""
 WHOLE = Placement()
 IMAGES = 4

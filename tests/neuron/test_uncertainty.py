@@ -35,9 +35,6 @@ from corepipe.planning.calibration.predict import Predictor
 
 NEAR = Point("decode", "inf2.48xlarge", "transformers-neuronx", "decoder", 8, 2048)
 KNOWN = shipped_uncertainty()
-COVERAGE = 0.9
-TOO_WIDE = {"first token"}
-"""Kinds that lie in their intervals more often than chance would have it: 94.6 % of 167; the bound is 94."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +45,7 @@ def held():
 def test_left_out_runs_lie_in_their_intervals_as_often_as_is_said(held) -> None:
     found = {one.kind: one for one in coverage(held)}
     assert 0.85 <= found[ALL].share <= 0.95
-    assert {one.kind for one in found.values() if not one.sound} - {ALL} == TOO_WIDE
-    assert all(found[kind].share > COVERAGE for kind in TOO_WIDE)
+    assert {one.kind for one in found.values() if not one.sound} <= {ALL}
     assert {one["kind"]: one["share"] for one in record()["coverage"]} == pytest.approx(
         {one.kind: one.share for one in found.values()}, abs=0.01
     )

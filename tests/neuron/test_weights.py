@@ -19,6 +19,7 @@ from corepipe.neuron import packed_index
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, bind_matrix
 from corepipe.neuron.graph import FORMATS, HeadLayout, WeightRole, WeightSpec, hidden, vocabulary
+from corepipe.neuron.int4 import ALL
 from corepipe.neuron.numerics import Matrix, linear, round_to
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
 from corepipe.neuron.placement import Placement
@@ -45,11 +46,17 @@ class Tensors:
     reads: int = 0
     fails_after: int | None = None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, rows: slice = ALL) -> np.ndarray:
         if self.reads == self.fails_after:
             raise RuntimeError("the disk is gone")
         self.reads += 1
-        return self.source(name)
+        return self.source(name)[rows]
+
+    def stored(self, name: str, rows: slice = ALL) -> np.ndarray:
+        return self.read(name, rows)
+
+    def by_rows(self, name: str) -> bool:
+        return False
 
 
 def equal(a: PackedTensor, b: PackedTensor) -> bool:
@@ -90,7 +97,7 @@ def test_the_second_start_reads_nothing(tmp_path):
 def test_other_content_or_format_is_another_file(tmp_path):
     graph = build(FEATURES)
     first, other = read_weights(graph), read_weights(graph, seed=1)
-    formats = [build(FEATURES, fmt) for fmt in ("fp32", "int8", "int8-weights")]
+    formats = [build(FEATURES, fmt) for fmt in ("fp32", "int8", "int8-weights", "int4-weights")]
     packed = [
         packed_weights(graph, Tensors(first), tmp_path),
         packed_weights(graph, Tensors(other, "second"), tmp_path),

@@ -24,13 +24,19 @@ from tests.parity.evaluate import Evaluator
 from tests.parity.families import FAMILIES
 from tests.parity.make_goldens import Golden
 
-FORMATS = ("fp32", "bf16", "int8", "int8-weights")
+FORMATS = ("fp32", "bf16", "int8", "int8-weights", "int4-weights")
 NEAR_TIE = 1e-3
 """An answer whose smallest lead is below this may turn with the order of a sum."""
 LARGEST_LOGIT_DIFFERENCE = 1e-3
 """Of fp32, from transformers in fp32."""
-LARGEST_PERPLEXITY_CHANGE = {"fp32": 0.001, "bf16": 0.005, "int8": 0.02, "int8-weights": 0.01}
-"""From transformers in fp32."""
+LARGEST_PERPLEXITY_CHANGE = {
+    "fp32": 0.001,
+    "bf16": 0.005,
+    "int8": 0.02,
+    "int8-weights": 0.01,
+    "int4-weights": 0.02,
+}
+"""From transformers in fp32, of a file whose weights have four bits already."""
 ROUNDED_PROMPTS = 5
 """Prompts asked in the other formats, whose greedy tokens are told and not judged."""
 HEAD = (

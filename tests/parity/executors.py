@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.compiler import compile_graph
@@ -9,8 +11,8 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Executor
-from corepipe.neuron.reference import ReferenceExecutor, read_tied
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.reference import ReferenceExecutor
+from corepipe.neuron.weights import InMemoryWeights, reader
 
 BLOCK = 32
 KINDS = ("reference", "native")
@@ -26,6 +28,6 @@ def executor(
     """One of KINDS, with room for so many tokens in its cache."""
     programs, blocks = compile_graph(graph, placement), blocks_for(tokens)
     if kind == "native":
-        weights = InMemoryWeights(graph, model.checkpoint.read)
+        weights = InMemoryWeights(replace(graph, tied={}), reader(graph, model.checkpoint))
         return NativeExecutor(programs, weights, blocks, BLOCK, max_rows, native().Pool(2))
-    return ReferenceExecutor(programs, read_tied(graph, model.checkpoint.read), blocks, BLOCK)
+    return ReferenceExecutor(programs, reader(graph, model.checkpoint), blocks, BLOCK)

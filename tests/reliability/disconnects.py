@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import socket
 import struct
 import sys
@@ -30,6 +31,9 @@ AT_ONCE = 16
 
 SMALL = ("--max-model-len", 1024, "--num-blocks", 64)
 """Flags of a server that has soon touched all memory of its KV cache."""
+
+PROMPTS = 4
+"""As long as the context: more than that cache holds."""
 
 SPARE_FDS = 2
 SPARE_TASKS = 2
@@ -118,14 +122,22 @@ async def _visit(host: str, port: int, phase: Phase, *, reset: bool) -> None:
         await writer.wait_closed()
 
 
+def own_bytes(pid: int) -> int:
+    """Resident memory that is not a file's: weights that are looked up are the page cache's (proc(5))."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
 @dataclass(frozen=True)
 class Held:
     """What a server and its engine hold while they are idle."""
 
     fds: int
     engine_fds: int
-    rss: int
-    engine_rss: int
+    own: int
+    engine_own: int
+    """Bytes."""
     tasks: int
     """Of the server's event loop."""
 
@@ -135,8 +147,8 @@ class Held:
         return cls(
             process.num_fds(),
             engine.num_fds(),
-            process.memory_info().rss,
-            engine.memory_info().rss,
+            own_bytes(process.pid),
+            own_bytes(engine.pid),
             int(server.metric("corepipe_event_loop_tasks")),
         )
 
@@ -147,8 +159,8 @@ class Held:
             for name, spare in (
                 ("fds", SPARE_FDS),
                 ("engine_fds", SPARE_FDS),
-                ("rss", SPARE_BYTES),
-                ("engine_rss", SPARE_BYTES),
+                ("own", SPARE_BYTES),
+                ("engine_own", SPARE_BYTES),
                 ("tasks", SPARE_TASKS),
             )
             if getattr(self, name) > getattr(base, name) + spare
@@ -171,7 +183,10 @@ def visited(server: Served, cycles: int) -> tuple[Counter[str], list[str]]:
         return await leave_early(server.url, count, model, context)
 
     before = asyncio.run(answers(server.url, golden))
-    asyncio.run(run(6 * AT_ONCE))  # warm: buffers, KV blocks that are touched for the first time
+    # Warm: buffers, and all KV blocks, of which those who leave early may touch the last much later.
+    long = [{"model": model, "prompt": [9 + n] * (context - 8), "max_tokens": 8} for n in range(PROMPTS)]
+    asyncio.run(answers(server.url, long))
+    asyncio.run(run(6 * AT_ONCE))
     assert until(lambda: idle(server))
     base = Held.by(server)
     done = asyncio.run(run(cycles))

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import statistics
 import sys
 import time
@@ -31,7 +30,7 @@ import aiohttp
 
 from corepipe.serving.engine.masks import MOST_KEPT
 from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
-from tests.reliability.disconnects import Held, idle
+from tests.reliability.disconnects import Held, idle, own_bytes
 from tests.servers import Served, default_model, engines, served, until
 from tests.tiny_encoders import write_bert
 
@@ -264,13 +263,6 @@ class Sample:
         of_engines = sum(own_bytes(one.pid) for one in engines(server.process.pid))
         memory = own_bytes(server.process.pid) / MIB
         return cls(time.monotonic() - began, memory, of_engines / MIB, held.fds + held.engine_fds)
-
-
-def own_bytes(pid: int) -> int:
-    """Resident memory that is not a file's: weights that are looked up are the page cache's (proc(5))."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
+from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 from tests.scheduler.world import VOCAB, World, any_pipeline
 
 LONGEST = 40
+
+LimitsOf = Callable[[random.Random], SchedulerConfig]
 
 
 def limits(rng: random.Random) -> SchedulerConfig:
@@ -32,6 +36,15 @@ def limits(rng: random.Random) -> SchedulerConfig:
         max_queued_tokens=rng.randint(LONGEST, 4 * LONGEST),
         stages=rng.randint(1, 4),
     )
+
+
+def limits_of_windows(rng: random.Random) -> SchedulerConfig:
+    """Of a model in which some layers, or all, look back over a window; the pool holds hardly more than one
+    request needs of it."""
+    within = limits(rng)
+    windows = tuple(rng.choice([None, rng.randint(1, LONGEST + 4)]) for _ in range(rng.randint(1, 4)))
+    needed = WindowedKVCache(replace(within, windows=windows)).blocks_for(LONGEST)
+    return replace(within, windows=windows, num_blocks=rng.randint(needed, 3 * needed))
 
 
 def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
@@ -74,11 +87,13 @@ def add(world: World, rng: random.Random) -> None:
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        seed=st.integers(0, 2**32), policy=st.sampled_from(["mixed", "segregated"]), whole=st.booleans()
+        seed=st.integers(0, 2**32),
+        policy=st.sampled_from(["mixed", "segregated"]),
+        limits_of=st.sampled_from([limits, limits_of_windows, limits_of_whole_prompts]),
     )
-    def start(self, seed, policy, whole):
+    def start(self, seed, policy, limits_of):
         self.rng = random.Random(seed)
-        within = limits_of_whole_prompts(self.rng) if whole else limits(self.rng)
+        within = limits_of(self.rng)
         self.world = World(within, policy, any_pipeline(self.rng, within.stages))
 
     @rule()
@@ -114,10 +129,10 @@ class TestStateMachine(SchedulerMachine.TestCase):
     )
 
 
-def drive(seed: int, steps: int, *, whole: bool = False) -> World:
+def drive(seed: int, steps: int, limits_of: LimitsOf = limits) -> World:
     """A seeded random walk over all moves, then everything to its end."""
     rng = random.Random(seed)
-    within = limits_of_whole_prompts(rng) if whole else limits(rng)
+    within = limits_of(rng)
     split = any_pipeline(rng, within.stages)
     world = World(within, rng.choice(["mixed", "segregated"]), split)
     load = rng.uniform(0.02, 0.5)
@@ -133,21 +148,22 @@ def drive(seed: int, steps: int, *, whole: bool = False) -> World:
     return world
 
 
-def test_random_walks_meet_every_situation():
-    worlds = [drive(seed, 250) for seed in range(24)]
+@pytest.mark.parametrize("limits_of", [limits, limits_of_windows])
+def test_random_walks_meet_every_situation(limits_of):
+    worlds = [drive(seed, 250, limits_of) for seed in range(24)]
     assert sum(world.scheduler.preemptions for world in worlds) > 20
     assert sum(world.scheduler.prefix_hits for world in worlds) > 200
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
 
 
 def test_whole_prompts_never_wait_for_blocks():
-    worlds = [drive(seed, 250, whole=True) for seed in range(24)]
+    worlds = [drive(seed, 250, limits_of_whole_prompts) for seed in range(24)]
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "abort"}
     assert any(world.batches < len(world.ends) for world in worlds), "they share batches"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("limits_of", [limits, limits_of_windows, limits_of_whole_prompts])
 @pytest.mark.parametrize("seed", range(200))
-def test_long_random_walk(seed, whole):
-    drive(seed, 5000, whole=whole)
+def test_long_random_walk(seed, limits_of):
+    drive(seed, 5000, limits_of)

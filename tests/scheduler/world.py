@@ -11,6 +11,7 @@ from zlib import crc32
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status
 from corepipe.scheduler.scheduler import Pipeline, Scheduler, SchedulerConfig
+from corepipe.scheduler.windowed_kv_cache import EMPTY, most_blocks
 
 VOCAB = 5
 
@@ -103,13 +104,18 @@ def answer(request: Request, max_model_len: int) -> tuple[list[int], FinishReaso
             return tokens, FinishReason.LENGTH
 
 
+Cell = tuple[int, int]
+"""A block, and an offset in it."""
+
+
 @dataclass
-class Written:
-    """What a chunk in flight wrote: block and offset of each position, and the state there."""
+class Reads:
+    """What a chunk in flight reads, its own positions among them: what is in each cell; and the last state,
+    which its token follows from."""
 
     chunk: Chunk
-    cells: list[tuple[int, int]]
-    states: list[int]
+    cells: dict[Cell, tuple[int, int]]
+    state: int
 
 
 class World:
@@ -117,8 +123,8 @@ class World:
         self.limits = limits
         self.segregated = policy_name == "segregated"
         self.scheduler = Scheduler(limits, policy(policy_name), pipeline)
-        self.memory: dict[tuple[int, int], int] = {}
-        self.flights: deque[tuple[Batch, list[Written]]] = deque()
+        self.memory: dict[Cell, tuple[int, int]] = {}
+        self.flights: deque[tuple[Batch, list[Reads]]] = deque()
         self.ends: dict[Request, int] = {}
         self.progress: dict[Request, tuple[int, int]] = {}
         self.batches = 0
@@ -146,17 +152,15 @@ class World:
             assert batch.number == self.batches
             assert len(self.flights) < self.limits.most_in_flight
             self._check_batch(batch)
-            self.flights.append((batch, [self._write(chunk) for chunk in batch.chunks]))
+            self.flights.append((batch, [self._compute(chunk) for chunk in batch.chunks]))
         self.check()
         return batch
 
     def land(self) -> None:
-        batch, written = self.flights.popleft()
-        for write in written:
-            if self.limits.keeps_state:
-                kept = [self.memory[cell] for cell in write.cells]
-                assert kept == write.states, "overwritten in flight"
-        tokens = [next_token(write.states[-1]) if generates(write.chunk) else None for write in written]
+        batch, reads = self.flights.popleft()
+        for read in reads:
+            assert read.cells.items() <= self.memory.items(), "overwritten in flight"
+        tokens = [next_token(read.state) if generates(read.chunk) else None for read in reads]
         lives = [chunk.request for chunk in batch.chunks if self.ends[chunk.request] == 0]
         events = self.scheduler.update(batch, tokens)
         assert [event.request for event in events] == lives
@@ -184,15 +188,31 @@ class World:
     def check(self) -> None:
         self.scheduler.check()
         assert self.scheduler.running <= self.limits.max_num_seqs
-        block_size = self.limits.block_size
+        block_size, groups = self.limits.block_size, len(self.limits.windows)
         holders: dict[int, list[tuple[Request, int]]] = {}
         for request in self.ends:
-            for index, block in enumerate(request.block_ids):
-                holders.setdefault(block, []).append((request, index))
+            for place, block in enumerate(request.block_ids):
+                if block != EMPTY:
+                    holders.setdefault(block, []).append((request, place // groups))
+            if self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
+                self._check_windows(request)
         assert len(holders) == self.scheduler.blocks_held
         for sharers in holders.values():
             if len(sharers) > 1:
-                assert all(request.num_done >= (index + 1) * block_size for request, index in sharers)
+                assert all(request.num_done >= (row + 1) * block_size for request, row in sharers)
+        for _, reads in self.flights:
+            assert all(block in holders for read in reads for block, _ in read.cells), "freed in flight"
+
+    def _check_windows(self, request: Request) -> None:
+        """A window holds no more than it may, and has no hole in what the next token sees."""
+        windows, size = self.limits.windows, self.limits.block_size
+        in_flight = max(1, request.num_computed - request.num_done)
+        for group, window in enumerate(windows):
+            column = request.block_ids[group :: len(windows)]
+            held = [row for row, block in enumerate(column) if block != EMPTY]
+            first = 0 if window is None else max(0, request.num_done - window + 1) // size
+            assert set(range(first, len(column))) <= set(held)
+            assert window is None or len(held) <= most_blocks(window, in_flight, size)
 
     def _check_batch(self, batch: Batch) -> None:
         chunks, limits = batch.chunks, self.limits
@@ -202,19 +222,24 @@ class World:
         if self.segregated and len(chunks) > 1:
             assert all(chunk.count == 1 and chunk.request.num_generated > 0 for chunk in chunks)
 
-    def _write(self, chunk: Chunk) -> Written:
+    def _compute(self, chunk: Chunk) -> Reads:
         """Computes a chunk at once: batches run in the order in which they are submitted."""
         request, end = chunk.request, chunk.start + chunk.count
         self._check_order(chunk)
         if not self.limits.keeps_state:
             assert not request.block_ids
-            return Written(chunk, [], [0])
-        size = self.limits.block_size
-        cells = [(request.block_ids[p // size], p % size) for p in range(end)]
+            return Reads(chunk, {}, 0)
+        size, windows = self.limits.block_size, self.limits.windows
         expected = states(request, request.tokens[:end])
-        self.memory.update(zip(cells[chunk.start :], expected[chunk.start :], strict=True))
-        assert [self.memory.get(cell) for cell in cells] == expected, "reads what it should not"
-        return Written(chunk, cells[chunk.start :], expected[chunk.start :])
+        seen: dict[Cell, tuple[int, int]] = {}
+        for group, window in enumerate(windows):
+            table = request.block_ids[group :: len(windows)]
+            oldest = 0 if window is None else max(0, chunk.start - window + 1)
+            cells = {p: (table[p // size], p % size) for p in range(oldest, end)}
+            self.memory.update({cells[p]: (group, expected[p]) for p in range(chunk.start, end)})
+            seen.update({cell: (group, expected[p]) for p, cell in cells.items()})
+        assert seen.items() <= self.memory.items(), "reads what it should not"
+        return Reads(chunk, seen, expected[-1])
 
     def _check_order(self, chunk: Chunk) -> None:
         request = chunk.request

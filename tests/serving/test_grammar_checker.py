@@ -16,6 +16,7 @@ import pytest
 from corepipe.serving import grammar_checker
 from corepipe.serving.constraints import MAX_BYTES, Constraint, StructuredOutputsParams, constraint_of
 from corepipe.serving.grammar_checker import GrammarChecker, Verdict
+from corepipe.serving.spelling import Spelling
 
 JSON = Constraint("json_object", '{"type":"object"}', "response_format")
 
@@ -111,6 +112,18 @@ def test_what_would_fail_at_its_first_tokens_is_refused(checker: GrammarChecker,
     verdict = asyncio.run(checker.check(asked(regex=pattern)))
     assert (verdict.grammar, verdict.code) == ("", "request_too_complex")
     assert verdict.error == "Invalid structured_outputs.regex: it is too complex."
+
+
+def test_what_a_model_cannot_write_is_named_though_it_cannot_be_printed() -> None:
+    """The process that says so can open no file any more, those of modules included."""
+    schema = {"type": "object", "properties": {"\U0008c4b7\n\u00a0": {"type": "null"}}}
+    checker = GrammarChecker(spelling=lambda: Spelling(missing=b"\xf2", absent=b"\xf2"))
+    try:
+        verdict = asyncio.run(checker.check(asked(json=schema)))
+    finally:
+        checker.close()
+    assert verdict.error.endswith("the model has no tokens for U+8C4B7.")
+    assert verdict.error.isprintable()
 
 
 def test_what_takes_too_long_ends_its_process_and_is_remembered() -> None:

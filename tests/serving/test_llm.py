@@ -20,7 +20,8 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.constraints import StructuredOutputsParams
-from corepipe.serving.llm import LLM, RequestOutput, SamplingParams
+from corepipe.serving.llm import LLM, SamplingParams
+from corepipe.serving.llm_answers import RequestOutput
 from corepipe.serving.messages import Submit
 from corepipe.serving.spelling import Spelling
 from tests.null_executor import NullExecutor

@@ -245,7 +245,7 @@ def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
     if name is None:
         return None
     from corepipe.models import hub, registry  # noqa: PLC0415 -- heavy: most load tests do without
-    from corepipe.models.text.tokenizer import from_directory  # noqa: PLC0415
+    from corepipe.models.text.directory_tokenizer import from_directory  # noqa: PLC0415
 
     with progress_bar(errors()) as report:
         path = hub.resolve(name, report)

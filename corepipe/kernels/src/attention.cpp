@@ -42,17 +42,19 @@ double cost_of(const AttentionCall& call, const AttentionItem& item) {
 
 // Does a sequence read blocks that another one writes in this batch?  (A scheduler may let a request share
 // a prefix that is being computed.)
-bool reads_fresh_blocks(const Batch& batch, int block_size) {
-  const int32_t top = *std::max_element(batch.tables.begin(), batch.tables.end());
-  std::vector<bool> fresh(top + 1);
+bool reads_fresh_blocks(const AttentionCall& call, const Batch& batch) {
+  const int block_size = call.cache.groups_per_block * kKeyGroup;
+  const size_t places = static_cast<size_t>(batch.sequences()) * batch.table_width;
+  std::vector<bool> fresh(*std::max_element(call.tables, call.tables + places) + 1);
   for (int s = 0; s < batch.sequences(); ++s) {
-    const int32_t* table = batch.tables.data() + static_cast<size_t>(s) * batch.table_width;
+    const int32_t* table = call.tables + static_cast<size_t>(s) * batch.table_width;
     const int last = batch.positions[batch.starts[s + 1] - 1];
     for (int b = batch.positions[batch.starts[s]] / block_size; b <= last / block_size; ++b) fresh[table[b]] = true;
   }
   for (int s = 0; s < batch.sequences(); ++s) {
-    const int32_t* table = batch.tables.data() + static_cast<size_t>(s) * batch.table_width;
-    for (int b = 0; b < batch.positions[batch.starts[s]] / block_size; ++b) {
+    const int32_t* table = call.tables + static_cast<size_t>(s) * batch.table_width;
+    const int first = batch.positions[batch.starts[s]];
+    for (int b = oldest_seen(call, first) / block_size; b < first / block_size; ++b) {
       if (fresh[table[b]]) return true;
     }
   }
@@ -87,6 +89,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       width_(call.cache.width),
       window_(call.window),
       ahead_(call.ahead),
+      tables_(call.tables),
       wanted_(call.wanted),
       tokens_(tokens_of_item(call)) {
   if (!call.keeps) {
@@ -110,7 +113,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
     }
   }
   choose_parts(threads);
-  add_writes(batch, reads_fresh_blocks(batch, call.cache.groups_per_block * kKeyGroup));
+  add_writes(batch, reads_fresh_blocks(call, batch));
   for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
   missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
@@ -118,7 +121,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
 
 bool AttentionPlan::fits(const AttentionCall& call) const {
   return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_ &&
-         call.ahead == ahead_ && call.wanted == wanted_;
+         call.ahead == ahead_ && call.tables == tables_ && call.wanted == wanted_;
 }
 
 void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {

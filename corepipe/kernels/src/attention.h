@@ -12,7 +12,7 @@
 
 namespace corepipe {
 
-// How the rows, heads and keys of a batch are cut; the same for all layers of one shape.
+// How the rows, heads and keys of a batch are cut; the same for all layers of one shape with the same block tables.
 class AttentionPlan {
  public:
   AttentionPlan(const AttentionCall& call, const Batch& batch, int threads);
@@ -54,6 +54,7 @@ class AttentionPlan {
   const Part* take();
 
   const int kv_heads_, group_, width_, window_, ahead_;
+  const int32_t* const tables_;
   const bool wanted_;
   const int tokens_;  // of a block of rows
   std::vector<Whole> wholes_;

@@ -17,7 +17,7 @@ static void claim_attention_tiles() { _tile_loadconfig(&kAttentionTiles); }
 
 // As much as the other kernels fetch while they multiply as long.
 CP_INLINE void fetch_much(Ahead& ahead) {
-  for (int i = 0; i < 4; ++i) fetch(ahead);
+  for (int i = 0; i < 4; ++i) fetch<Bf16Cache>(ahead);
 }
 
 template <int kGroups>

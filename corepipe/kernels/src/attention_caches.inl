@@ -17,16 +17,16 @@ constexpr int kTileRows = 6, kTileVecs = 4;
 constexpr int kTileRows = 2, kTileVecs = 2;
 #endif
 
-// A cache has Elements.  One step multiplies kDepth elements of a row, kept as Factors, with 16 lanes of kDepth, in
-// kPasses.  Up to kRows rows meet a block together, in tiles of kHeight rows and kVecs vectors, and its values in whole
-// runs of kGrain keys.
+// A cache has Elements, of which kLaneBytes are 16 lanes of kDepth.  One step multiplies as many elements of a row,
+// kept as Factors, with such lanes, in kPasses.  Up to kRows rows meet a block together, in tiles of kHeight rows and
+// kVecs vectors, and its values in whole runs of kGrain keys.
 
 #if defined(__AVX512F__)
 // bf16 by two multiply-adds, in the order that Order says.  One after the other, as both operands of so many sums would
 // find no free registers.  Factors are bf16 numbers as fp32.
 template <class Order>
 struct FmaBf16Cache {
-  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs, kLaneBytes = 64;
   typedef uint16_t Element;
   typedef float Factor;
   static constexpr bool kTiled = false;
@@ -80,7 +80,7 @@ typedef FmaBf16Cache<EvenFirst> Bf16Cache;
 #else
 struct Bf16Cache {
   typedef uint16_t Element, Factor;
-  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs, kLaneBytes = 64;
   static constexpr int kDepth = 2, kPasses = 1;
 #if defined(__AMX_BF16__)
   static constexpr bool kTiled = true;
@@ -149,7 +149,7 @@ struct Bf16Cache {
 
 struct Fp32Cache {
   typedef float Element, Factor;
-  static constexpr int kHeight = kTileRows, kVecs = kTileVecs;
+  static constexpr int kHeight = kTileRows, kVecs = kTileVecs, kLaneBytes = 64;
   static constexpr bool kTiled = false;
   static constexpr int kDepth = 1, kPasses = 1, kRows = kTileRows, kGrain = kDepth;
   typedef f32x16 Lanes;

@@ -96,9 +96,10 @@ struct Edge {
 };
 
 // May the tokens meet the block as it is?  Then a value that one of them does not see is multiplied by its
-// probability of 0, which changes no bit of a sum if the value is a number: a sum is never -0.
+// probability of 0, which changes no bit of a sum if the value is a number, as all of int8 are: a sum is never -0.
 template <class Cache>
 static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
+  if (block.scaled) return true;
   const Span first = Edge::sight(edge, 0), last = Edge::sight(edge, edge.tokens - 1);
   constexpr int kSteps = Cache::kGrain / Cache::kDepth;
   const auto step_before = [](int key) { return key / Cache::kGrain * kSteps; };
@@ -112,7 +113,7 @@ static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
 template <class Cache>
 static void meet_edges(const Shape& shape, const typename Cache::Factor* q, float* state, int row, const Edge& edge,
                        KeyBlock& block, Ahead& ahead) {
-  if ((edge.tokens > 1 || Cache::kTiled) && can_share<Cache>(edge, block, shape.width)) {
+  if ((edge.tokens > 1 || Cache::kTiled || block.scaled) && can_share<Cache>(edge, block, shape.width)) {
     for_tiles<Cache>(edge.tokens * edge.group, [&](int from, int n) {
       Sight<Cache> sight;
       for (int r = 0; r < n; ++r) sight.rows[r] = Edge::sight(edge, (from + r) / edge.group);

@@ -68,37 +68,60 @@ CP_INLINE void put_value(const float* x, int width, int slot, char* values) {
 
 constexpr int kRowsAhead = 2;
 
+// Rows of elements in their places of a group's keys or values, as they are.
 template <class Cache>
+struct PlainRows {
+  CP_INLINE void put(const AttentionCall& call, const float* key, const float* value, int slot, char* group) {
+    alignas(64) typename Cache::Element elements[kMaxHeadDim];
+    const int width = call.cache.width;
+    store_head<Cache>(key, call.head_dim, width, elements);
+    put_key(elements, width, slot, group);
+    if (call.values_in_place) return;
+    store_head<Cache>(value, call.head_dim, width, elements);
+    put_value(elements, width, slot, group + call.cache.group_bytes / 2);
+  }
+};
+
+// And as int8, of numbers that are rounded to the type of what is computed.
+template <class Cache>
+struct Int8Rows {
+  typedef typename Cache::Element Element;
+
+  CP_INLINE void put(const AttentionCall& call, const float* key, const float* value, int slot, char* group) {
+    alignas(64) int8_t q[kMaxHeadDim];
+    const int width = call.cache.width;
+    char* values = group + call.cache.group_bytes / 2;
+    ((float*)group)[slot] = quantize_key(key, call.head_dim, width, q);
+    put_bytes_of_key(q, width, slot, group + kScaleBytes, (const Element*)nullptr);
+    ((float*)values)[slot] = quantize_head(value, call.head_dim, width, q);
+    put_bytes_of_value(q, width, slot, values + kScaleBytes, (const Element*)nullptr);
+  }
+};
+
+template <class Rows>
 static void write_as(const AttentionCall& call, int sequence, int row, int rows, int head) {
   alignas(64) float work[kMaxHeadDim];
-  alignas(64) typename Cache::Element elements[kMaxHeadDim];
-  const int width = call.cache.width;
   for (int r = row; r < row + rows; ++r) {
     const int position = call.positions[r];
-    char* keys = (char*)group_at(call, sequence, head, position / kKeyGroup);
-    const int slot = position % kKeyGroup;
+    char* group = (char*)group_at(call, sequence, head, position / kKeyGroup);
     const float* k = call.k + r * call.k_stride + (size_t)head * call.head_dim;
     const float* v = call.v + r * call.v_stride + (size_t)head * call.head_dim;
     if (r + kRowsAhead < row + rows) {
       fetch_row(k + kRowsAhead * call.k_stride, call.head_dim);
       fetch_row(v + kRowsAhead * call.v_stride, call.head_dim);
     }
-    store_head<Cache>(ready_head(call, k, call.k_norm, position, work), call.head_dim, width, elements);
-    put_key(elements, width, slot, keys);
-    if (call.values_in_place) continue;
-    store_head<Cache>(v, call.head_dim, width, elements);
-    put_value(elements, width, slot, keys + call.cache.group_bytes / 2);
+    Rows::put(call, ready_head(call, k, call.k_norm, position, work), v, position % kKeyGroup, group);
   }
 }
 
 static void write_rows(const AttentionCall& call, int sequence, int row, int rows, int head) {
-  if (call.wide) {
-    write_as<WideBf16Cache>(call, sequence, row, rows, head);
-  } else if (call.cache.fp32) {
-    write_as<Fp32Cache>(call, sequence, row, rows, head);
-  } else {
-    write_as<Bf16Cache>(call, sequence, row, rows, head);
+  if (call.wide) return write_as<PlainRows<WideBf16Cache>>(call, sequence, row, rows, head);
+  if (call.cache.int8) {
+    const auto write = call.cache.fp32 ? write_as<Int8Rows<Fp32Cache>> : write_as<Int8Rows<Bf16Cache>>;
+    return write(call, sequence, row, rows, head);
   }
+  const auto write = call.cache.fp32 ? write_as<PlainRows<Fp32Cache>> : write_as<PlainRows<Bf16Cache>>;
+  write(call, sequence, row, rows, head);
 }
 
 // ---- states
@@ -144,16 +167,18 @@ CP_INLINE int larger(int a, int b) { return a > b ? a : b; }
 template <class Cache>
 struct Item {
   typedef typename Cache::Factor Factor;
+  typedef typename Cache::Element Element;
 
   const AttentionCall& call;
   const AttentionItem& item;
   Shape shape;
   Factor* q;  // [rows * group][width]
+  Element* room;
   Reach reach;
   int first_position, last_key;
 
-  Item(const AttentionCall& c, const AttentionItem& i, Factor* queries)
-      : call(c), item(i), q(queries), reach{c.window, c.ahead, i.end} {
+  Item(const AttentionCall& c, const AttentionItem& i, Factor* queries = nullptr, Element* widened = nullptr)
+      : call(c), item(i), q(queries), room(widened), reach{c.window, c.ahead, i.end} {
     shape.width = call.cache.width;
     shape.stride = state_floats(shape.width);
     first_position = call.positions[item.row];
@@ -180,6 +205,10 @@ struct Item {
       const float* x = call.q + (item.query + token) * call.q_stride + head * call.head_dim;
       if (token + kRowsAhead < item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
       x = ready_head(call, x, call.q_norm, first_position + token, work);
+      if (call.cache.int8) {
+        rotate_head(x, call.head_dim, shape.width, work);
+        x = work;
+      }
       store_head<Cache>(x, call.head_dim, shape.width, q + (size_t)r * shape.width);
     }
   }
@@ -211,7 +240,7 @@ struct Item {
   }
 
   void meet_block(int index, float* state, Ahead& ahead) {
-    KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index));
+    KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index), room);
     const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
     const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
     const int seen_begin = clamp(start - reach.ahead), seen_end = clamp(start + kKeyBlock - 1 + reach.window);
@@ -285,9 +314,15 @@ CP_INLINE size_t query_bytes(const AttentionCall& call, size_t n) {
   return aligned((n + kKeyGroup) * call.cache.width * sizeof(float));
 }
 
+// For a block of keys and values of int8, widened.
+CP_INLINE size_t room_bytes(const AttentionCall& call) {
+  const size_t element = call.cache.fp32 ? sizeof(float) : sizeof(uint16_t);
+  return call.cache.int8 ? 2 * kKeyBlock * call.cache.width * element : 0;
+}
+
 static size_t scratch_bytes(const AttentionCall& call, int rows) {
   const size_t n = (size_t)rows * call.group, width = call.cache.width;
-  return query_bytes(call, n) + 2 * aligned(n * state_floats(width) * sizeof(float));
+  return room_bytes(call) + query_bytes(call, n) + 2 * aligned(n * state_floats(width) * sizeof(float));
 }
 
 // The keys of a position lie in as many lines as a head has pairs of elements: storing them cold takes long.
@@ -299,9 +334,11 @@ CP_INLINE void fetch_for_write(const AttentionCall& call, const AttentionItem& i
 template <class Cache>
 static void attend_as(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
                       void* scratch) {
-  if (item.writes) write_as<Cache>(call, item.sequence, item.row, item.rows, item.head);
-  Item<Cache> work(call, item, (typename Cache::Factor*)scratch);
-  const Item<Cache> following(call, next != nullptr ? *next : item, nullptr);
+  if (item.writes) write_rows(call, item.sequence, item.row, item.rows, item.head);
+  typename Cache::Element* room = (typename Cache::Element*)scratch;
+  scratch = (char*)scratch + room_bytes(call);
+  Item<Cache> work(call, item, (typename Cache::Factor*)scratch, room);
+  const Item<Cache> following(call, next != nullptr ? *next : item);
   char* rest = (char*)scratch + query_bytes(call, work.rows());
   const size_t floats = work.rows() * work.shape.stride;
   float* state = (float*)rest;
@@ -317,22 +354,34 @@ static void attend_as(const AttentionCall& call, const AttentionItem& item, cons
   if (item.partial == nullptr) work.store_results(alone ? state : total);
 }
 
+// Over a cache of int8 as many rows as meet a block together read it in place.
+template <class Cache>
+static void attend_kept(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
+                        void* scratch) {
+  if constexpr (!Cache::kTiled) {
+    if (call.cache.int8 && item.rows * call.group <= Cache::kRows) {
+      return attend_as<InPlace<Cache>>(call, item, next, scratch);
+    }
+  }
+  attend_as<Cache>(call, item, next, scratch);
+}
+
 // With a bf16 cache several rows go by `Rows`, which gives the same bits.
 template <class Rows>
 static void attend(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next, void* scratch) {
   if (call.wide) {
     attend_as<WideBf16Cache>(call, item, next, scratch);
   } else if (call.cache.fp32) {
-    attend_as<Fp32Cache>(call, item, next, scratch);
+    attend_kept<Fp32Cache>(call, item, next, scratch);
   } else if (item.rows * call.group == 1) {
-    attend_as<Bf16Cache>(call, item, next, scratch);
+    attend_kept<Bf16Cache>(call, item, next, scratch);
   } else {
-    attend_as<Rows>(call, item, next, scratch);
+    attend_kept<Rows>(call, item, next, scratch);
   }
 }
 
 static void combine(const AttentionCall& call, const AttentionItem& item) {
-  const Item<Fp32Cache> work(call, item, nullptr);
+  const Item<Fp32Cache> work(call, item);
   const size_t floats = work.rows() * work.shape.stride;
   for (int r = 0; r < work.rows(); ++r) {
     const Span span = work.segments_of(r);

@@ -15,14 +15,16 @@ constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
 
 // One layer of a paged cache.  Group g of block b of a head lies at
 // base + head * head_stride + (b * groups_per_block + g) * group_bytes: first its keys
-// (bf16 [width / 2][16][2], fp32 [width][16]), then its values (bf16 [8][width][2], fp32 [16][width]).
+// (bf16 [width / 2][16][2], fp32 [width][16]), then its values (bf16 [8][width][2], fp32 [16][width]).  In int8 either
+// are fp32 scales [16], then a byte for each element in the same order; keys are rotated.
 struct KVLayer {
   char* base;
   size_t head_stride;
   size_t group_bytes;
   int groups_per_block;
   int width;  // head size, padded to 16
-  bool fp32;
+  bool fp32;  // is what keys and values are multiplied as, otherwise bf16
+  bool int8;  // is what they are kept as, otherwise the same
 };
 
 struct Rotation {

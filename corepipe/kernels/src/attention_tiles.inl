@@ -11,8 +11,7 @@
 
 #pragma once
 
-#include "attention_caches.inl"
-#include "attention_table.h"
+#include "attention_keys.inl"
 #include "functions.inl"
 
 namespace corepipe {
@@ -28,7 +27,7 @@ CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
   const __m512 n = _mm512_roundscale_ps((__m512)x.v[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const f32x16 r = {{x.v[0] - (NativeF)n}};
 #else
-  x = max(broadcast(-127.0f), x);
+  x = select(x < broadcast(-126.0f), broadcast(-127.0f), x);
   const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: its low mantissa bits hold an integer
   const f32x16 shifted = x + magic;
   const f32x16 r = x - (shifted - magic);
@@ -51,68 +50,11 @@ CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
 #endif
 }
 
-// ---- keys of one block of 64
-
-struct KeyBlock {
-  const char* keys[kKeyBlock / kKeyGroup];
-  const char* values[kKeyBlock];  // a row of values for each step: two keys (bf16) or one
-  int groups;
-  int start;  // position of the first key
-};
-
-struct Span {
-  int begin, end;
-};
-
-// What a token may see: from `window` - 1 positions before its own to `ahead` after it, below `end`.
-struct Reach {
-  int window, ahead, end;
-
-  CP_INLINE int oldest(const Reach& r, int position) { return r.window <= position ? position - r.window + 1 : 0; }
-  CP_INLINE int newest(const Reach& r, int position) {
-    return r.ahead < r.end - position ? position + r.ahead : r.end - 1;
-  }
-};
-
-// Keys of the block at `start` that a token at `position` sees, within the block.
-CP_INLINE Span visible(int position, const Reach& reach, int start) {
-  const int begin = Reach::oldest(reach, position) - start, end = Reach::newest(reach, position) - start + 1;
-  return {begin > 0 ? begin : 0, end < kKeyBlock ? end : kKeyBlock};
-}
-
-CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head, int group) {
-  const KVLayer& cache = call.cache;
-  const int32_t* table = call.tables + (size_t)sequence * call.table_width;
-  const size_t block = (size_t)table[group / cache.groups_per_block];
-  const size_t index = block * cache.groups_per_block + group % cache.groups_per_block;
-  return cache.base + head * cache.head_stride + index * cache.group_bytes;
-}
-
-template <class Cache>
-CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups) {
-  KeyBlock block;
-  block.groups = groups.end - groups.begin;
-  block.start = groups.begin * kKeyGroup;
-  const size_t row_bytes = (size_t)call.cache.width * Cache::kDepth * sizeof(typename Cache::Element);
-  constexpr int kSteps = kKeyGroup / Cache::kDepth;
-  for (int g = 0; g < block.groups; ++g) {
-    block.keys[g] = group_at(call, sequence, head, groups.begin + g);
-    const char* values = block.keys[g] + call.cache.group_bytes / 2;
-    size_t stride = row_bytes;
-    if (call.values_in_place) {
-      const size_t first = (size_t)(groups.begin + g) * kKeyGroup;
-      values = (const char*)(call.v + first * call.v_stride + (size_t)head * call.head_dim);
-      stride = call.v_stride * sizeof(float);
-    }
-    for (int s = 0; s < kSteps; ++s) block.values[g * kSteps + s] = values + s * stride;
-  }
-  return block;
-}
-
 // ---- products
 
 // The groups of the block that comes next, fetched to the second-level cache while others are multiplied:
-// 256 bytes a step, in the order of their addresses, which the hardware's own prefetchers then join.
+// as much a step as four vectors of lanes are, in the order of their addresses, which the hardware's own prefetchers
+// then join.
 struct Ahead {
   const char* groups[kKeyBlock / kKeyGroup];
   int count = 0;  // groups not begun
@@ -121,14 +63,16 @@ struct Ahead {
   const char* end = nullptr;
 };
 
+template <class Cache>
 CP_INLINE void fetch(Ahead& ahead) {
-  if (ahead.at == ahead.end) {
+  constexpr int kBytes = 4 * Cache::kLaneBytes;
+  if (ahead.at >= ahead.end) {
     if (ahead.count == 0) return;
     ahead.at = ahead.groups[--ahead.count];
     ahead.end = ahead.at + ahead.group_bytes;
   }
-  for (int i = 0; i < 256; i += 64) __builtin_prefetch(ahead.at + i, 0, 2);
-  ahead.at += 256;
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead.at + i, 0, 2);
+  ahead.at += kBytes;
 }
 
 // sum += x[r] . lanes, of one step: `lanes_at(v)` is where those of vector v begin.
@@ -175,8 +119,8 @@ __attribute__((noinline)) static void score_tile(const typename Cache::Factor* q
     pin<Cache>(sum);
     [[maybe_unused]] const typename Cache::Steps mode;
     for (int s = 0; s < steps; ++s) {
-      fetch(ahead);
-      const size_t offset = (size_t)s * 64;
+      fetch<Cache>(ahead);
+      const size_t offset = (size_t)s * Cache::kLaneBytes;
       add_step<Cache>(sum, q + s * Cache::kDepth, (size_t)width, [&](int v) CP_LAMBDA { return keys[v] + offset; });
     }
     pin<Cache>(sum);
@@ -204,9 +148,10 @@ __attribute__((noinline)) static void value_tile(const typename Cache::Factor* p
     pin<Cache>(sum);
     [[maybe_unused]] const typename Cache::Steps mode;
     for (int s = first; s < last; ++s) {
-      fetch(ahead);
+      fetch<Cache>(ahead);
       const char* row = values[s] + offset;
-      add_step<Cache>(sum, p + s * Cache::kDepth, kKeyBlock, [&](int v) CP_LAMBDA { return row + v * 64; });
+      const auto lanes_at = [&](int v) CP_LAMBDA { return row + v * Cache::kLaneBytes; };
+      add_step<Cache>(sum, p + s * Cache::kDepth, kKeyBlock, lanes_at);
     }
     pin<Cache>(sum);
   }
@@ -258,8 +203,8 @@ CP_INLINE void weigh_block(const typename Cache::Factor* p, int rows, int width,
   const int columns = width / kLanes;
   for (int v = 0; v < columns; v += Cache::kVecs) {
     const int vecs = columns - v < Cache::kVecs ? columns - v : Cache::kVecs;
-    weigh_values<Cache>(rows, vecs, p, block.values, (size_t)v * 64, first, last, decay, sums + v * kLanes, stride,
-                        ahead);
+    const size_t offset = (size_t)v * Cache::kLaneBytes;
+    weigh_values<Cache>(rows, vecs, p, block.values, offset, first, last, decay, sums + v * kLanes, stride, ahead);
   }
 }
 
@@ -277,10 +222,22 @@ namespace COREPIPE_SIMD {
 
 CP_INLINE float finite_or_zero(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
 
-CP_INLINE f32x16 masked(f32x16 x, int group, Span span) {
+// x of the keys that are seen, else `hidden`.
+CP_INLINE f32x16 masked(f32x16 x, int group, Span span, float hidden = kMinusInfinity) {
   const i32x16 key = lane_index() + broadcast_i32(group * kLanes);
   const i32x16 seen = (key > broadcast_i32(span.begin - 1)) & (key < broadcast_i32(span.end));
-  return select(seen, x, broadcast(kMinusInfinity));
+  return select(seen, x, broadcast(hidden));
+}
+
+// Products with keys of int8 [rows][64], of the key groups [begin, end), times the keys' scales.
+CP_INLINE void scale_scores(const KeyBlock& block, int rows, int begin, int end, float* scores) {
+  for (int g = begin; g < end; ++g) {
+    const f32x16 scale = load(block.key_scales[g]);
+    for (int r = 0; r < rows; ++r) {
+      float* x = scores + r * kKeyBlock + g * kLanes;
+      store(x, load(x) * scale);
+    }
+  }
 }
 
 // What each row of a tile sees of a block, and all of them together.
@@ -293,11 +250,19 @@ struct Sight {
   CP_INLINE int end_group(const Sight& s) { return (s.all.end + kLanes - 1) / kLanes; }
 };
 
+// Probabilities times the scales of int8 values; a scale of what is not seen may be no number.
+template <bool kWhole>
+CP_INLINE f32x16 weighed(f32x16 e, const KeyBlock& block, int group, const Span& seen) {
+  const f32x16 product = e * load(block.value_scales[group]);
+  return kWhole ? product : masked(product, group, seen, 0.0f);
+}
+
 // Turns scores [rows][64] into probabilities relative to the new maxima; decay is what the sums so far
-// shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.
+// shrink by.  Keys that a row does not see get 0.  Maxima are kept times `scale`, which is positive.  The scales of
+// int8 values go with the probabilities that they are about to meet.
 template <class Cache, bool kWhole>
-CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, float scale, float* state,
-                       size_t stride, typename Cache::Factor* p, float* decay) {
+CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight, const KeyBlock& block, float scale,
+                       float* state, size_t stride, typename Cache::Factor* p, float* decay) {
   const int begin = kWhole ? 0 : Sight<Cache>::first_group(sight);
   const int end = kWhole ? kKeyBlock / kLanes : Sight<Cache>::end_group(sight);
   float bases[Cache::kRows];
@@ -322,7 +287,7 @@ CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight,
       const f32x16 x = load(scores + at);
       const f32x16 e = exp2_nonpositive(fma(kWhole ? x : masked(x, g, sight.rows[r]), broadcast(scale), base));
       sum = sum + e;
-      Cache::store_row(p + at, e);
+      Cache::store_row(p + at, block.scaled ? weighed<kWhole>(e, block, g, sight.rows[r]) : e);
     }
     float* lanes = state + r * stride;
     store(lanes, load(lanes) * broadcast(decay[r]) + sum);
@@ -384,8 +349,9 @@ CP_INLINE void meet(const Shape& shape, const typename Cache::Factor* q, float* 
   } else {
     score_block<Cache>(q, rows, shape.width, block, begin, end, scores, ahead);
   }
+  if (block.scaled) scale_scores(block, rows, begin, end, scores);
   if (shape.bend.needed()) bend_scores(shape.bend, row, rows, block, begin, end, scores);
-  softmax<Cache, kWhole>(scores, rows, sight, shape.scale, state, shape.stride, p, decay);
+  softmax<Cache, kWhole>(scores, rows, sight, block, shape.scale, state, shape.stride, p, decay);
   const Span seen = kWhole ? Span{0, kKeyBlock} : sight.all;
   if constexpr (Cache::kTiled) {
     weigh_block_tiled(p, rows, shape.width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);

@@ -14,13 +14,14 @@ struct Batch {
   std::vector<int32_t> types;              // [M], or none where no program reads them
   std::vector<float> patches;              // [M, width], or none where no program reads them
   std::vector<int32_t> starts;             // [S + 1]
-  std::vector<int32_t> tables;             // [S, table_width]
+  std::vector<int32_t> tables;             // [tables of a sequence, S, table_width]
   int table_width = 0;
   std::vector<int32_t> logit_rows;  // [R], ascending
 
   int rows() const { return static_cast<int>(tokens.size()); }
   int sequences() const { return static_cast<int>(starts.size()) - 1; }
   int logits() const { return static_cast<int>(logit_rows.size()); }
+  const int32_t* table(int index) const { return tables.data() + static_cast<size_t>(index) * sequences() * table_width; }
 };
 
 struct Sampling {

@@ -131,14 +131,15 @@ void make_pool(JobQueue* self, int threads, std::optional<Counter> beats) {
 
 class PyExecutor {
  public:
-  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int result, int width)
+  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int result, int width,
+             bool same_bits)
       : programs_(std::move(programs)), width_(width) {
     std::vector<Program*> bare;
     for (const auto& program : programs_) {
       if (!program) throw std::invalid_argument("a program is None");
       bare.push_back(&program->program);
     }
-    executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), result, width);
+    executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), result, width, same_bits);
   }
 
   // The batch that runs may be about to call the watch hook, which needs the GIL.
@@ -224,8 +225,8 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("threads", &JobQueue::threads)
       .def("close", &JobQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<PyExecutor>(m, "Executor")
-      .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<PyProgram>>, int, int>(), "pool"_a,
-           "programs"_a, "result"_a, "width"_a)
+      .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<PyProgram>>, int, int, bool>(), "pool"_a,
+           "programs"_a, "result"_a, "width"_a, "same_bits"_a = false)
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
            "sampling"_a.none(), "types"_a.noconvert().none() = nb::none(),

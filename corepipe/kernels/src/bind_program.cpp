@@ -17,6 +17,7 @@ using PyNorm = std::optional<std::pair<Array<float>, float>>;
 using PyLayerNorm = std::tuple<std::optional<Array<float>>, std::optional<Array<float>>, float>;
 using PyTable = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PyRope = std::optional<std::pair<Array<float, 2>, Array<float, 2>>>;
+using PyMatrices = std::vector<std::shared_ptr<PyMatrix>>;
 using PySegment = std::tuple<std::shared_ptr<PyMatrix>, std::optional<Array<float>>, int>;
 
 // The arrays behind an Op, kept alive with the Program.
@@ -130,11 +131,12 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
 void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_ptr<KVCache>& cache, int layer, int heads,
                float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
                std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal,
-               const std::optional<Array<float>>& biases) {
+               const std::optional<Array<float>>& biases, int table) {
   if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
   AttentionOptions options;
   options.scale = scale;
   options.window = window.value_or(kNoWindow);
+  options.table = table;
   options.causal = causal;
   options.softcap = softcap.value_or(0.0f);
   if (slopes) options.slopes = vector_of(self, *slopes);
@@ -144,6 +146,28 @@ void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_
   options.k_norm = norm_of(self, k_norm);
   if (cache) self.kept.push_back(cache);
   self.program.attention(q, k, v, out, cache.get(), layer, heads, options);
+}
+
+Scoring scoring_named(const std::string& name) {
+  if (name == "of_all") return Scoring::of_all;
+  if (name == "of_chosen") return Scoring::of_chosen;
+  throw std::invalid_argument("there is no scoring '" + name + "'");
+}
+
+void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrices& gate, const PyMatrices& up,
+                    const PyMatrices& down, int top_k, const std::string& scoring, const std::string& function) {
+  if (gate.size() != up.size() || gate.size() != down.size()) {
+    throw std::invalid_argument("an expert has three matrices");
+  }
+  std::vector<Expert> experts;
+  for (size_t e = 0; e < gate.size(); ++e) {
+    for (const auto& matrix : {gate[e], up[e], down[e]}) {
+      if (!matrix) throw std::invalid_argument("an expert has three matrices");
+      self.kept.push_back(matrix);
+    }
+    experts.push_back({&gate[e]->matrix, &up[e]->matrix, &down[e]->matrix});
+  }
+  self.program.experts(x, scores, out, std::move(experts), top_k, scoring_named(scoring), function_named(function));
 }
 
 // One array for each value: [max_rows, bytes of a row].
@@ -180,7 +204,7 @@ void bind_program(nb::module_& m) {
       .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a.none(), "layer"_a, "heads"_a, "scale"_a,
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
            "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true,
-           "biases"_a = nb::none())
+           "biases"_a = nb::none(), "table"_a = 0)
       .def("normalize",
            [](PyProgram& self, int x, int out, float eps) { self.program.norm(x, out, {NormKind::unit, {}, {}, eps}); },
            "x"_a, "out"_a, "eps"_a)
@@ -199,8 +223,13 @@ void bind_program(nb::module_& m) {
              self.program.glu(function_named(function), gate, up, out);
            },
            "gate"_a, "up"_a, "out"_a, "function"_a = "silu")
-      .def("scale", [](PyProgram& self, int x, float factor, int out) { self.program.scale(x, factor, out); }, "x"_a,
-           "factor"_a, "out"_a)
+      .def("scale",
+           [](PyProgram& self, int x, float factor, int out, std::optional<int> by) {
+             self.program.scale(x, factor, by.value_or(-1), out);
+           },
+           "x"_a, "factor"_a, "out"_a, "by"_a = nb::none())
+      .def("experts", &append_experts, "x"_a, "scores"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "scoring"_a,
+           "function"_a = "silu")
       .def("add", [](PyProgram& self, int a, int b, int out) { self.program.add(a, b, out); }, "a"_a, "b"_a, "out"_a)
       .def("select_rows", [](PyProgram& self, int x, int out) { self.program.select_rows(x, out); }, "x"_a, "out"_a)
       .def("all_reduce",

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "checked.h"
+#include "division.h"
 #include "isa.h"
 #include "kv_cache.h"
 #include "linear.h"
@@ -49,8 +50,8 @@ void bind_matrix(nb::module_& m) {
 
 void bind_cache(nb::module_& m) {
   nb::class_<KVCache>(m, "KVCache")
-      .def(nb::init<int, int, int, int, int, const std::string&>(), "layers"_a, "blocks"_a, "block_size"_a,
-           "kv_heads"_a, "head_dim"_a, "dtype"_a)
+      .def(nb::init<int, int, int, int, int, const std::string&, bool>(), "layers"_a, "blocks"_a, "block_size"_a,
+           "kv_heads"_a, "head_dim"_a, "dtype"_a, "int8"_a = false)
       .def_prop_ro("nbytes", [](const KVCache& self) { return self.arena().size(); })
       .def("memory", [](nb::handle_t<KVCache> self) {
         const Arena& arena = nb::cast<KVCache&>(self).arena();
@@ -82,5 +83,12 @@ NB_MODULE(_native, m) {
   bind_program(m);
   bind_executor(m);
   bind_probe(m);
+  m.def(
+      "divide",
+      [](int panels, int blocks, int threads) {
+        const Division division = divide(panels, blocks, threads);
+        return nb::make_tuple(division.parts, division.idle(threads));
+      },
+      nb::arg("panels"), nb::arg("blocks"), nb::arg("threads"));
   m.def("int8_accumulators", &accumulators, nb::arg("x").noconvert(), nb::arg("matrix"));
 }

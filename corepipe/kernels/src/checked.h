@@ -1,4 +1,4 @@
-// Sizes that come from outside.
+// What comes from outside.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,10 @@
 #include <string>
 
 namespace corepipe {
+
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
 
 [[noreturn]] inline void too_large(const char* what) {
   throw std::invalid_argument(std::string(what) + " is larger than memory can be");

@@ -8,14 +8,11 @@
 #include <string>
 
 #include "chain.h"
+#include "checked.h"
 
 namespace corepipe {
 
 namespace {
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -63,8 +60,12 @@ void gather_row(const Stop& stop, int row) {
 
 }  // namespace
 
-Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width)
-    : queue_(std::move(queue)), programs_(std::move(programs)), width_(width) {
+Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width,
+                   bool same_bits)
+    : queue_(std::move(queue)),
+      kernels_(same_bits ? same_bits_kernels() : kernels()),
+      programs_(std::move(programs)),
+      width_(width) {
   require(!programs_.empty(), "an Executor needs a Program");
   result_ = programs_.back()->value(result);
   require(width >= 1 && width <= result_.width, "the result is " + std::to_string(result_.width) +
@@ -77,6 +78,7 @@ Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> progra
     position_limit_ = std::min(position_limit_, program->position_limit);
     type_limit_ = std::min(type_limit_, program->type_limit);
     block_limit_ = std::min(block_limit_, program->block_limit);
+    tables_ = std::max(tables_, program->tables);
     reads_types_ = reads_types_ || program->reads_types;
     whole_sequences_ = whole_sequences_ || program->whole_sequences;
     one_logit_row_ = one_logit_row_ || program->one_logit_row;
@@ -103,8 +105,8 @@ void Executor::check(const Batch& batch) const {
   require(batch.positions.size() == batch.tokens.size(), "tokens and positions differ in length");
   require(batch.starts.size() >= 2 && batch.starts.front() == 0 && batch.starts.back() == rows,
           "sequence_starts must go from 0 to the number of rows");
-  require(batch.tables.size() == static_cast<size_t>(batch.sequences()) * batch.table_width,
-          "block_tables needs a row for each sequence");
+  require(batch.tables.size() == static_cast<size_t>(tables_) * batch.sequences() * batch.table_width,
+          "block_tables needs a row for each sequence" + (tables_ == 1 ? "" : ", " + std::to_string(tables_) + " times"));
   check_all(batch.tokens, token_limit_, "token");
   check_all(batch.positions, position_limit_, "position");
   require(batch.types.size() == (reads_types_ ? batch.tokens.size() : 0),
@@ -167,7 +169,7 @@ void Executor::watch(std::function<void(int)> hook) {
 void Executor::run(Job& job) {
   const int64_t start = now_ns();
   JobQueue& queue = *queue_;
-  const Run run{kernels(), queue.pool_, queue.scratch_, queue.attention_, job.batch};
+  const Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, job.batch};
   queue.attention_.start(job.batch);
   go(run, job);
   finish(run, job);

@@ -84,6 +84,7 @@ class JobQueue {
   Pool pool_;
   Scratch scratch_;
   Attention attention_;
+  Experts experts_;
   Sampler sampler_;
 
   std::mutex mutex_;
@@ -98,9 +99,9 @@ class JobQueue {
 class Executor {
  public:
   // Lays out the course of a batch through the programs.  `result` is the value of the last one that is wanted, of whose
-  // columns the first `width` are given, or drawn from.  Throws std::invalid_argument where they don't fit together: an
-  // exchange whose partner never comes, widths that differ.
-  Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width);
+  // columns the first `width` are given, or drawn from.  same_bits: by same_bits_kernels.  Throws std::invalid_argument
+  // where they don't fit together: an exchange whose partner never comes, widths that differ.
+  Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width, bool same_bits);
   ~Executor() { queue_->withdraw(this); }
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -125,10 +126,11 @@ class Executor {
   void finish(const Run& run, Job& job);
 
   const std::shared_ptr<JobQueue> queue_;
+  const KernelTable& kernels_;
   const std::vector<Program*> programs_;  // kept alive by the caller
   Value result_;
   const int width_;
-  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_, patch_width_;
+  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_, patch_width_, tables_ = 1;
   bool reads_types_ = false, whole_sequences_ = false, one_logit_row_ = false;
   Course course_;
   std::vector<std::vector<float>> channels_;

@@ -9,7 +9,7 @@ namespace COREPIPE_SIMD {
 
 // x / (1 + e^-y), within 5 ulp where y > -4 and 9 where y > -10; further down the error of -y / ln 2 grows with |y|.
 CP_INLINE f32x16 times_sigmoid(f32x16 x, f32x16 y) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)  // tables with bits of their own
   // The floor of t, which scalef takes by itself, leaves a remainder in [0, 1].
   const f32x16 t = max(broadcast(-126.0f), y * broadcast(-1.44269504088896341f));
   const __m512 whole = _mm512_roundscale_ps((__m512)t.v[0], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

@@ -11,10 +11,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(COREPIPE_NEON_TABLES) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(COREPIPE_NEON_TABLES) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace corepipe {
 
-extern const KernelTable kPortableKernels;
+extern const KernelTable kPortableKernels, kPortableFusedKernels;
 
 #if defined(__x86_64__)
 extern const KernelTable kAmxKernels, kAvx512Kernels, kAvx512IntelKernels, kAvx512VnniKernels, kAvx2VnniKernels,
@@ -88,6 +93,34 @@ bool has_amx(const Cpu& cpu) {
 }  // namespace
 #endif
 
+#if defined(COREPIPE_NEON_TABLES)
+extern const KernelTable kNeonI8mmKernels, kNeonDotprodKernels;
+
+namespace {
+
+#if defined(__linux__)
+// Documentation/arch/arm64/elf_hwcaps.rst; the headers of old systems have no name for I8MM.
+constexpr unsigned long kAsimdDp = 1ul << 20, kI8mm = 1ul << 13;
+
+bool has_dotprod() { return (getauxval(AT_HWCAP) & kAsimdDp) != 0; }
+bool has_i8mm() { return has_dotprod() && (getauxval(AT_HWCAP2) & kI8mm) != 0; }
+#elif defined(__APPLE__)
+bool says(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+bool has_dotprod() { return says("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_dotprod() && says("hw.optional.arm.FEAT_I8MM"); }
+#else
+bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
+#endif
+
+}  // namespace
+#endif
+
 std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
@@ -103,6 +136,10 @@ std::vector<const KernelTable*> available_kernels() {
   if (has_avx2_vnni(cpu)) tables.push_back(&kAvx2VnniKernels);
 #endif
   if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
+#endif
+#if defined(COREPIPE_NEON_TABLES)
+  if (has_i8mm()) tables.push_back(&kNeonI8mmKernels);
+  if (has_dotprod()) tables.push_back(&kNeonDotprodKernels);
 #endif
   tables.push_back(&kPortableKernels);
   return tables;
@@ -122,6 +159,35 @@ const KernelTable& kernels() {
     const char* name = std::getenv("COREPIPE_ISA");
     return name != nullptr && *name != '\0' ? kernels_named(name) : *available_kernels().front();
   }();
+  return chosen;
+}
+
+namespace {
+
+KernelTable in_one_order(const KernelTable& own) {
+  if (&own == &kPortableKernels) return kPortableFusedKernels;
+#if defined(__x86_64__)
+  if (&own == &kAvx2Kernels) return own;
+#if defined(COREPIPE_AVX_VNNI)
+  if (&own == &kAvx2VnniKernels) return own;
+#endif
+  // Those with AVX-512: sums of integers are exact, in whatever order.
+  constexpr int kInt8 = static_cast<int>(Kind::int8);
+  KernelTable table = kAvx512VnniKernels;
+  table.name = own.name;
+  table.linear.kinds[kInt8] = own.linear.kinds[kInt8];
+  table.linear.chain = own.linear.chain;
+  table.linear.unaided_rows = own.linear.unaided_rows;
+  return table;
+#else
+  return own;
+#endif
+}
+
+}  // namespace
+
+const KernelTable& same_bits_kernels() {
+  static const KernelTable chosen = in_one_order(kernels());
   return chosen;
 }
 

@@ -45,4 +45,8 @@ const KernelTable& kernels_named(const std::string& name);
 // The table in use: COREPIPE_ISA, or the best.  Throws as kernels_named.
 const KernelTable& kernels();
 
+// The same as far as its results have the bits that all tables can give: products of integers as in the table in use,
+// everything else by multiply-adds in fp32 in the one order.  Throws as kernels_named.
+const KernelTable& same_bits_kernels();
+
 }  // namespace corepipe

@@ -40,13 +40,14 @@ Arena::Arena(size_t bytes, bool huge_pages)
 Arena::~Arena() { munmap(mapping_, mapped_); }
 
 KVCache::KVCache(int layer_count, int block_count, int size_of_block, int heads, int elements,
-                 const std::string& dtype)
+                 const std::string& dtype, bool as_int8)
     : layers(layer_count),
       blocks(block_count),
       block_size(size_of_block),
       kv_heads(heads),
       head_dim(elements),
       fp32(is_fp32(dtype)),
+      int8(as_int8),
       arena_(checked_bytes(), head_bytes() >= kLongRun) {}
 
 size_t KVCache::checked_bytes() const {
@@ -65,7 +66,7 @@ size_t KVCache::checked_bytes() const {
 
 KVLayer KVCache::layer(int index) const {
   char* base = arena_.data() + static_cast<size_t>(index) * kv_heads * head_bytes();
-  KVLayer found = layer_of(head_dim, fp32);
+  KVLayer found = layer_of(head_dim, fp32, int8);
   found.base = base;
   found.head_stride = head_bytes();
   found.groups_per_block = block_size / kKeyGroup;

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <stdexcept>
+
+#include "division.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -63,26 +66,45 @@ class LinearRun {
         kind_(op.segments[0].matrix->kind),
         kernel_(table_.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
-        panel_bytes_(int64_t{groups_} * kGroup * bytes_per_k(kind_)),
+        panel_bytes_(groups_ * storage_of(kind_).group_bytes()),
         blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
 
-  // On all threads, in one region: items are first the preparation of each block of rows, then a part of the
-  // panels for each thread, which waits for the former.
-  void execute(Pool& pool) {
-    const int parts = pool.size(), panels = panel_count();
-    for (int t = 0; t < parts; ++t) scratch_.parts[t].set(panels * t / parts, panels * (t + 1) / parts);
-    prepared_ = scratch_.activations.reserve(prepared_bytes());
-    for (int t = 0; t < parts; ++t) reserve_for(t);
-    pool.parallel(blocks_ + parts, [this, parts](int item, int thread) noexcept {
-      if (item < blocks_) {
-        prepare_block(item, scratch_.rows[thread]);
-        ready_.fetch_add(1, std::memory_order_release);
-      } else {
-        spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
-        const Turn turn(kernel_.begin, kernel_.end);
-        multiply_part(item - blocks_, parts, thread);
+  // Where threads share the panels: how, and the numbers of the first block and piece among those of all runs.
+  Division division{};
+  int first_block = 0, first_piece = 0;
+  const LinearKernel& kernel() const { return kernel_; }
+  int blocks() const { return blocks_; }
+  size_t prepared_bytes() const { return (row_bytes() * row_units() * kernel_.row_unit + 63) / 64 * 64; }
+  void prepare_at(uint8_t* memory) { prepared_ = memory; }
+  int panel_count() const {
+    int panels = 0;
+    for (int s = 0; s < walked(); ++s) panels += op_.segments[s].matrix->panels();
+    return panels;
+  }
+
+  void reserve_for(int thread) {
+    scratch_.rows[thread].reserve(sizeof(float) * op_.k);
+    scratch_.panels[thread].reserve(2 * unpacked_bytes());  // under glu there are two at a time
+  }
+
+  void prepare_block(int block, int thread) {
+    const int start = block_start(block), count = block_start(block + 1) - start;
+    for (int r = 0; r < count; ++r) {
+      const int row = first_ + start + r;
+      const float* x = op_.x + (op_.row_of == nullptr ? row : op_.row_of[row]) * op_.x_stride;
+      if (op_.norm.kind != NormKind::none) {
+        float* normed = reinterpret_cast<float*>(scratch_.rows[thread].data());
+        norm_(op_.norm, x, op_.k, op_.round_bf16, normed);
+        x = normed;
       }
-    });
+      kernel_.prepare(x, op_.k, r, count, prepared_ + start * row_bytes());
+    }
+  }
+
+  void multiply_piece(int piece, int thread) {
+    const Place place = place_of(piece / division.parts);
+    const int part = piece % division.parts;
+    multiply_panel(place, division.first_block(part), division.first_block(part + 1), thread);
   }
 
   // What execute_on writes to, for whichever thread.
@@ -96,9 +118,9 @@ class LinearRun {
   // On the calling thread alone, inside a region.
   void execute_on(int thread) noexcept {
     prepared_ = scratch_.blocks[thread].data();
-    for (int block = 0; block < blocks_; ++block) prepare_block(block, scratch_.rows[thread]);
+    for (int block = 0; block < blocks_; ++block) prepare_block(block, thread);
     const Turn turn(kernel_.begin, kernel_.end);
-    multiply_panels(0, panel_count(), thread);
+    for (int panel = 0; panel < panel_count(); ++panel) multiply_panel(place_of(panel), 0, blocks_, thread);
   }
 
  private:
@@ -110,66 +132,33 @@ class LinearRun {
 
   int row_units() const { return (rows_ + kernel_.row_unit - 1) / kernel_.row_unit; }
   size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
-  size_t prepared_bytes() const { return row_bytes() * row_units() * kernel_.row_unit; }
   size_t unpacked_bytes() const { return static_cast<size_t>(groups_) * kernel_.panel_group_bytes; }
-
-  void reserve_for(int thread) {
-    scratch_.rows[thread].reserve(sizeof(float) * op_.k);
-    scratch_.panels[thread].reserve(2 * unpacked_bytes());  // under glu there are two at a time
-  }
-
-  int panel_count() const {
-    int panels = 0;
-    for (int s = 0; s < walked(); ++s) panels += op_.segments[s].matrix->panels();
-    return panels;
-  }
-
-  void prepare_block(int block, Buffer& row) {
-    const int start = block_start(block), count = block_start(block + 1) - start;
-    for (int r = 0; r < count; ++r) {
-      const float* x = op_.x + (first_ + start + r) * op_.x_stride;
-      if (op_.norm.kind != NormKind::none) {
-        float* normed = reinterpret_cast<float*>(row.data());
-        norm_(op_.norm, x, op_.k, op_.round_bf16, normed);
-        x = normed;
-      }
-      kernel_.prepare(x, op_.k, r, count, prepared_ + start * row_bytes());
-    }
-  }
 
   // Segments that are walked through one after the other; under glu the second goes along with the first.
   int walked() const { return op_.glu ? 1 : op_.segment_count; }
 
-  // A part from its first panel on, for a long run through memory; then the others' from their last one back,
-  // so that threads end together.
-  void multiply_part(int part, int parts, int thread) {
-    for (int p; (p = scratch_.parts[part].take_first()) >= 0;) multiply_panels(p, p + 1, thread);
-    for (int i = 1; i < parts; ++i) {
-      for (int p; (p = scratch_.parts[(part + i) % parts].take_last()) >= 0;) multiply_panels(p, p + 1, thread);
-    }
+  struct Place {
+    const Segment& segment;
+    int panel;
+  };
+
+  // Of a panel that is counted over all segments.
+  Place place_of(int panel) const {
+    const Segment* segment = op_.segments;
+    for (; panel >= segment->matrix->panels(); ++segment) panel -= segment->matrix->panels();
+    return {*segment, panel};
   }
 
-  // Panels [begin, end), counted over all segments.
-  void multiply_panels(int begin, int end, int thread) {
-    int first = 0;  // number of the segment's first panel
-    for (int s = 0; s < walked(); ++s) {
-      const int panels = op_.segments[s].matrix->panels();
-      const int stop = std::min(end - first, panels);
-      for (int p = std::max(begin - first, 0); p < stop; ++p) {
-        multiply_panel(op_.segments[s], p, p + 1 == panels ? p : p + 1, thread);
-      }
-      first += panels;
-    }
-  }
-
-  // One panel, and with glu the same of the other matrix, times all rows; `next` comes after it.
-  void multiply_panel(const Segment& segment, int panel, int next, int thread) {
+  // One panel, and with glu the same of the other matrix, times the rows of blocks [begin, end).
+  void multiply_panel(const Place& place, int begin, int end, int thread) {
+    const auto& [segment, panel] = place;
+    const int next = panel + 1 == segment.matrix->panels() ? panel : panel + 1;  // comes after it
     alignas(64) float sums[2][kMaxBlockRows * kPanel];
     const Segment* up = op_.glu ? &op_.segments[1] : nullptr;
     uint8_t* unpacked = scratch_.panels[thread].data();
     const uint8_t* weights = ready_panel(segment, panel, unpacked);
     const uint8_t* up_weights = up == nullptr ? nullptr : ready_panel(*up, panel, unpacked + unpacked_bytes());
-    for (int b = 0; b < blocks_; ++b) {
+    for (int b = begin; b < end; ++b) {
       const int start = block_start(b), count = block_start(b + 1) - start;
       const uint8_t* x = prepared_ + start * row_bytes();
       Finish f = finish_of(segment, panel, start, count);
@@ -246,6 +235,84 @@ class LinearRun {
   const int64_t panel_bytes_;
   const int blocks_;
   uint8_t* prepared_ = nullptr;
+};
+
+// Runs on all threads, in one region: items are first the preparation of each block of rows, then for each thread a part
+// of the pieces of all panels, which waits for the former.
+class Region {
+ public:
+  Region(Pool& pool, Scratch& scratch, LinearRun* runs, int count)
+      : pool_(pool), scratch_(scratch), runs_(runs), end_(runs + count) {
+    for (LinearRun* run = runs_; run != end_; ++run) {
+      const int panels = run->panel_count(), blocks = run->blocks();
+      run->division = count == 1 ? divide(panels, blocks, pool.size()) : Division{panels, blocks, 1};
+      run->first_block = blocks_;
+      run->first_piece = pieces_;
+      blocks_ += blocks;
+      pieces_ += run->division.pieces();
+    }
+  }
+
+  void execute() {
+    const int threads = pool_.size();
+    for (int t = 0; t < threads; ++t) scratch_.parts[t].set(start_of(t), start_of(t + 1));
+    reserve();
+    pool_.parallel(blocks_ + threads, [this](int item, int thread) noexcept {
+      if (item < blocks_) {
+        LinearRun& run = holder(&LinearRun::first_block, item);
+        run.prepare_block(item - run.first_block, thread);
+        ready_.fetch_add(1, std::memory_order_release);
+      } else {
+        spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
+        multiply_part(item - blocks_, thread);
+      }
+    });
+  }
+
+ private:
+  int start_of(int part) const { return static_cast<int>(int64_t{pieces_} * part / pool_.size()); }
+
+  void reserve() {
+    size_t bytes = 0;
+    for (LinearRun* run = runs_; run != end_; ++run) {
+      bytes += run->prepared_bytes();
+      for (int t = 0; t < pool_.size(); ++t) run->reserve_for(t);
+    }
+    uint8_t* at = scratch_.activations.reserve(bytes);
+    for (LinearRun* run = runs_; run != end_; ++run) {
+      run->prepare_at(at);
+      at += run->prepared_bytes();
+    }
+  }
+
+  // The run that has an item, by where those of each begin.
+  LinearRun& holder(int LinearRun::*first, int item) const {
+    return *(std::upper_bound(runs_, end_, item, [first](int i, const LinearRun& run) { return i < run.*first; }) - 1);
+  }
+
+  // A part from its first piece on, for a long run through memory; then the others' from their last one back,
+  // so that threads end together.
+  void multiply_part(int part, int thread) {
+    std::optional<Turn> turn;
+    const LinearKernel* kernel = nullptr;
+    const auto multiply = [&](int piece) {
+      LinearRun& run = holder(&LinearRun::first_piece, piece);
+      if (&run.kernel() != kernel) {
+        kernel = &run.kernel();
+        turn.emplace(kernel->begin, kernel->end);
+      }
+      run.multiply_piece(piece - run.first_piece, thread);
+    };
+    for (int p; (p = scratch_.parts[part].take_first()) >= 0;) multiply(p);
+    for (int i = 1; i < pool_.size(); ++i) {
+      for (int p; (p = scratch_.parts[(part + i) % pool_.size()].take_last()) >= 0;) multiply(p);
+    }
+  }
+
+  Pool& pool_;
+  Scratch& scratch_;
+  LinearRun *const runs_, *const end_;
+  int blocks_ = 0, pieces_ = 0;
   alignas(64) std::atomic<int> ready_{0};
 };
 
@@ -253,7 +320,19 @@ class LinearRun {
 
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op) {
   check(op);
-  if (op.rows > 0) LinearRun(kernels, scratch, op, 0, op.rows).execute(pool);
+  if (op.rows == 0) return;
+  LinearRun run(kernels, scratch, op, 0, op.rows);
+  Region(pool, scratch, &run, 1).execute();
+}
+
+void linears(const KernelTable& kernels, Pool& pool, Scratch& scratch, const std::vector<Linear>& ops) {
+  std::vector<LinearRun> runs;
+  runs.reserve(ops.size());
+  for (const Linear& op : ops) {
+    check(op);
+    runs.emplace_back(kernels, scratch, op, 0, op.rows);
+  }
+  if (!runs.empty()) Region(pool, scratch, runs.data(), static_cast<int>(runs.size())).execute();
 }
 
 void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows) {

@@ -29,12 +29,12 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Panels [begin, end) that threads take from both ends, each panel once.
-class alignas(64) PanelRange {
+// Pieces [begin, end) that threads take from both ends, each of them once.
+class alignas(64) PieceRange {
  public:
   void set(int begin, int end) { ends_.store(pack(begin, end), std::memory_order_relaxed); }
 
-  // The first or the last panel that is left; -1 where none is.
+  // The first or the last one that is left; -1 where none is.
   int take_first() {
     return take([](int& begin, int&) { return begin++; });
   }
@@ -51,8 +51,8 @@ class alignas(64) PanelRange {
     while (true) {
       int begin = static_cast<int>(word & 0xffffffffu), end = static_cast<int>(word >> 32);
       if (begin >= end) return -1;
-      const int panel = one(begin, end);
-      if (ends_.compare_exchange_weak(word, pack(begin, end), std::memory_order_relaxed)) return panel;
+      const int piece = one(begin, end);
+      if (ends_.compare_exchange_weak(word, pack(begin, end), std::memory_order_relaxed)) return piece;
     }
   }
 
@@ -63,11 +63,11 @@ class alignas(64) PanelRange {
 struct Scratch {
   explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads) {}
 
-  Buffer activations;             // all rows, prepared
+  Buffer activations;             // all rows, prepared, of one Linear after the other
   std::vector<Buffer> rows;       // one normalised row for each thread
   std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
   std::vector<Buffer> panels;     // the panels that a thread has unpacked
-  std::vector<PanelRange> parts;  // the panels of each thread
+  std::vector<PieceRange> parts;  // the pieces of each thread
 };
 
 // One matrix that x is multiplied by.
@@ -89,6 +89,7 @@ struct Segment {
 struct Linear {
   const float* x;  // [rows][k]
   int64_t x_stride;
+  const int32_t* row_of = nullptr;  // [rows]: which row of x each is, where they are not in its order
   int rows;
   int k;
   const Segment* segments;
@@ -108,6 +109,9 @@ struct Linear {
 // the threads, or on which view of a wider matrix holds the columns.
 // Throws std::invalid_argument for segments that disagree, std::bad_alloc.
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
+
+// Several, each with rows, that don't read what others write, in one region: threads take the panels of all of them.
+void linears(const KernelTable& kernels, Pool& pool, Scratch& scratch, const std::vector<Linear>& ops);
 
 // Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool: for use inside
 // a region, after `reserve_rows` for so many rows.

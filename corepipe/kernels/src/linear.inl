@@ -2,18 +2,12 @@
 // each ISA; every function works on one row or one panel, so that a row's bits can't depend on the others.
 #pragma once
 
+#include "int8.inl"
 #include "linear_table.h"
 #include "rows.inl"
-#include "simd.h"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
-
-CP_INLINE i32x16 max(i32x16 a, i32x16 b) {
-  i32x16 r;
-  CP_PARTS(r.v[p] = a.v[p] > b.v[p] ? a.v[p] : b.v[p]);
-  return r;
-}
 
 // Modulo 2^32.
 CP_INLINE int32_t reduce_add(i32x16 a) {
@@ -28,6 +22,9 @@ CP_INLINE int32_t reduce_add(i32x16 a) {
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#elif defined(__aarch64__)
+  const NativeU sum = ((NativeU)a.v[0] + (NativeU)a.v[1]) + ((NativeU)a.v[2] + (NativeU)a.v[3]);
+  return (int32_t)vaddvq_u32((uint32x4_t)sum);
 #else
   int32_t lanes[kLanes];
   store(lanes, a);
@@ -35,23 +32,6 @@ CP_INLINE int32_t reduce_add(i32x16 a) {
   for (int i = 0; i < kLanes; ++i) sum += (uint32_t)lanes[i];
   return (int32_t)sum;
 #endif
-}
-
-// The low byte of each lane.
-CP_INLINE void store_low_bytes(int8_t* x, i32x16 a) {
-#if defined(__AVX512F__)
-  _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.v[0]));
-#else
-  int32_t lanes[kLanes];
-  store(lanes, a);
-  for (int i = 0; i < kLanes; ++i) x[i] = (int8_t)lanes[i];
-#endif
-}
-
-CP_INLINE f32x16 to_f32(i32x16 a) {
-  f32x16 r;
-  CP_PARTS(r.v[p] = __builtin_convertvector(a.v[p], NativeF));
-  return r;
 }
 
 // bytes / parts, rounded up to a power of two: strides like 42 leave memory idle.
@@ -69,8 +49,7 @@ CP_INLINE const float* group_of(const float* x, int k, int g, float* padded) {
   return padded;
 }
 
-// scale = amax / 127 in fp32 (0 where that is below fp32's normal numbers), q = rint(x * (1 / scale)), ties
-// to even, or 0 for scale 0.  |q| <= 127.  A NaN among x makes the scale NaN.
+// As int8.inl says.
 struct QuantizedGroup {
   float scale;
   i32x16 q[4];
@@ -79,27 +58,23 @@ struct QuantizedGroup {
 CP_INLINE QuantizedGroup quantize_group(const float* x) {
   f32x16 v[4];
   for (int i = 0; i < 4; ++i) v[i] = load(x + kLanes * i);
-  // As integers the bits of |x| order like the values, NaN above all.
-  const i32x16 largest =
-      max(max(as_i32(abs(v[0])), as_i32(abs(v[1]))), max(as_i32(abs(v[2])), as_i32(abs(v[3]))));
-  const float amax = reduce_max_bits(largest);
+  const i32x16 largest = max(max(magnitude(v[0]), magnitude(v[1])), max(magnitude(v[2]), magnitude(v[3])));
+  const Int8Scale scale = int8_scale(reduce_max_bits(largest));
   QuantizedGroup group;
-  group.scale = amax / 127.0f;
-  float inverse = 0.0f;
-  if (group.scale < 1.17549435e-38f) {
-    group.scale = 0.0f;
-  } else {
-    inverse = 1.0f / group.scale;
-  }
-  const f32x16 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  for (int i = 0; i < 4; ++i) group.q[i] = as_i32(v[i] * broadcast(inverse) + magic) - as_i32(magic);
+  group.scale = scale.scale;
+  for (int i = 0; i < 4; ++i) group.q[i] = nearest(v[i], scale);
   return group;
 }
 
-// What makes up for the weights' offset of 128, modulo 2^32: of a NaN the q are any integers.
-CP_INLINE int32_t correction_of(const QuantizedGroup& group) {
-  return (int32_t)(-128u * (uint32_t)reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3])));
+// The sum of one of as many equal parts of a group, modulo 2^32: of a NaN the q are any integers.
+template <int kParts>
+CP_INLINE int32_t sum_of(const QuantizedGroup& group, int part) {
+  if (kParts == 1) return reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3]));
+  return reduce_add(group.q[2 * part] + group.q[2 * part + 1]);
 }
+
+// What makes up for the offset of int8 weights.
+CP_INLINE int32_t correction_of(int32_t sum) { return (int32_t)(-128u * (uint32_t)sum); }
 
 // Values as they are.
 CP_INLINE QuantizedGroup group_of_values(const int8_t* q) {

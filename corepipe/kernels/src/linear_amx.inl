@@ -145,6 +145,7 @@ static void multiply_int8_tiled(int rows, const void* panel, const void* block, 
 }
 
 struct TiledRow {
+  static constexpr int sums = 1;
   uint8_t* block;
   int row, tiles, groups;
 
@@ -153,8 +154,8 @@ struct TiledRow {
   CP_INLINE float* numbers(const TiledRow& to) { return (float*)(to.block + to.groups * to.tiles * kTileBytes); }
 
   CP_INLINE void put_scale(const TiledRow& to, int g, float scale) { numbers(to)[at(to, g)] = scale; }
-  CP_INLINE void put_correction(const TiledRow& to, int g, int32_t correction) {
-    numbers(to)[(to.groups * to.tiles) * kTile + at(to, g)] = (float)correction;
+  CP_INLINE void put_sum(const TiledRow& to, int g, int, int32_t sum) {
+    numbers(to)[(to.groups * to.tiles) * kTile + at(to, g)] = (float)correction_of(sum);
   }
 };
 
@@ -261,6 +262,12 @@ constexpr LinearTable kTiledLinear = {
         {kInt8wTiled},
         {kBf16Tiled},
         kLinear.kinds[3],
+        kLinear.kinds[4],
+        kLinear.kinds[5],
+        kLinear.kinds[6],
+        kLinear.kinds[7],
+        kLinear.kinds[8],
+        kLinear.kinds[9],
     },
     {128, 128, 64, 64},  // measured on a Xeon with AMX, as the next
     0,

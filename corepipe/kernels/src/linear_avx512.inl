@@ -7,6 +7,7 @@
 #else
 #include "linear_avx512_fma.inl"
 #endif
+#include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -30,19 +31,25 @@ CP_INLINE void fetch_part(Fetch& ahead, int step) {
 
 constexpr int kInt8RowGroup = 4 + 4 + kGroup;
 
-// acc [R][2] = the products of one group, corrected.  Unrolled as a whole, so that no counter takes a product's turn.
-template <int R, int kLines>
-CP_INLINE void multiply_group(__m512i (&acc)[R][2], const uint8_t* w, const uint8_t* x, Fetch& ahead, int step) {
-  unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
-  unrolled<kGroup / 4>([&](auto i) CP_LAMBDA {
+// acc [R][2] += the products of kCount of k, of rows that lie a group apart from q on.  Unrolled as a whole, so that no
+// counter takes a product's turn.
+template <int R, int kCount, int kLines>
+CP_INLINE void add_products(__m512i (&acc)[R][2], const uint8_t* w, const uint8_t* q, Fetch& ahead, int step) {
+  unrolled<kCount / 4>([&](auto i) CP_LAMBDA {
     const __m512i w0 = _mm512_loadu_si512(w + 128 * i.value), w1 = _mm512_loadu_si512(w + 128 * i.value + 64);
     fetch_part<kLines>(ahead, step);
     unrolled<R>([&](auto r) CP_LAMBDA {
-      const __m512i v = broadcast_word(x + 8 * R + kGroup * r.value + 4 * i.value);
+      const __m512i v = broadcast_word(q + kGroup * r.value + 4 * i.value);
       dot_u8s8(acc[r.value][0], w0, v);
       dot_u8s8(acc[r.value][1], w1, v);
     });
   });
+}
+
+// acc [R][2] = the words at x, one for each row.
+template <int R>
+CP_INLINE void start_from(__m512i (&acc)[R][2], const uint8_t* x) {
+  unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
 }
 
 // sum += scale * acc, of row `row`.
@@ -64,7 +71,8 @@ static void multiply_int8_groups(const uint8_t* w, const uint8_t* x, int groups,
   });
   for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
     __m512i acc[R][2];
-    multiply_group<R, kLines>(acc, w, x, ahead, step);
+    start_from(acc, x);
+    add_products<R, kGroup, kLines>(acc, w, x + 8 * R, ahead, step);
     unrolled<R>([&](auto r) CP_LAMBDA {
       if (!kInRegisters) load_pair(out + 32 * r.value, sums[r.value]);
       add_group<R>(sums[r.value], acc[r.value], x, r.value);
@@ -84,8 +92,9 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
   }
 }
 
-// Where a row of a block has its int8 values, scale and correction of group g.
+// Where a row of a block has its int8 values, scale and, for each of `sums` parts of group g, what their sum is for.
 struct InterleavedRow {
+  static constexpr int sums = 1;
   uint8_t* block;
   int row, rows;
 
@@ -96,7 +105,8 @@ struct InterleavedRow {
   CP_INLINE void put_scale(const InterleavedRow& to, int g, float scale) {
     memcpy(group(to, g) + 4 * (to.rows + to.row), &scale, 4);
   }
-  CP_INLINE void put_correction(const InterleavedRow& to, int g, int32_t correction) {
+  CP_INLINE void put_sum(const InterleavedRow& to, int g, int, int32_t sum) {
+    const int32_t correction = correction_of(sum);
     memcpy(group(to, g) + 4 * to.row, &correction, 4);
   }
 };
@@ -105,7 +115,7 @@ template <class Row>
 CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
   for (int i = 0; i < 4; ++i) store_low_bytes(Row::q(to, g) + kLanes * i, from.q[i]);
   Row::put_scale(to, g, from.scale);
-  Row::put_correction(to, g, correction_of(from));
+  for (int part = 0; part < Row::sums; ++part) Row::put_sum(to, g, part, sum_of<Row::sums>(from, part));
 }
 
 static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
@@ -146,7 +156,7 @@ CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
   const auto sum = [](auto a, auto b) CP_LAMBDA { return Sum::of(a, b); };
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512 v[4][4];
-  __m512i folded[4];
+  __m512i folded[4], parts[Row::sums][4];
   unrolled<4>([&](auto g) CP_LAMBDA {
     unrolled<4>([&](auto i) CP_LAMBDA {
       v[g.value][i.value] = _mm512_loadu_ps(x + kGroup * g.value + kLanes * i.value);
@@ -165,14 +175,16 @@ CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
     unrolled<4>([&](auto i) CP_LAMBDA {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], _mm512_set1_ps(inverses[g.value])));
       _mm_storeu_si128((__m128i*)(q_out + kLanes * i.value), _mm512_cvtepi32_epi8(q));
-      folded[g.value] = i.value == 0 ? q : Sum::of(folded[g.value], q);
+      constexpr int part = i.value * Row::sums / 4, begins = i.value % (4 / Row::sums) == 0;
+      parts[part][g.value] = begins ? q : Sum::of(parts[part][g.value], q);
     });
     Row::put_scale(to, first + g.value, scales[g.value]);
   });
-  alignas(16) int32_t corrections[4];
-  const __m128i sums = fold_four(folded, sum);
-  _mm_store_si128((__m128i*)corrections, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
-  for (int g = 0; g < 4; ++g) Row::put_correction(to, first + g, corrections[g]);
+  unrolled<Row::sums>([&](auto part) CP_LAMBDA {
+    alignas(16) int32_t sums[4];
+    _mm_store_si128((__m128i*)sums, fold_four(parts[part.value], sum));
+    for (int g = 0; g < 4; ++g) Row::put_sum(to, first + g, part.value, sums[g]);
+  });
 }
 
 template <class Row>
@@ -243,6 +255,14 @@ struct Fp32Product {
   static constexpr Multiply run = multiply_fp32<R>;
 };
 
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe
+
+#include "linear_int4_avx512.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
 constexpr LinearKernel int8_kernel(int max_rows) {
   return {max_rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8WideRows, Int8Product>, prepare_int8_values};
 }
@@ -254,6 +274,12 @@ constexpr LinearTable linear_table(const LinearKernels& int8, const ChainRows& c
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>}},
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
           {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
+          int4_kernels<32, Offsets::none>(),
+          int4_kernels<32, Offsets::zeros>(),
+          int4_kernels<32, Offsets::minima>(),
+          int4_kernels<64, Offsets::none>(),
+          int4_kernels<64, Offsets::zeros>(),
+          int4_kernels<64, Offsets::minima>(),
       },
       chain,
       unaided_rows,

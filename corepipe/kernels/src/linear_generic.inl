@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear_float.inl"
+#include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -15,7 +16,8 @@ constexpr int kBlockRows = 3, kInt8BlockRows = 6;
 constexpr int kBlockRows = 1, kInt8BlockRows = 1;
 #endif
 
-// ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, and q as the products take it.
+// ---- int8.  A block has for each group: -128 * sum(q) [R] i32, scale [R] f32, and q as the products take it; 0
+// instead of that sum where products take weights without their offset.
 
 constexpr int kInt8StepBytes = 128;  // 32 columns x 4 k
 
@@ -88,6 +90,7 @@ CP_INLINE void store_pairs(int16_t* to, i32x16 q) {
 // meet, then 1 and 3.  q [R][16] of {q0, q2, q1, q3} s16.
 struct PairProducts {
   static constexpr int kValueBytes = 2 * kGroup;  // of a row's group
+  static constexpr bool kKeepsOffset = true;
 
   CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
     for (int i = 0; i < 4; ++i) store_pairs((int16_t*)to + kLanes * i, from.q[i]);
@@ -114,6 +117,7 @@ struct PairProducts {
 // By AVX-VNNI, as bytes: q [R][64] s8.
 struct VnniProducts {
   static constexpr int kValueBytes = kGroup;
+  static constexpr bool kKeepsOffset = true;
 
   CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
     for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, from.q[i], from.q[i + 1]);
@@ -156,7 +160,7 @@ constexpr int kInt8RowGroup = 4 + 4 + Products::kValueBytes;
 // Puts one row's group among the `rows` of a block's group.
 template <class Products>
 CP_INLINE void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  const int32_t correction = correction_of(from);
+  const int32_t correction = Products::kKeepsOffset ? correction_of(sum_of<1>(from, 0)) : 0;
   memcpy(group + 4 * row, &correction, 4);
   memcpy(group + 4 * (rows + row), &from.scale, 4);
   Products::store_values(from, group + 8 * rows + Products::kValueBytes * row);
@@ -237,7 +241,16 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
   Product<R>::run((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
 }
 
-template <class Products>
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe
+
+#include "linear_int4_generic.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+// Int4Products: of weights below 16, without an offset.
+template <class Products, class Int4Products = Products>
 constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   return {
       {
@@ -246,6 +259,12 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
           {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
           {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
           {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
+          int4_kernels<Int4Products, 32, Offsets::none>(),
+          int4_kernels<Int4Products, 32, Offsets::zeros>(),
+          int4_kernels<Int4Products, 32, Offsets::minima>(),
+          int4_kernels<Int4Products, 64, Offsets::none>(),
+          int4_kernels<Int4Products, 64, Offsets::zeros>(),
+          int4_kernels<Int4Products, 64, Offsets::minima>(),
       },
       chain,
       unaided_rows,

@@ -11,8 +11,36 @@ constexpr int kPanel = 32;  // columns (of n) in a panel
 constexpr int kGroup = 64;  // elements of k that share one int8 activation scale; k is padded to this
 constexpr int kMaxBlockRows = 32;
 
-enum class Kind { int8, int8w, bf16, fp32 };
-constexpr int kKinds = 4;
+enum class Kind { int8, int8w, bf16, fp32, int4g32, int4g32z, int4g32m, int4g64, int4g64z, int4g64m };
+constexpr int kKinds = 10;
+
+// What a number q of four bits stands for, with its group's scale s: (q - 8) s; (q + offset) s, a zero point; or
+// q s + offset, a minimum.
+enum class Offsets { none, zeros, minima };
+
+// How the numbers of a kind are stored.
+struct Storage {
+  const char* name;
+  int bits;
+  int group;  // elements of k that share a scale in the panel; 0 where there are none
+  Offsets offsets;
+
+  // Bytes of a panel's columns for kGroup of k: fp16 scales and offsets, then the numbers.
+  constexpr int64_t group_bytes() const {
+    const int scales = group == 0 ? 0 : kPanel * (kGroup / group) * (offsets == Offsets::none ? 1 : 2);
+    return int64_t{2} * scales + int64_t{kPanel} * kGroup * bits / 8;
+  }
+};
+
+constexpr Storage kStorages[kKinds] = {
+    {"int8", 8, 0, Offsets::none},         {"int8w", 8, 0, Offsets::none},
+    {"bf16", 16, 0, Offsets::none},        {"fp32", 32, 0, Offsets::none},
+    {"int4g32", 4, 32, Offsets::none},     {"int4g32z", 4, 32, Offsets::zeros},
+    {"int4g32m", 4, 32, Offsets::minima},  {"int4g64", 4, 64, Offsets::none},
+    {"int4g64z", 4, 64, Offsets::zeros},   {"int4g64m", 4, 64, Offsets::minima},
+};
+
+constexpr const Storage& storage_of(Kind kind) { return kStorages[static_cast<int>(kind)]; }
 
 // What to bring into the L2 cache during a product: one of `parts` equal parts of a panel, at `from`;
 // nothing for 0 parts.

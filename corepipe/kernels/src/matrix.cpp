@@ -9,22 +9,15 @@ namespace corepipe {
 namespace {
 
 Kind kind_named(const std::string& name) {
-  const char* names[kKinds] = {"int8", "int8w", "bf16", "fp32"};
+  std::string known;
   for (int i = 0; i < kKinds; ++i) {
-    if (name == names[i]) return static_cast<Kind>(i);
+    if (name == kStorages[i].name) return static_cast<Kind>(i);
+    known += (i == 0 ? "" : ", ") + std::string(kStorages[i].name);
   }
-  throw std::invalid_argument("unknown matrix kind '" + name + "'; use int8, int8w, bf16 or fp32");
+  throw std::invalid_argument("unknown matrix kind '" + name + "'; use one of " + known);
 }
 
 }  // namespace
-
-int64_t bytes_per_k(Kind kind) {
-  switch (kind) {
-    case Kind::bf16: return 2 * kPanel;
-    case Kind::fp32: return 4 * kPanel;
-    default: return kPanel;
-  }
-}
 
 Matrix::Matrix(const std::string& kind_name, const uint8_t* bytes, size_t size, const float* scales, int rows, int columns)
     : kind(kind_named(kind_name)), data(bytes), panel_stride(0), scale(scales), n(rows), k(columns) {
@@ -33,7 +26,7 @@ Matrix::Matrix(const std::string& kind_name, const uint8_t* bytes, size_t size, 
   if (scaled != (scale != nullptr)) {
     throw std::invalid_argument("kind '" + kind_name + "' " + (scaled ? "needs" : "takes no") + " scales");
   }
-  panel_stride = static_cast<int64_t>(groups()) * kGroup * bytes_per_k(kind);
+  panel_stride = groups() * storage_of(kind).group_bytes();
   const size_t needed = checked_product("a matrix", {size_t(panels()), size_t(panel_stride)});
   if (size < needed) {
     throw std::invalid_argument("a packed '" + kind_name + "' matrix of this shape has " + std::to_string(needed) +
@@ -49,7 +42,7 @@ Matrix Matrix::view(int n0, int rows, int k0, int columns) const {
     throw std::invalid_argument("a view starts at a multiple of 32 in n and of 64 in k");
   }
   Matrix part = *this;
-  part.data = panel(n0 / kPanel) + k0 * bytes_per_k(kind);
+  part.data = panel(n0 / kPanel) + k0 / kGroup * storage_of(kind).group_bytes();
   part.scale = scale == nullptr ? nullptr : scale + n0;
   part.n = rows;
   part.k = columns;

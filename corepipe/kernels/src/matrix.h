@@ -34,7 +34,4 @@ class Matrix {
   Matrix() = default;
 };
 
-// Bytes of one panel's 32 columns for one k.
-int64_t bytes_per_k(Kind kind);
-
 }  // namespace corepipe

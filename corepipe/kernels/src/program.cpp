@@ -14,10 +14,6 @@ namespace {
 
 constexpr int kUnlimited = std::numeric_limits<int>::max();
 
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 Rotation rotation_at(const RopeTable& table) { return {table.cos, table.sin, table.half}; }
 
 Norm norm_of(const NormSpec& spec) { return {spec.kind, spec.gain.data, spec.bias.data, spec.eps}; }
@@ -293,6 +289,8 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(k.rows == Rows::tokens && v.rows == Rows::tokens, "keys and values are of rows of tokens");
   require(options.window >= 1, "window must be at least 1");
+  require(options.table >= 0, "table counts from 0");
+  tables = std::max(tables, options.table + 1);
   require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
   require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
@@ -331,10 +329,10 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.k_norm = norm_over(options.k_norm, d);
   call.round_bf16 = round_bf16;
   call.cache = memory;
-  const auto call_of = [call](const Run& run) {
+  const auto call_of = [call, table = options.table](const Run& run) {
     AttentionCall now = call;
     now.positions = run.batch.positions.data();
-    now.tables = run.batch.tables.data();
+    now.tables = run.batch.table(table);
     now.table_width = run.batch.table_width;
     return now;
   };
@@ -368,12 +366,15 @@ void Program::glu(Function function, int gate_index, int up_index, int out_index
   });
 }
 
-void Program::scale(int x_index, float factor, int out_index) {
+void Program::scale(int x_index, float factor, int by_index, int out_index) {
   const Value x = at(x_index);
+  const Value by = by_index < 0 ? Value{} : at(by_index);
+  require(by_index < 0 || (by.width == 1 && by.rows == x.rows), "there must be one factor for each row");
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
   append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
-    run.kernels.rows.scale(x.row(r), factor, out.row(r), x.width, round);
+    const float own = by.data == nullptr ? factor : factor * *by.row(r);
+    run.kernels.rows.scale(x.row(r), own, out.row(r), x.width, round);
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "batch.h"
+#include "experts.h"
 #include "isa.h"
 #include "kv_cache.h"
 #include "linear.h"
@@ -27,6 +28,7 @@ struct Run {
   Pool& pool;
   Scratch& scratch;
   Attention& attention;
+  Experts& experts;
   const Batch& batch;
 
   int rows(Rows kind) const { return kind == Rows::tokens ? batch.rows() : batch.logits(); }
@@ -91,6 +93,7 @@ struct LinearSurroundings {
 struct AttentionOptions {
   float scale = 1;
   int window = kNoWindow;
+  int table = 0;       // which of a sequence's block tables: layers that keep as many positions share one
   bool causal = true;  // otherwise a row sees as far ahead as back, and nothing is kept
   float softcap = 0;
   Vector slopes;
@@ -154,7 +157,9 @@ class Program {
                  const AttentionOptions& options);
   void activate(Function function, int x, int out);
   void glu(Function function, int gate, int up, int out);
-  void scale(int x, float factor, int out);
+  // by: a value of width 1 whose rows x's are multiplied by, too; -1 for none.
+  void scale(int x, float factor, int by, int out);
+  void experts(int x, int scores, int out, std::vector<Expert> experts, int top_k, Scoring scoring, Function function);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
   // One row of each sequence's; a batch then has one logit row of each.
@@ -176,6 +181,7 @@ class Program {
 
   // What batches are checked against; the largest int where there is no limit.
   int token_limit, position_limit, type_limit, block_limit, block_size = 0;
+  int tables = 1;       // of blocks, that each sequence has
   int patch_width = 0;  // 0: none are read
   bool reads_types = false;
   bool whole_sequences = false;  // each begins at position 0

@@ -40,6 +40,12 @@ struct RowTable {
   void (*widen)(const uint16_t* bf16, float* out, int n);
   // One row of `rows`, which are `stride` elements apart, added up in fp32 and in their order.
   void (*pool)(Pooling pooling, const float* x, size_t stride, int rows, float* out, int n, bool round);
+  // Of finite numbers.
+  void (*softmax)(const float* x, float* out, int n);
+  // out = the sum of weight times row, added in their order: which [count] rows of `rows`, which are `stride` elements
+  // apart.
+  void (*weighted_sum)(const float* rows, int64_t stride, const int32_t* which, const float* weights, int count,
+                       float* out, int n, bool round);
 };
 
 }  // namespace corepipe

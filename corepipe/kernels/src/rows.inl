@@ -196,8 +196,34 @@ static void pool_rows(Pooling pooling, const float* x, size_t stride, int rows, 
   }
 }
 
-constexpr RowTable kRows = {norm_row,     rope_row,  add_row,   add_stored_row, activate_row,
-                            glu_row,      scale_row, round_row, widen_row,      pool_rows};
+// ---- experts
+
+static void softmax_row(const float* x, float* out, int n) {
+  float most = x[0];
+  for (int i = 1; i < n; ++i) most = x[i] > most ? x[i] : most;
+  f32x16 sum = zero();
+  for_lanes(n, [&](int i, int count) {
+    const f32x16 e = exp(load_part(x + i, count) - broadcast(most));
+    store_part(out + i, e, count, false);
+    sum = sum + (count == kLanes ? e : select(lane_index() < broadcast_i32(count), e, zero()));
+  });
+  const f32x16 total = broadcast(reduce_add(sum));
+  for_lanes(n, [&](int i, int count) { store_part(out + i, load_part(out + i, count) / total, count, false); });
+}
+
+static void weighted_sum_row(const float* rows, int64_t stride, const int32_t* which, const float* weights, int count,
+                             float* out, int n, bool round) {
+  for_lanes(n, [&](int i, int lanes) {
+    f32x16 sum = load_part(rows + which[0] * stride + i, lanes) * broadcast(weights[0]);
+    for (int r = 1; r < count; ++r) {
+      sum = fma(load_part(rows + which[r] * stride + i, lanes), broadcast(weights[r]), sum);
+    }
+    store_part(out + i, sum, lanes, round);
+  });
+}
+
+constexpr RowTable kRows = {norm_row,  rope_row,  add_row,   add_stored_row, activate_row, glu_row,
+                            scale_row, round_row, widen_row, pool_rows,      softmax_row,  weighted_sum_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

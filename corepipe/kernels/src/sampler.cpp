@@ -32,6 +32,23 @@ bool before(const Candidate& a, const Candidate& b) { return a.x > b.x || (a.x =
 
 }  // namespace
 
+namespace {
+
+// The natural logarithm within 2 ulp, by operations that IEEE 754 defines to the last bit, which differs between C
+// libraries: 2 atanh((m - 1) / (m + 1)) of a number m near 1, plus the logarithm of a power of two.
+double log_of(double x) {
+  if (!(x > 0 && std::isfinite(x))) return std::log(x);
+  int exponent;
+  double m = std::frexp(x, &exponent);
+  if (m < 0.7071067811865476) m *= 2, --exponent;
+  const double s = (m - 1) / (m + 1), square = s * s;  // at most 0.0295
+  double sum = 0;
+  for (int n = 23; n >= 1; n -= 2) sum = sum * square + 1.0 / n;
+  return exponent * 0.6931471805599453 + 2 * s * sum;
+}
+
+}  // namespace
+
 double uniform(uint64_t seed, int64_t position) {
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
   const uint64_t bits = mix(mix(seed + kGolden) + kGolden * (static_cast<uint64_t>(position) + 1));
@@ -287,7 +304,7 @@ void Sampler::Thread::keep_nucleus(const float* x, float top, double p) {
   double total = 0;
   for (int block = 0; block < blocks(); ++block) total += sums[block];
   const double share = (1 - std::max(p, 0.0)) * total / size;
-  const float bottom = static_cast<float>(top + std::log(share) - 1e-3);
+  const float bottom = static_cast<float>(top + log_of(share) - 1e-3);
   const int found = table->at_least(x, size, bottom, ids.data());
   const Candidate last = last_of_nucleus(x, found, top, bottom, p * total);
   collect(x, table->at_least(x, size, last.x, ids.data()));
@@ -327,7 +344,7 @@ double Sampler::Thread::log_sum(const float* raw, bool* finite) {
   table->weigh(raw, vocab, top, nullptr, sums.data());
   double total = 0;
   for (int block = 0; block < blocks(); ++block) total += sums[block];
-  return top + std::log(total);
+  return top + log_of(total);
 }
 
 void Sampler::Thread::report_best(const float* raw, int count, double log_sum, int32_t* top_ids, float* logprobs) {

@@ -1,7 +1,7 @@
 // Sixteen fp32 lanes that compile to the registers of the ISA at hand: one zmm, two ymm, or four
 // 128-bit vectors (SSE2, NEON).  A reduction adds in the same order everywhere.
 //
-// The files that set -m flags define COREPIPE_SIMD (avx512, avx512_vnni, avx2 or portable) before they include this:
+// The files of tables define COREPIPE_SIMD (amx, avx512, avx512_vnni, avx2, portable, ...) before they include this:
 // everything lives in namespace corepipe::COREPIPE_SIMD, so that no two ISAs share a symbol.  For the
 // same reason code in that namespace calls no inline or template function of the standard library: the
 // linker keeps one copy of those, and it might be one this CPU can't run.
@@ -21,6 +21,10 @@
 #endif
 
 #define CP_INLINE static inline __attribute__((always_inline))
+
+#if defined(__SSE2__) && !defined(__FMA__)
+#include "multiply_add_sse2.h"
+#endif
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -207,8 +211,9 @@ CP_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
   return r;
 }
 
-// a * b + c, rounded once where the ISA has it (AVX-512, AVX2, NEON), twice on plain SSE2.
-CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+// a * b + c, rounded once everywhere, in software where the CPU has no such instruction: for results whose bits are the
+// same on every ISA.
+CP_INLINE f32x16 fma_once(f32x16 a, f32x16 b, f32x16 c) {
   f32x16 r;
 #if defined(__AVX512F__)
   r.v[0] = (NativeF)_mm512_fmadd_ps((__m512)a.v[0], (__m512)b.v[0], (__m512)c.v[0]);
@@ -216,10 +221,22 @@ CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   CP_PARTS(r.v[p] = (NativeF)_mm256_fmadd_ps((__m256)a.v[p], (__m256)b.v[p], (__m256)c.v[p]));
 #elif defined(__aarch64__)
   CP_PARTS(r.v[p] = (NativeF)vfmaq_f32((float32x4_t)c.v[p], (float32x4_t)a.v[p], (float32x4_t)b.v[p]));
+#elif defined(__SSE2__)
+  CP_PARTS(r.v[p] = (NativeF)multiply_add((__m128)a.v[p], (__m128)b.v[p], (__m128)c.v[p]));
 #else
-  CP_PARTS(r.v[p] = a.v[p] * b.v[p] + c.v[p]);
+  CP_PARTS(for (int i = 0; i < kNativeLanes; ++i) r.v[p][i] = __builtin_fmaf(a.v[p][i], b.v[p][i], c.v[p][i]));
 #endif
   return r;
+}
+
+// a * b + c, rounded once where the CPU has an instruction for that (AVX-512, AVX2, NEON), or COREPIPE_FUSED asks for it;
+// twice on plain SSE2.
+CP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__FMA__) || defined(__aarch64__) || defined(COREPIPE_FUSED)
+  return fma_once(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
 // The second operand where either is NaN, as maxps.
@@ -292,6 +309,10 @@ CP_INLINE float reduce_max_bits(i32x16 a) {
   __m128i quad = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   quad = _mm_max_epi32(quad, _mm_shuffle_epi32(quad, 0x4e));
   bits = _mm_cvtsi128_si32(_mm_max_epi32(quad, _mm_shuffle_epi32(quad, 0xb1)));
+#elif defined(__aarch64__)
+  const int32x4_t top = vmaxq_s32(vmaxq_s32((int32x4_t)a.v[0], (int32x4_t)a.v[1]),
+                                vmaxq_s32((int32x4_t)a.v[2], (int32x4_t)a.v[3]));
+  bits = vmaxvq_s32(top);
 #else
   int32_t lanes[kLanes];
   store(lanes, a);
@@ -357,6 +378,24 @@ CP_INLINE void store_bf16(uint16_t* x, f32x16 a) {
   typedef uint16_t Half __attribute__((vector_size(kNativeBytes / 2)));
   CP_PARTS(const Half half = __builtin_convertvector((NativeU)a.v[p] >> 16, Half);
            memcpy(x + p * kNativeLanes, &half, sizeof half));
+#endif
+}
+
+// ---- fp16
+
+// Sixteen stored finite fp16 values.
+CP_INLINE f32x16 load_fp16(const uint16_t* x) {
+#if defined(__AVX512F__)
+  f32x16 r;
+  r.v[0] = (NativeF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+  return r;
+#else
+  // Exponent and mantissa in place, times what the exponents' biases differ by: exact, also below 2^-14.
+  const i32x16 bits = as_i32(load_bf16(x));
+  i32x16 magnitude;
+  CP_PARTS(magnitude.v[p] = (bits.v[p] & 0x7fffffff) >> 3);
+  const f32x16 value = as_f32(magnitude) * broadcast(5.192296858534828e33f);  // 2^112
+  return as_f32(as_i32(value) | (bits & broadcast_i32((int32_t)0x80000000u)));
 #endif
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
+from corepipe.neuron.int4 import ALL, Stored, W, taken
 
 BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bf16."""
@@ -21,7 +23,8 @@ class Checkpoint(Protocol):
     """Named tensors on disk, read one at a time.
 
     `fingerprint` changes when the weights do; it is the key of caches made from them.  `stored_as` says how
-    they are quantised, for people; None where they are not.
+    they are quantised, for people, and `four_bits_as` which of that formats of four bits keep as it is; None
+    where there is none.
     """
 
     @property
@@ -33,6 +36,9 @@ class Checkpoint(Protocol):
     @property
     def stored_as(self) -> str | None: ...
 
+    @property
+    def four_bits_as(self) -> str | None: ...
+
     def names(self) -> Iterable[str]:
         """Hugging Face names of all tensors."""
 
@@ -42,8 +48,30 @@ class Checkpoint(Protocol):
     def file(self, name: str) -> Path:
         """The file that holds a tensor, for messages."""
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A fresh fp32 C-contiguous copy; raises UserError for missing tensors and broken files."""
+    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
+        """Some rows, as a fresh fp32 C-contiguous copy; raises UserError for missing tensors and broken
+        files."""
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        """A matrix as four-bit formats keep it: on its own grid where that has four bits, in int8 where it is
+        on another one, else as `read` gives it."""
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor are read without the others."""
+
+
+def placed(shape: tuple[int, ...], rows: slice) -> tuple[int, tuple[int, ...]]:
+    """How many elements of a tensor come before some of its rows, and the shape of these."""
+    if rows == ALL:
+        return 0, shape
+    start, stop, _ = rows.indices(shape[0])
+    return start * math.prod(shape[1:]), (stop - start, *shape[1:])
+
+
+def gathered(read: Callable[[slice], W], index: npt.NDArray[np.intp]) -> W:
+    """The rows of `index`, in this order, of those from the first to the last of them, which `read` reads."""
+    first = int(index.min())
+    return taken(read(slice(first, int(index.max()) + 1)), index - first)
 
 
 def missing(path: Path, name: str) -> UserError:

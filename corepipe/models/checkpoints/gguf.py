@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import finite
+from corepipe.models.checkpoints.checkpoint import finite, placed, read_array
 from corepipe.models.checkpoints.files import regular_size, unreadable
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, dequantise, type_name
+from corepipe.models.checkpoints.gguf_int4 import FOUR_BITS, read_blocks
+from corepipe.neuron.int4 import ALL, Int4
 
 VERSIONS = (2, 3)
 MAX_HEADER = 1 << 26
@@ -29,6 +31,7 @@ MAX_ENTRIES = 1 << 17
 MAX_ARRAY = 1 << 22
 """Values of one metadata array, each of which becomes a Python object."""
 MAX_DIMS = 4
+MATRIX_DIMS = 2
 MAX_STRING = 1 << 24
 MAX_NAME = 1 << 10
 MAX_ALIGNMENT = 1 << 20
@@ -64,6 +67,12 @@ class GgufTensor:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) // self.type.elements * self.type.bytes
+
+    def rows(self, rows: slice) -> GgufTensor:
+        """Some rows of it: whole blocks."""
+        before, shape = placed(self.shape, rows)
+        offset = self.offset + before // self.type.elements * self.type.bytes
+        return GgufTensor(self.name, self.type_id, shape, offset)
 
 
 class _Cursor:
@@ -217,11 +226,26 @@ class GgufFile:
         if size not in (end, _aligned(end, self._alignment)):
             raise UserError(f"{self.path}: {size - end} bytes after the last tensor, or truncated padding")
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor by its GGUF name, dequantised, in its row-major shape."""
-        tensor = self.tensors[name]
+    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
+        """Some rows of a tensor by its GGUF name, dequantised, in its row-major shape."""
+        tensor = self.tensors[name].rows(rows)
         values = dequantise(self.path, tensor.type, math.prod(tensor.shape), tensor.offset, name)
         return finite(values, self.path, name).reshape(tensor.shape)
+
+    def is_four_bits(self, name: str) -> bool:
+        """Whether a tensor is a matrix, or a stack of them, on a grid of four bits."""
+        tensor = self.tensors[name]
+        return tensor.type.name in FOUR_BITS and len(tensor.shape) >= MATRIX_DIMS
+
+    def read_int4(self, name: str, rows: slice = ALL) -> Int4:
+        """Some rows of a tensor for which `is_four_bits` holds, as they are; of a stack matrices, one below
+        the other."""
+        tensor = self.tensors[name].rows(rows)
+        data = read_array(self.path, "u1", tensor.nbytes, tensor.offset, name).astype(np.uint8, copy=False)
+        try:
+            return read_blocks(tensor.type.name, data, math.prod(tensor.shape[:-1]), tensor.type.bytes)
+        except ValueError as error:
+            raise UserError(f"{self.path}: tensor {shown(name)}: {error}: the weights are damaged") from error
 
 
 def _aligned(at: int, alignment: int) -> int:

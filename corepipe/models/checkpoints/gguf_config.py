@@ -76,7 +76,7 @@ def gguf_family(file: GgufFile) -> GgufFamily:
 
 def _refuse_variants(file: GgufFile, family: GgufFamily, values: dict[str, object]) -> None:
     arch = architecture(file)
-    if file.metadata.get(f"{arch}.expert_count"):
+    if "expert_count" not in family.keys.values() and file.metadata.get(f"{arch}.expert_count"):
         raise UserError(f"{file.path}: {arch}.expert_count: mixtures of experts are not supported")
     hidden, heads, head_dim = (values[k] for k in ("hidden_size", "num_attention_heads", "head_dim"))
     if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
@@ -136,8 +136,15 @@ def _special_ids(file: GgufFile) -> dict[str, object]:
 
 
 def _mistral(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """llama.cpp files Mistral under llama; what tells it apart, if anything, is its window."""
+    """llama.cpp files Mistral under llama, which its window tells apart, if anything, and Mixtral."""
+    if values["num_local_experts"]:
+        return {"model_type": "mixtral"}
     return {"model_type": "mistral" if values["sliding_window"] is not None else "llama"}
+
+
+def _qwen3_moe(_file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
+    """Not written: llama.cpp makes the weights of Qwen3's experts sum to 1, and no others' of these."""
+    return {"norm_topk_prob": True}
 
 
 def _gemma2(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
@@ -204,6 +211,7 @@ VARIANTS: Mapping[str, Callable[[GgufFile, dict[str, object]], dict[str, object]
         "gemma3": _gemma3,
         "olmo2": _olmo2,
         "phi3": _phi3,
+        "qwen3moe": _qwen3_moe,
         "stablelm": _stablelm,
     }
 )

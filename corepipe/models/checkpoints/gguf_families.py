@@ -52,6 +52,27 @@ GPT2_KEYS = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
+EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+"""Each a stack of all experts' matrices, but for the router."""
+SPARSE = {**PRE_NORMS, **SEPARATE, **EXPERTS}
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+MIXTRAL = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+}
+EXPERT_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -64,7 +85,8 @@ class GgufFamily:
 
     model_type: Hugging Face's.  layer: GGUF's names after "blk.N." and Hugging Face's after `layers` + "N.";
     top: the other ones.  keys: of config.json, and of the metadata after the architecture's name, beside the
-    usual ones.  biases: flags of config.json, and the name in a layer whose bias says that they are on.
+    usual ones; where `expert_count` is none of them, mixtures are refused.  biases: flags of config.json, and
+    the name in a layer whose bias says that they are on.
     partial: heads may be rotated in part.  interleaved: the rows of the two halves of each query and key head
     take turns.  plus_one: gains hold 1 + w.  transposed: names in a layer of what Hugging Face has as
     [in, out].
@@ -86,7 +108,13 @@ ALL_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_down"}
 
 GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
     {
-        "llama": GgufFamily("llama", biases=ALL_BIASES, interleaved=True),
+        "llama": GgufFamily(
+            "llama",
+            {**LLAMA, **MIXTRAL},
+            keys={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+            biases=ALL_BIASES,
+            interleaved=True,
+        ),
         "qwen2": GgufFamily("qwen2", biases={**ALL_BIASES, "qkv_bias": "attn_q"}),
         "qwen3": GgufFamily("qwen3", {**LLAMA, **HEAD_NORMS}, biases=ALL_BIASES),
         "gemma": GgufFamily("gemma", plus_one=True),
@@ -109,6 +137,23 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
             interleaved=True,
         ),
         "olmo2": GgufFamily("olmo2", {**SEPARATE, **GATED, **HEAD_NORMS, **POST_NORMS}),
+        "olmoe": GgufFamily("olmoe", {**SPARSE, **HEAD_NORMS}, keys=EXPERT_COUNTS),
+        "qwen2moe": GgufFamily(
+            "qwen2_moe",
+            {**SPARSE, **SHARED_EXPERT},
+            keys={
+                **EXPERT_COUNTS,
+                "moe_intermediate_size": "expert_feed_forward_length",
+                "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            },
+            biases={"qkv_bias": "attn_q"},
+        ),
+        "qwen3moe": GgufFamily(
+            "qwen3_moe",
+            {**SPARSE, **HEAD_NORMS},
+            keys={**EXPERT_COUNTS, "moe_intermediate_size": "expert_feed_forward_length"},
+            biases=ALL_BIASES,
+        ),
         "smollm3": GgufFamily("smollm3", biases=ALL_BIASES, interleaved=True),
         "stablelm": GgufFamily(
             "stablelm",
@@ -147,4 +192,4 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""By `general.architecture`.  llama.cpp files Mistral under llama, and OLMo 3 under olmo2."""
+"""By `general.architecture`.  llama.cpp files Mistral and Mixtral under llama, and OLMo 3 under olmo2."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.models.checkpoints.checkpoint import Checkpoint
+from corepipe.neuron.int4 import ALL, Stored
 
 
 class JoinedCheckpoint:
@@ -32,6 +33,10 @@ class JoinedCheckpoint:
     def stored_as(self) -> str | None:
         return self._own.stored_as
 
+    @property
+    def four_bits_as(self) -> str | None:
+        return self._own.four_bits_as
+
     def names(self) -> Iterator[str]:
         yield from self._own.names()
         for part, checkpoint in self._parts.items():
@@ -46,10 +51,18 @@ class JoinedCheckpoint:
         checkpoint, inner = self._of(name)
         return checkpoint.file(inner)
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A fresh fp32 copy; raises UserError for missing tensors and broken files."""
+    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
+        """A fresh fp32 copy of some rows; raises UserError for missing tensors and broken files."""
         checkpoint, inner = self._of(name)
-        return checkpoint.read(inner)
+        return checkpoint.read(inner, rows)
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        checkpoint, inner = self._of(name)
+        return checkpoint.stored(inner, rows)
+
+    def by_rows(self, name: str) -> bool:
+        checkpoint, inner = self._of(name)
+        return checkpoint.by_rows(inner)
 
     def _of(self, name: str) -> tuple[Checkpoint, str]:
         part, _, inner = name.partition(".")

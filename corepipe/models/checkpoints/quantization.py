@@ -1,6 +1,7 @@
 """What a config.json says of quantised weights: how many bits, and what has a scale of its own.
 
-Read are fp8 as DeepSeek, transformers and vLLM write it, and compressed-tensors, which llm-compressor writes.
+Read are fp8 as DeepSeek, transformers and vLLM write it, compressed-tensors, which llm-compressor writes, and
+GPTQ's and AWQ's four bits.
 Of activations and KV caches nothing is read: those have the formats that a server is asked for.
 """
 
@@ -14,9 +15,13 @@ from corepipe.models.config import Fields
 
 FP8_METHODS = ("fp8", "fbgemm_fp8")
 COMPRESSED = "compressed-tensors"
-METHODS = (*FP8_METHODS, COMPRESSED)
+GPTQ, AWQ = "gptq", "awq"
+METHODS = (*FP8_METHODS, COMPRESSED, GPTQ, AWQ)
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 """Of compressed-tensors."""
+GPTQ_FORMATS = ("gptq", "gptq_v2")
+FOUR = 4
+"""Bits of GPTQ and AWQ, and of what kernels of four bits take as it is."""
 STRATEGIES = ("tensor", "channel", "group", "block")
 MAX_GROUPS = 64
 """Groups of layers that are quantised alike; a model has one or two."""
@@ -61,11 +66,15 @@ class WeightScheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are quantised: each quantised one in one of `schemes`."""
+    """How weights are quantised: each quantised one in one of `schemes`.
+
+    zeros_less_one: of GPTQ, whether zero points are kept less one.
+    """
 
     fields: Fields
     method: str
     schemes: tuple[WeightScheme, ...]
+    zeros_less_one: bool = False
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
@@ -83,8 +92,32 @@ def read_quantization(fields: Fields) -> Quantization | None:
             f"{shown(method, 40)} is not supported (known: {', '.join(METHODS)}): use the unquantised "
             "weights, or a GGUF file",
         )
+    if method in (GPTQ, AWQ):
+        less_one = method == GPTQ and section.require("checkpoint_format", GPTQ_FORMATS, "gptq") == "gptq"
+        return Quantization(fields, method, (_four_bits(section, method),), less_one)
     schemes = _compressed(section) if method == COMPRESSED else (_fp8(section, method),)
     return Quantization(fields, method, schemes)
+
+
+def _four_bits(section: Fields, method: str) -> WeightScheme:
+    """GPTQ's and AWQ's, in groups of inputs or with a scale an output (-1)."""
+    bits = section.integer("w_bit" if section.has("w_bit") else "bits", 8)
+    if bits != FOUR:
+        raise section.error("bits", f"{bits} of {method} are not supported (known: {FOUR})")
+    if method == AWQ:
+        section.require("version", ("gemm", "GEMM"), "gemm")
+    if section.has("desc_act") and section.flag("desc_act", default=False):
+        raise section.error(
+            "desc_act",
+            "is not supported: groups in the order of activations; use weights that were quantised without, "
+            "or a GGUF file",
+        )
+    if section.values.get("dynamic"):
+        raise section.error("dynamic", "is not supported: modules with bits and groups of their own")
+    key = "q_group_size" if section.has("q_group_size") else "group_size"
+    group = 0 if section.values.get(key) == -1 else section.integer(key, MAX_SIZE)
+    symmetric = method == GPTQ and section.flag("sym", default=True)
+    return WeightScheme("int", FOUR, "group" if group else "channel", (1, group), symmetric)
 
 
 def _fp8(section: Fields, method: str) -> WeightScheme:

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import finite
-from corepipe.models.checkpoints.quantization import Quantization, WeightScheme
+from corepipe.models.checkpoints.quantization import FOUR, Quantization, WeightScheme
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
+from corepipe.neuron.int4 import ALL, GROUPS, Int4, Int8, Stored, in_groups, taken
+from corepipe.neuron.numerics import quantize_weight
 
 F32 = npt.NDArray[np.float32]
 
@@ -83,17 +85,17 @@ class QuantizedCheckpoint:
     def file(self, name: str) -> Path:
         return self._plain.file(self._weights[name].stored if name in self._weights else name)
 
-    def read(self, name: str) -> F32:
+    def read(self, name: str, rows: slice = ALL) -> F32:
         """A quantised weight times its scales, or a plain one as it is."""
         if name not in self._weights:
-            return self._plain.read(name)
+            return self._plain.read(name, rows)
         weight = self._weights[name]
-        rows, columns = weight.shape
+        count, columns = weight.shape
         values = np.empty(weight.shape, np.float32)
         scales = _Scales(self._plain, weight)
         at_once = max(1, PIECE // max(1, columns))
-        for start in range(0, rows, at_once):
-            end = min(rows, start + at_once)
+        for start in range(0, count, at_once):
+            end = min(count, start + at_once)
             piece = values[start:end]
             self._numbers(weight, start, end, piece)
             zero_point = scales.zero_points(start, end)
@@ -101,7 +103,32 @@ class QuantizedCheckpoint:
                 piece -= zero_point
             with np.errstate(all="ignore"):  # a damaged scale overflows, which is looked for below
                 piece *= scales.scales(start, end)
-        return finite(values, self.file(name), name)
+        return finite(values, self.file(name), name)[rows]
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        """Integers of four bits in groups as they are, or others in int8."""
+        if name not in self._weights:
+            return self._plain.read(name, rows)
+        weight = self._weights[name]
+        direct = self._four_bits(weight) if _is_direct(weight.scheme) else None
+        return Int8(*quantize_weight(self.read(name, rows))) if direct is None else taken(direct, rows)
+
+    def by_rows(self, name: str) -> bool:
+        return name not in self._weights
+
+    @property
+    def four_bits_as(self) -> str | None:
+        schemes = {weight.scheme for weight in self._weights.values() if _is_direct(weight.scheme)}
+        return ", ".join(sorted(map(str, schemes))) or None
+
+    def _four_bits(self, weight: QuantizedWeight) -> Int4 | None:
+        """Numbers are kept above the least: -8."""
+        rows, columns = weight.shape
+        numbers = np.empty(weight.shape, np.float32)
+        self._numbers(weight, 0, rows, numbers)
+        scales = _Scales(self._plain, weight)
+        zero = None if scales.zero_grid is None else scales.zero_grid + 8
+        return in_groups((numbers + 8).astype(np.uint8), scales.grid, zero, weight.scheme.size[1] or columns)
 
     def _numbers(self, weight: QuantizedWeight, start: int, end: int, out: F32) -> None:
         """The rows as they are stored: fp8, or integers without a zero point."""
@@ -111,6 +138,7 @@ class QuantizedCheckpoint:
         elif stored.dtype == np.uint8:
             out[:] = _fp8_values()[stored.view(np.uint8)]
         else:
+            _check_bits(self._plain, weight.stored, weight.scheme.bits, stored)
             out[:] = stored
 
     def _describe(self, stored: str) -> QuantizedWeight:
@@ -181,8 +209,17 @@ class _Scales:
         self._scales = plain.read(weight.scale).reshape(grid)
         self._zero_points = None
         if weight.zero_point is not None:
-            self._zero_points = _zero_points(plain, weight.zero_point, weight.scheme.bits, grid)
+            self._zero_points = _zero_points(plain, weight.zero_point, weight.scheme, grid)
         self._group = None if weight.order is None else self._groups_of_columns(plain, weight.order)
+
+    @property
+    def grid(self) -> F32:
+        """The scales as they are: one a group."""
+        return self._scales
+
+    @property
+    def zero_grid(self) -> F32 | None:
+        return self._zero_points
 
     def scales(self, start: int, end: int) -> F32:
         return self._spread(self._scales, start, end)
@@ -196,7 +233,8 @@ class _Scales:
         rows = grid[np.arange(start, end) // high] if high else grid
         if self._group is not None:
             return rows[:, self._group]
-        return np.repeat(rows, wide, axis=1)[:, : self._weight.shape[1]] if wide else rows
+        columns = self._weight.shape[1]
+        return np.repeat(rows, min(wide, columns), axis=1)[:, :columns] if wide else rows
 
     def _groups_of_columns(self, plain: SafetensorsCheckpoint, name: str) -> npt.NDArray[np.intp]:
         """Which group each column belongs to, where they were not quantised in their order."""
@@ -214,13 +252,31 @@ def _grid(weight: QuantizedWeight) -> tuple[int, int]:
     return grid[0], grid[1]
 
 
-def _zero_points(plain: SafetensorsCheckpoint, name: str, bits: int, grid: tuple[int, int]) -> F32:
+def _zero_points(plain: SafetensorsCheckpoint, name: str, scheme: WeightScheme, grid: tuple[int, int]) -> F32:
     """As they are, or packed along the rows."""
     shape = plain.shape_of(name)
     stored = plain.raw(name, 0, shape[0] if shape else 1)
     if plain.dtype(name) == "I32":
-        stored = _unpack(stored.reshape(-1, grid[1]).T, bits, grid[0]).T
+        stored = _unpack(stored.reshape(-1, grid[1]).T, scheme.bits, grid[0]).T
+    elif scheme.kind == "int":
+        _check_bits(plain, name, scheme.bits, stored)
     return np.ascontiguousarray(stored, np.float32).reshape(grid)
+
+
+def _check_bits(plain: SafetensorsCheckpoint, name: str, bits: int, values: npt.NDArray[np.generic]) -> None:
+    """Raises UserError for integers, each stored by itself, that are none of so many bits."""
+    limit = 1 << (bits - 1)
+    if values.size and not -limit <= values.min() <= values.max() < limit:
+        raise UserError(
+            f"{plain.file(name)}: tensor {shown(name)} has integers from {values.min()} to {values.max()}, "
+            f"and quantization_config says {bits} bits"
+        )
+
+
+def _is_direct(scheme: WeightScheme) -> bool:
+    """Whether kernels of four bits may take the integers as they are."""
+    whole = scheme.strategy == "channel" or (scheme.strategy == "group" and scheme.size[1] % GROUPS[0] == 0)
+    return scheme.kind == "int" and scheme.bits == FOUR and whole and not scheme.ordered
 
 
 def _is_quantised(plain: SafetensorsCheckpoint, name: str) -> bool:

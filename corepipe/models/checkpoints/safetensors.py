@@ -18,9 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import fingerprint, finite, missing, read_array, widen_bf16
+from corepipe.models.checkpoints.checkpoint import (
+    fingerprint,
+    finite,
+    missing,
+    placed,
+    read_array,
+    widen_bf16,
+)
 from corepipe.models.checkpoints.files import regular_size, unreadable
 from corepipe.models.config import read_json
+from corepipe.neuron.int4 import ALL, Stored
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
@@ -61,6 +69,7 @@ class SafetensorsCheckpoint:
     """A directory with model.safetensors(.index.json), or a single .safetensors file."""
 
     stored_as = None
+    four_bits_as = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,13 +124,20 @@ class SafetensorsCheckpoint:
     def file(self, name: str) -> Path:
         return self._entry(name).file
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
+    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
         """F32, F16 or BF16 as fp32."""
         entry = self._entry(name)
-        self.shape(name)
-        data = read_array(entry.file, DTYPES[entry.dtype][0], math.prod(entry.shape), entry.offset, name)
+        before, shape = placed(self.shape(name), rows)
+        dtype, size = DTYPES[entry.dtype]
+        data = read_array(entry.file, dtype, math.prod(shape), entry.offset + before * size, name)
         wide = widen_bf16(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
-        return finite(wide, entry.file, name).reshape(entry.shape)
+        return finite(wide, entry.file, name).reshape(shape)
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        return self.read(name, rows)
+
+    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's: rows follow one another
+        return True
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._entries:

@@ -36,6 +36,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "gpt_oss": "gpt_oss",
         "gptj": "gptj",
         "granite": "granite",
+        "granitemoe": "granitemoe",
         "llama": "llama",
         "llama4": "llama4",
         "llama4_text": "llama4",

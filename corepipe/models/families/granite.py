@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from corepipe.models.config import Fields, ModelConfig, common
-from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families import llama
+from corepipe.models.families.blocks import output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph, Value
 
@@ -24,18 +26,32 @@ class GraniteConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> GraniteConfig:
+    return GraniteConfig(**plain(fields).values(), **constants(fields))
+
+
+def plain(fields: Fields) -> ModelConfig:
+    """All but the constants."""
     bias = fields.flag("attention_bias")
-    config = replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
-    return GraniteConfig(
-        **config.values(),
-        embedding_factor=fields.number("embedding_multiplier", 0.0, MOST, 1.0),
-        attention_factor=fields.number("attention_multiplier", 0.0, MOST, 1.0),
-        residual_factor=fields.number("residual_multiplier", 0.0, MOST, 1.0),
-        logits_divisor=fields.number("logits_scaling", 1 / MOST, MOST, 1.0),
-    )
+    return replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
 
-def build(config: GraniteConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+def constants(fields: Fields) -> dict[str, Any]:
+    """By what GraniteConfig calls them."""
+    return {
+        "embedding_factor": fields.number("embedding_multiplier", 0.0, MOST, 1.0),
+        "attention_factor": fields.number("attention_multiplier", 0.0, MOST, 1.0),
+        "residual_factor": fields.number("residual_multiplier", 0.0, MOST, 1.0),
+        "logits_divisor": fields.number("logits_scaling", 1 / MOST, MOST, 1.0),
+    }
+
+
+def build(
+    config: GraniteConfig,
+    fmt: Format,
+    max_positions: int,
+    name: str,
+    feed_forward: llama.FeedForward = llama.dense,
+) -> Graph:
     """The forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.scale(b.embed(), config.embedding_factor)
@@ -45,7 +61,7 @@ def build(config: GraniteConfig, fmt: Format, max_positions: int, name: str) -> 
         attended, x = b.only_wanted(attended, x)
         attended = output(b, attended, f"{block}.self_attn.o_proj")
         x = b.add(x, b.scale(attended, config.residual_factor))
-        fed = gated_mlp(b, b.norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp")
+        fed = feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"))
         x = b.add(x, b.scale(fed, config.residual_factor))
     b.scale(b.head(b.norm(x, "model.norm")), 1 / config.logits_divisor)
     return b.finish(name, fmt, max_positions)

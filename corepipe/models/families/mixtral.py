@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from functools import partial
 
-from corepipe.models.config import Fields, without_rope
+from corepipe.models.config import Fields
 from corepipe.models.families import llama, mistral, moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.ops import Scoring
 
 
 def configure(fields: Fields) -> MoeConfig:
+    """Where a config does not say it, the rotary base is 1,000,000."""
+    return described(fields.defaulting("rope_theta", 1e6))
+
+
+def described(fields: Fields) -> MoeConfig:
     """`intermediate_size` is an expert's."""
     fields = fields if "sliding_window" in fields.values else fields.replace("sliding_window", None)
-    config = mistral.configure(without_rope(fields))
+    config = mistral.configure(fields.defaulting("rms_norm_eps", 1e-5))
     return MoeConfig(
         **config.values(),
         **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
         expert_ffn=config.ffn_size,
         sparse=(True,) * config.num_layers,
+        scoring=Scoring.OF_CHOSEN,
     )
 
 
@@ -30,3 +38,8 @@ def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Grap
 
 def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
     return moe.block(b, x, f"model.layers.{b.layer}.block_sparse_moe", config)
+
+
+def weights(config: MoeConfig) -> WeightMap:
+    """Of an expert w1 is the gate, w3 up and w2 down."""
+    return moe.weights(config, ("w1", "w3", "w2"), (("block_sparse_moe", "mlp"),))

@@ -3,14 +3,17 @@ feed-forward."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corepipe.models.config import MAX_FFN, Fields, ModelConfig
+from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec, columns, fixed
-from corepipe.neuron.ops import Experts, Function
+from corepipe.neuron.ops import Experts, Function, Scoring
 
 MAX_EXPERTS = 1 << 12
 
@@ -21,6 +24,7 @@ class MoeConfig(ModelConfig):
 
     `shared_ffn`: width of what every token takes beside them (0: nothing), `shared_gate`: times a factor of
     the token's own.  `router_bias` and `expert_bias`: biases of the router and of the experts.
+    `scoring`: None where it is not described.
     """
 
     experts: int = 0
@@ -31,12 +35,18 @@ class MoeConfig(ModelConfig):
     router_bias: bool = False
     expert_bias: bool = False
     sparse: tuple[bool, ...] = ()
+    scoring: Scoring | None = None
 
 
 def expert_counts(fields: Fields, experts: str, top_k: str) -> dict[str, Any]:
     """The number of experts, and how many a token takes, from these keys."""
     count = fields.integer(experts, MAX_EXPERTS)
     return {"experts": count, "top_k": fields.integer(top_k, count)}
+
+
+def normalised(fields: Fields) -> Scoring:
+    """Whether the weights of the experts that a token takes sum to 1, as `norm_topk_prob` says."""
+    return Scoring.OF_CHOSEN if fields.flag("norm_topk_prob") else Scoring.OF_ALL
 
 
 def expert_width(fields: Fields, key: str) -> int:
@@ -61,6 +71,7 @@ def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str
             config.expert_ffn,
             config.function,
             _biases(name, (count, middle), (count, x.axis)) if config.expert_bias else (),
+            config.scoring,
         )
     )
 
@@ -97,3 +108,11 @@ def block(
     if not config.shared_ffn:
         return routed
     return b.add(routed, shared(b, x, f"{prefix}.{shared_name}", config))
+
+
+def weights(
+    config: MoeConfig, names: Sequence[str] = MATRICES, spellings: tuple[tuple[str, str], ...] = ()
+) -> WeightMap:
+    """Experts by themselves, whose matrices have these `names`, or stacked."""
+    kept = ways(config.experts, config.expert_ffn, config.hidden_size, names)
+    return WeightMap(spellings=spellings, experts=kept)

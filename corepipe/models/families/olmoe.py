@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, common, without_rope
-from corepipe.models.families import moe
+from dataclasses import replace
+
+from corepipe.models.config import Fields
+from corepipe.models.families import moe, olmo2
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.families.olmo2 import normed_attention
 from corepipe.neuron.graph import Format, Graph
+
+__all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> MoeConfig:
     """`intermediate_size` is an expert's."""
-    config = common(without_rope(fields))
+    fields.refuse("clip_qkv")
+    config = replace(olmo2.configure(fields), mlp_bias=False)
     return MoeConfig(
         **config.values(),
         **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),
         expert_ffn=config.ffn_size,
         sparse=(True,) * config.num_layers,
+        scoring=moe.normalised(fields),
     )
 
 

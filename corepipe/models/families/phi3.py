@@ -9,6 +9,7 @@ from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, common
 from corepipe.models.families import llama
 from corepipe.models.rope import RopeConfig
 from corepipe.models.weight_map import Part, WeightMap, heads_in_turn, in_turn
+from corepipe.neuron import elementary
 from corepipe.neuron.graph import Format, Graph
 
 LONG_ROPE = ("longrope", "su", "yarn")
@@ -43,7 +44,7 @@ def _scaled(fields: Fields, section: Fields, config: ModelConfig, key: str) -> R
     trained = source.integer("original_max_position_embeddings", MAX_POSITIONS, default=4096, least=2)
     factors = section.numbers(key, (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6)
     stretch = section.number("factor", 1e-3, 1e6, config.max_positions / trained)
-    grown = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+    grown = math.sqrt(1 + elementary.log(stretch) / elementary.log(trained)) if stretch > 1 else 1.0
     attention = section.number("attention_factor", 0.0, 1e6, grown)
     return RopeConfig(
         "longrope", config.rope.theta, stretch, trained, attention_factor=attention, freq_factors=factors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, Norm
+from corepipe.models.config import Fields, Norm, without_rope
 from corepipe.models.families import mixtral, moe
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
@@ -16,7 +16,8 @@ from corepipe.neuron.graph import Format, Graph
 def configure(fields: Fields) -> MoeConfig:
     """`attention_bias` puts a bias on all four attention linears."""
     bias = fields.flag("attention_bias")
-    return replace(mixtral.configure(fields), qkv_bias=bias, out_bias=bias, norm=Norm.LAYER)
+    config = replace(mixtral.described(without_rope(fields)), scoring=None)
+    return replace(config, qkv_bias=bias, out_bias=bias, norm=Norm.LAYER)
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, without_rope
+from dataclasses import replace
+
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
 from corepipe.models.families import moe, qwen2
-from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.families.qwen3_moe import build, sparse_layers
 
-__all__ = ["build", "configure"]
+__all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> MoeConfig:
     """`shared_expert_intermediate_size` is the width of what every token takes."""
-    config = qwen2.configure(without_rope(fields))
+    config = qwen2.configure(fields.without("use_sliding_window"))
+    config = replace(config, qkv_bias=fields.flag("qkv_bias", default=True), windows=_windows(fields, config))
     return MoeConfig(
         **config.values(),
         **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),
@@ -20,4 +23,17 @@ def configure(fields: Fields) -> MoeConfig:
         shared_ffn=moe.expert_width(fields, "shared_expert_intermediate_size"),
         shared_gate=True,
         sparse=sparse_layers(fields, config.num_layers),
+        scoring=moe.normalised(fields),
     )
+
+
+def _windows(fields: Fields, config: ModelConfig) -> tuple[int | None, ...]:
+    """`use_sliding_window` switches the window on, in every other of the first `max_window_layers` layers."""
+    if not fields.flag("use_sliding_window"):
+        return config.windows
+    layers = config.num_layers
+    window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)
+    if fields.has("layer_types"):
+        return sliding_windows(fields, window, 0, layers)
+    end = fields.integer("max_window_layers", MAX_LAYERS, default=28, least=0)
+    return tuple(window if layer < end and layer % 2 == 0 else None for layer in range(layers))

@@ -8,13 +8,15 @@ from corepipe.models.config import Fields, ModelConfig, common
 from corepipe.models.families.llama import build
 from corepipe.models.families.qwen2 import upper_windows
 
-__all__ = ["build", "configure"]
+__all__ = ["build", "configure", "described"]
 
 
 def configure(fields: Fields) -> ModelConfig:
+    return described(fields.defaulting("head_dim", 128))
+
+
+def described(fields: Fields) -> ModelConfig:
     """`attention_bias` puts a bias on all four attention linears."""
-    if not fields.has("head_dim"):
-        fields = fields.replace("head_dim", 128)
     config = common(fields)
     bias = fields.flag("attention_bias")
     windows = upper_windows(fields, config)

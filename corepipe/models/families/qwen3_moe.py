@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from corepipe.models.config import MAX_LAYERS, Fields, without_rope
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.families import llama, moe, qwen3
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.neuron.graph import Format, Graph, Value
+
+__all__ = ["build", "configure", "sparse_layers", "weights"]
 
 
 def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
@@ -21,12 +24,19 @@ def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 def configure(fields: Fields) -> MoeConfig:
     """`moe_intermediate_size` is an expert's; `intermediate_size` that of layers without experts, if any."""
     width = moe.expert_width(fields, "moe_intermediate_size")
-    config = qwen3.configure(without_rope(fields).defaulting("intermediate_size", width))
+    experts = (
+        "num_local_experts" if fields.has("num_local_experts") else "num_experts"
+    )  # since transformers 5
+    config = qwen3.described(fields.without("use_sliding_window").defaulting("intermediate_size", width))
+    if fields.flag("use_sliding_window"):  # in every layer
+        window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)
+        config = replace(config, windows=(window,) * config.num_layers)
     return MoeConfig(
         **config.values(),
-        **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),
+        **moe.expert_counts(fields, experts, "num_experts_per_tok"),
         expert_ffn=width,
         sparse=sparse_layers(fields, config.num_layers),
+        scoring=moe.normalised(fields),
     )
 
 

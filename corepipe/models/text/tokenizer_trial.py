@@ -19,8 +19,8 @@ from pathlib import Path
 
 from corepipe.errors import UserError
 from corepipe.models.checkpoints.files import read_bytes
+from corepipe.models.text.directory_tokenizer import MAX_TOKENIZER_BYTES, from_directory
 from corepipe.models.text.gguf_tokenizer import SPLITS
-from corepipe.models.text.tokenizer import MAX_TOKENIZER_BYTES, from_directory
 from corepipe.sandbox import ENVIRONMENT
 
 MODULE = "corepipe.models.text.tokenizer_trial"

@@ -22,7 +22,7 @@ from corepipe.neuron.graph import (
     Value,
     WeightSpec,
 )
-from corepipe.neuron.numerics import F32, Scores
+from corepipe.neuron.numerics import F32, Scores, Vectors
 from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.profiles import AttentionKernel
@@ -90,7 +90,8 @@ class Attention(Keeps):
     """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
 
     Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
-    The cache holds the compute dtype; probabilities are rounded to it before they meet v.
+    The cache holds the compute dtype, or int8 with a scale for each head's key and value; probabilities are
+    rounded to the compute dtype before they meet v.
     Not `causal`: each row attends to all rows of its sequence, in a window to those at most half of it away,
     and nothing is kept.  `softcap` c: scaled scores become c tanh(score / c).  `alibi`: then they fall with
     distance, by the slope of each of the model's heads (Press et al. 2022), of which a core has those of its
@@ -148,22 +149,26 @@ class Attention(Keeps):
         starts, positions = at.inputs.sequence_starts, at.inputs.positions
         q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
         parts = [slice(a, b) for a, b in pairwise(starts)]
-        out = [numerics.attend(q[s], k[s], v[s], positions[s], kind, at.format.compute) for s in parts]
+        out = [
+            numerics.attend(q[s], Vectors(k[s]), Vectors(v[s]), positions[s], kind, at.format.compute)
+            for s in parts
+        ]
         return np.concatenate(out)
 
     def _over_cache(self, at: TwinContext, kind: Scores) -> F32:
         inputs, compute = at.inputs, at.format.compute
         keys, values = at.cache(self.layer)
         q = at[self.q].reshape(-1, self.heads.heads, self.heads.head_dim)
-        new_keys, new_values = (at[x].reshape(-1, *keys.shape[1:]) for x in (self.k, self.v))
+        new_keys, new_values = (at[x].reshape(-1, *keys.elements.shape[1:]) for x in (self.k, self.v))
         out = np.empty_like(at[self.q])
         for s, table in enumerate(inputs.block_tables):
             rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
             positions = inputs.positions[rows]
             own = at.slots(table, positions)
-            keys[own], values[own] = new_keys[rows], new_values[rows]
+            keys.put_keys(own, new_keys[rows])
+            values.put(own, new_values[rows])
             seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
-            out[rows] = numerics.attend(q[rows], keys[seen], values[seen], positions, kind, compute)
+            out[rows] = numerics.attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
         return out
 
 
@@ -240,7 +245,7 @@ def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]
 
 def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> StateSpec:
     """Keys and values."""
-    return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window)
+    return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window, vectors=2 * heads.kv_heads)
 
 
 def _cost(

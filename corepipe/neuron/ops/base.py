@@ -26,7 +26,8 @@ from corepipe.neuron.graph import (
     WeightSpec,
     weight_bytes,
 )
-from corepipe.neuron.numerics import F32, I32, Matrix
+from corepipe.neuron.int4 import Int4
+from corepipe.neuron.numerics import F32, I32, Matrix, Vectors
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.rates import CoreRates
 
@@ -75,13 +76,16 @@ class TwinContext(HasHeads, Protocol):
     def weight(self, spec: WeightSpec) -> F32:
         """The core's part of a vector or a table."""
 
-    def matrix(self, spec: WeightSpec) -> Matrix:
+    def matrix(self, spec: WeightSpec) -> Matrix | Int4:
         """The core's part of a matrix, as it is stored."""
+
+    def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
+        """The same of each of a stack."""
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of the rows, [rows, rotary width / 2] each."""
 
-    def cache(self, layer: int) -> tuple[F32, F32]:
+    def cache(self, layer: int) -> tuple[Vectors, Vectors]:
         """Keys and values of a layer, [slots, key/value heads, head size] each, to read and to write."""
 
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -110,9 +114,22 @@ class NativeProgram(Protocol):
     def rope(self, x: int, out: int, head_dim: int, cos: F32, sin: F32) -> None: ...
     def activation(self, function: str, x: int, out: int) -> None: ...
     def glu(self, gate: int, up: int, out: int, function: str) -> None: ...
-    def scale(self, x: int, factor: float, out: int) -> None: ...
+    def scale(self, x: int, factor: float, out: int, by: int | None) -> None: ...
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
+    def experts(  # noqa: PLR0913 -- three values, three stacks, and what is done with them
+        self,
+        x: int,
+        scores: int,
+        out: int,
+        gate: Sequence[Any],
+        up: Sequence[Any],
+        down: Sequence[Any],
+        *,
+        top_k: int,
+        scoring: str,
+        function: str,
+    ) -> None: ...
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None: ...
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
     def send(self, x: int, peer: int, rows: str) -> None: ...
@@ -134,6 +151,9 @@ class Bindings(Protocol):
 
     def vector(self, spec: WeightSpec) -> F32:
         """The core's part of a vector."""
+
+    def matrices(self, spec: WeightSpec) -> Sequence[Any]:
+        """The core's part of each matrix of a stack, as native code has it."""
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of all positions."""

@@ -65,14 +65,16 @@ class Scale(Keeps):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return elementwise_cost(self.out, Passes(one=1), fmt, rates)
 
-    def refuses(self, fmt: Format) -> str | None:
-        return None if self.by is None else Keeps.refuses(self, fmt)
+    def refuses(self, _fmt: Format) -> None:
+        return None
 
     def twin(self, at: TwinContext) -> F32:
-        return numerics.scale(at[self.x], self.factor, at.format.compute)
+        by = None if self.by is None else at[self.by]
+        return numerics.scale(at[self.x], self.factor, at.format.compute, by)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        native.scale(at.buffer(self.x), self.factor, at.buffer(self.out))
+        by = None if self.by is None else at.buffer(self.by)
+        native.scale(at.buffer(self.x), self.factor, at.buffer(self.out), by)
 
 
 @dataclass(frozen=True, slots=True)

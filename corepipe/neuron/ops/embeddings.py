@@ -8,7 +8,7 @@ from math import isqrt
 
 import numpy as np
 
-from corepipe.neuron import numerics
+from corepipe.neuron import int4, numerics
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import Format, Input, InputKind, Value, WeightSpec
 from corepipe.neuron.numerics import F32
@@ -132,7 +132,7 @@ class PatchEmbed(Makes):
     def twin(self, at: TwinContext) -> F32:
         compute, first = at.format.compute, at.weight(self.first)
         patches = numerics.round_to(at.inputs.patches, compute)
-        out = numerics.linear(patches, at.matrix(self.weight), at.weight(self.bias), at.format)
+        out = int4.linear(patches, at.matrix(self.weight), at.weight(self.bias), at.format)
         learned = at.inputs.positions < len(first)
         out[learned] = numerics.round_to(first[at.inputs.positions[learned]], compute)
         return out

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron import int4, numerics
 from corepipe.neuron.engines import Cost, ExpertsCost
 from corepipe.neuron.graph import Format, Function, Value, WeightSpec
-from corepipe.neuron.ops.base import Cut, Keeps, Op
-from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
 from corepipe.neuron.rates import CoreRates
 
 COMBINE = Passes(two=2)  # an expert's result times its weight, and added
@@ -18,14 +24,24 @@ SUMMED = 1
 """How often the sum crosses memory, in and out, for each expert of a prompt (NxD's forward_all_experts)."""
 
 
+class Scoring(StrEnum):
+    """What weighs the experts that a row takes."""
+
+    OF_ALL = "of_all"  # the softmax of all its scores
+    OF_CHOSEN = "of_chosen"  # that of the scores of the experts that it takes: their shares sum to 1
+
+
 @dataclass(frozen=True, slots=True)
 class Experts(Keeps):
     """A mixture of experts: each row goes to the `top_k` experts that its routing scores are highest for.
 
-    out = sum over those experts of weight x down(function(gate(x)) * up(x)).  routing: [rows, experts], a
-    Linear's result.  gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if
-    any, are those of the three, [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an
-    expert's middle that the core has.
+    out = sum over those experts of weight x down(function(gate(x)) * up(x)), in the order of their scores, of
+    equal ones in that of the experts.  However many rows one expert gets, it takes them all.  A row whose
+    scores are not all finite becomes NaN.
+    routing: [rows, experts], a Linear's result; `scoring` makes weights of them (None: in a way that is timed
+    alone).  gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are
+    those of the three, [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle
+    that the core has.
     """
 
     x: Value
@@ -37,6 +53,7 @@ class Experts(Keeps):
     ffn: int
     function: Function = Function.SILU
     biases: tuple[WeightSpec, ...] = ()
+    scoring: Scoring | None = None
 
     @property
     def experts(self) -> int:
@@ -75,3 +92,48 @@ class Experts(Keeps):
         )
         one = merged((gate, up, gated, down, added), rates)
         return ExpertsCost(one, steps, self.experts, self.top_k, 2 * rates.start)
+
+    def refuses(self, fmt: Format) -> str | None:
+        if self.scoring is None:
+            return "weighs experts in a way that has neither kernel nor twin"
+        return "has biases of experts" if self.biases else refuses_matrix(fmt)
+
+    def twin(self, at: TwinContext) -> F32:
+        """Each product and each expert's result are rounded; their sum is once."""
+        x, fmt = at[self.x], at.format
+        chosen, weights = self._routed(at[self.routing])
+        gate, up, down = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
+        results = np.zeros((*chosen.shape, self.out.width), np.float32)
+        for expert in np.unique(chosen):
+            rows, places = np.nonzero(chosen == expert)
+            gates, ups = (int4.linear(x[rows], matrices[expert], None, fmt) for matrices in (gate, up))
+            middle = numerics.gated(gates, ups, self.function, fmt.compute)
+            results[rows, places] = int4.linear(middle, down[expert], None, fmt)
+        total = np.zeros((len(x), self.out.width), np.float32)
+        for place in range(self.top_k):
+            total += weights[:, place, None] * results[:, place]
+        return numerics.round_to(total, fmt.compute)
+
+    def _routed(self, scores: F32) -> tuple[npt.NDArray[np.intp], F32]:
+        """Which experts each row takes, and their weights: [rows, top_k] each."""
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : self.top_k]
+        taken = np.take_along_axis(scores, chosen, axis=1)
+        weighed = scores if self.scoring is Scoring.OF_ALL else taken
+        with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
+            most = scores.max(axis=1, keepdims=True)
+            shares = np.exp(taken - most) / np.exp(weighed - most).sum(axis=1, keepdims=True)
+        return chosen, np.where(np.isfinite(scores).all(axis=1, keepdims=True), shares, np.float32(np.nan))
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        if self.scoring is None:
+            raise ValueError("a mixture without scoring has no native code")
+        matrices = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
+        native.experts(
+            at.buffer(self.x),
+            at.buffer(self.routing),
+            at.buffer(self.out),
+            *matrices,
+            top_k=self.top_k,
+            scoring=self.scoring.value,
+            function=self.function.value,
+        )

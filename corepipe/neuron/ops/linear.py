@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corepipe.neuron import numerics
+from corepipe.neuron import int4
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import AxisKind, Format, Value, WeightSpec
 from corepipe.neuron.numerics import F32
@@ -48,4 +48,4 @@ class Linear(Makes):
 
     def twin(self, at: TwinContext) -> F32:
         bias = None if self.bias is None else at.weight(self.bias)
-        return numerics.linear(at[self.x], at.matrix(self.weight), bias, at.format)
+        return int4.linear(at[self.x], at.matrix(self.weight), bias, at.format)

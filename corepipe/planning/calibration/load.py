@@ -5,8 +5,9 @@ As guidellm measures them: for a set time, and only what has ended by then count
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from math import inf, log, sqrt
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,16 @@ from corepipe.scheduler.scheduler import SchedulerConfig
 F64 = npt.NDArray[np.float64]
 
 MEASURED_SECONDS = 120.0
-"""How long a load lasts: with 128 users before a server of 0.38 requests a second the published mean time to
-the first token is 52 s, which is half of this less a request's own time."""
+"""How long a load lasts: guidellm 0.1's default (main.py, max-seconds).  With 128 users before a server of
+0.38 requests a second the published mean time to the first token is 52 s: half of this, less a request's own.
+"""
 
-INPUT_SPREAD, OUTPUT_SPREAD = 0.10, 0.08
-"""Standard deviations of the lengths, as shares of their means: guidellm with 1500 +- 150 and 250 +- 20."""
+SWEEP_REQUESTS = 5
+"""A sweep's second run sends no more than so many requests for each that its first one, of one user, had
+answered in the same time (guidellm 0.1, executor/profile_generator.py, create_sweep_profile)."""
+
+SAMPLES = 512
+"""Lengths that are drawn, and then taken in turn."""
 
 BLOCK = 32
 """Positions in a KV block."""
@@ -38,9 +44,11 @@ BLOCK = 32
 ALONE = frozenset({"synchronous", "sequential"})
 CONSTANT = frozenset({"constant", "uniform", "fixed"})
 OPEN = CONSTANT | {"poisson", "asynchronous", "async", "open", "rate"}
-CLOSED = frozenset({"", "throughput", "concurrent", "concurrency", "closed", "closed-loop"})
+CLOSED = frozenset({"", "concurrent", "concurrency", "closed", "closed-loop"})
+SWEEPS = frozenset({"throughput"})
 BURSTS = frozenset({"burst", "batch"})
-"""What `arrival` may say: one request after another, at a rate, so many users, all at once."""
+"""What `arrival` may say: one request after another, at a rate, so many users, the same in a sweep of
+guidellm, all at once."""
 
 LARGE_VOCABULARY = 100_000
 LLMPERF_TOKENS = 0.85
@@ -55,17 +63,43 @@ MOST_OUTPUTS = 16384
 
 
 @dataclass(frozen=True, slots=True)
+class LengthSpread:
+    """How long what a benchmark sends and asks for is, beside its means.
+
+    inputs, outputs: standard deviations, as shares of the means.  ended: the share of answers that end by
+    themselves before the length that was asked for, at any of their tokens alike.
+    """
+
+    inputs: float
+    outputs: float
+    ended: float = 0.0
+
+
+SWEPT = LengthSpread(sqrt(150) / 1500, sqrt(20) / 250, ended=0.23)
+"""optimum-neuron asks guidellm for variances of 150 and 20 tokens (benchmark/vllm/benchmark.sh; guidellm 0.1,
+request/emulated.py, takes their roots), and asks no server to go on after an end (backend/openai.py).  Tokens
+a second over requests a second are 0.78 to 0.99 of what was asked, by family; their mean makes `ended`."""
+
+SPREAD = LengthSpread(0.10, 0.08)
+"""Of others: llmperf is asked for deviations of 150 of 1500 tokens and 20 of 245
+(optimum-neuron, benchmark/text-generation-inference/benchmark.sh)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`.
 
-    tokens: the model's own for each that the benchmark counts.
+    limited: to SWEEP_REQUESTS for each that one user has answered in the same time.  tokens: the model's own
+    for each that the benchmark counts.
     """
 
     users: int | None
     rate: float | None
     kind: ArrivalKind = "poisson"
     once: bool = False
+    limited: bool = False
     tokens: float = 1.0
+    lengths: LengthSpread = SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +118,42 @@ def load(row: Raw, vocabulary: int) -> Traffic:
     """`arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where they say
     too little.
 
-    Without `arrival` a rate means Poisson arrivals, users alone a closed loop.  Beside a rate, `users` is the
-    most that a sweep of guidellm keeps open: its requests are evenly spaced, whatever `arrival` calls them
-    (guidellm: benchmark/profile.py, SweepProfile.rate_type), as the published times to a first token confirm,
-    which do not queue at nine tenths of what the server can do.
+    Without `arrival` a rate means Poisson arrivals, users alone a closed loop.  A sweep of guidellm has
+    "throughput" for `arrival`, or beside a rate or one request after another the `users` that it keeps open
+    at most.  At a rate its requests are evenly spaced, whatever `arrival` calls them (guidellm 0.1,
+    executor/profile_generator.py), as the published times to a first token confirm, which do not queue at
+    nine tenths of what the server can do.
     """
     arrival = text(row, "arrival").lower()
+    users, rate = _offered(row)
+    if text(row, "task").lower() == LLMPERF and users and rate is None:
+        tokens = LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0
+        return Traffic(users, None, once=True, tokens=tokens)
+    if arrival in ALONE:
+        return Traffic(1, None, lengths=SWEPT if users > 1 else SPREAD)
+    if arrival in OPEN or (not arrival and rate is not None):
+        if rate is None:
+            raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
+        kind: ArrivalKind = "constant" if arrival in CONSTANT or users else "poisson"
+        return Traffic(None, rate, kind, lengths=SWEPT if users else SPREAD)
+    if arrival not in CLOSED | SWEEPS | BURSTS:
+        known = ", ".join(sorted((ALONE | OPEN | CLOSED | SWEEPS | BURSTS) - {""}))
+        raise Unpredictable(f"arrival {arrival!r:.40} is none of {known}")
+    if not users:
+        raise Unpredictable("a row under load needs its users, or its rate")
+    if arrival in SWEEPS:
+        return Traffic(users, None, limited=True, lengths=SWEPT)
+    return Traffic(users, None, once=arrival in BURSTS)
+
+
+def _offered(row: Raw) -> tuple[int, float | None]:
+    """Users (0: not said) and requests a second.  Raises Unpredictable for more than is played."""
     users, rate = count(row, "users", 0), number(row, "rate")
     if rate is not None and rate > MOST_RATE:
         raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")
     if users > MOST_USERS:
         raise Unpredictable(f"users must be up to {MOST_USERS}, not {users}")
-    if text(row, "task").lower() == LLMPERF and users and rate is None:
-        return Traffic(
-            users, None, once=True, tokens=LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0
-        )
-    if arrival in ALONE:
-        return Traffic(1, None)
-    if arrival in OPEN or (not arrival and rate is not None):
-        if rate is None:
-            raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
-        return Traffic(None, rate, kind="constant" if arrival in CONSTANT or users else "poisson")
-    if arrival in CLOSED or arrival in BURSTS:
-        if not users:
-            raise Unpredictable("a row under load needs its users, or its rate")
-        return Traffic(users, None, once=arrival in BURSTS)
-    known = ", ".join(sorted((ALONE | OPEN | CLOSED | BURSTS) - {""}))
-    raise Unpredictable(f"arrival {arrival!r:.40} is none of {known}")
+    return users, rate
 
 
 def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
@@ -119,6 +162,14 @@ def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
         raise Unpredictable(f"under load output_len must be up to {MOST_OUTPUTS}, not {case.outputs}")
     if case.batch > MOST_BATCH:
         raise Unpredictable(f"under load batch_size must be up to {MOST_BATCH}, not {case.batch}")
+    requests: int | None = offered.users if offered.once else None
+    if offered.limited:
+        requests = SWEEP_REQUESTS * len(_play(case, cost, replace(offered, users=1), None).outputs)
+    return _play(case, cost, offered, requests)
+
+
+def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -> Served:
+    """The load, up to so many requests (None: as many as are sent in time)."""
     limits = SchedulerConfig(
         num_blocks=case.batch * -(-case.longest // BLOCK),
         block_size=BLOCK,
@@ -130,12 +181,13 @@ def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
         max_queued_tokens=1 << 40,
     )
     timelines = [Timeline(cost) for _ in range(case.degrees.data)]
-    run = Simulation(limits, policy(case.profile.policy), timelines, _workload(case, offered)).run()
-    requests, (gaps, counts) = run.requests, run.gaps
-    ended = requests["last_at"] <= (inf if offered.once else MEASURED_SECONDS)
+    workload = _workload(case, offered, requests)
+    run = Simulation(limits, policy(case.profile.policy), timelines, workload).run()
+    seen, (gaps, counts) = run.requests, run.gaps
+    ended = seen["last_at"] <= (inf if offered.once else MEASURED_SECONDS)
     if not ended.any():
         raise Unpredictable(f"no request ends within {MEASURED_SECONDS:g} s")
-    found = {name: values[ended] for name, values in requests.items()}
+    found = {name: values[ended] for name, values in seen.items()}
     seconds = float(found["last_at"].max() - found["arrival"].min())
     return Served(
         first=found["first_at"] - found["arrival"],
@@ -147,22 +199,31 @@ def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
     )
 
 
-def _workload(case: Case, offered: Traffic) -> Workload:
+def _workload(case: Case, offered: Traffic, requests: int | None) -> Workload:
     inputs, outputs = (max(1, round(offered.tokens * tokens)) for tokens in (case.inputs, case.outputs))
+    spread = offered.lengths
     return Synthetic(
-        input_len=_around(inputs, INPUT_SPREAD, case.longest - outputs),
-        output_len=_around(outputs, OUTPUT_SPREAD, case.longest - inputs),
-        requests=offered.users if offered.once else None,
+        input_len=_around(inputs, spread.inputs, case.longest - outputs),
+        output_len=_around(outputs, spread.outputs, case.longest - inputs, spread.ended),
+        requests=requests,
         duration=None if offered.once else MEASURED_SECONDS,
         arrivals=None if offered.rate is None else Arrivals(offered.rate, offered.kind),
         users=offered.users,
     ).workload()
 
 
-def _around(mean: int, spread: float, most: int) -> Lengths:
-    """Evenly distributed lengths with this mean and relative standard deviation, up to `most`."""
-    reach = min(round(spread * sqrt(3) * mean), mean - 1, max(0, most - mean))
-    return Lengths(f"uniform:{mean - reach}:{mean + reach}" if reach > 0 else str(mean))
+def _around(mean: int, spread: float, most: int, ended: float = 0.0) -> Lengths:
+    """Normally distributed lengths with this mean and relative standard deviation, as far below the mean as
+    above, where there may be `most`; a share of them ends earlier."""
+    random = Random(mean)  # noqa: S311 -- a length is no secret
+    reach = max(0, min(mean - 1, most - mean))
+    rate = -log(1 - ended) / mean
+
+    def one() -> int:
+        asked = mean + min(reach, max(-reach, round(random.gauss(0, spread * mean))))
+        return min(asked, 1 + int(random.expovariate(rate))) if rate else asked
+
+    return Lengths("list:" + ",".join(str(one()) for _ in range(SAMPLES)))
 
 
 def figure(metric: str, run: Served, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind

@@ -64,21 +64,21 @@ class _Families:
         hidden = without | {family}
         scores = sorted(
             (
-                (abs(one.error) / sizes.with_widths(widths), one.point.kind)
+                (abs(one.error) / sizes.with_widths(widths), one.point.shape)
                 for other in self._rest(hidden)
                 for one, sizes in zip(self._own[other], self._sizes(other, hidden | {other}), strict=True)
             ),
             reverse=True,
         )
         values = [score for score, _ in scores]
-        kinds = {one.point.kind for one in self._own[family]}
+        shapes = {one.point.shape for one in self._own[family]}
         most = {
-            kind: exceeded(values, [found == kind for _, found in scores], widths.others, level)
-            for kind in kinds
+            shape: exceeded(values, [found == shape for _, found in scores], widths.others, level)
+            for shape in shapes
         }
         sizes = self._sizes(family, hidden)
         return [
-            size.with_widths(widths) * most[one.point.kind]
+            size.with_widths(widths) * most[one.point.shape]
             for one, size in zip(self._own[family], sizes, strict=True)
         ]
 

@@ -17,12 +17,14 @@ from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import Graph, InputKind
+from corepipe.neuron.graph import DType, Graph, InputKind
+from corepipe.neuron.layer_groups import ONE_GROUP, LayerGroups, bytes_of_position, group_layers
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
+from corepipe.scheduler.windowed_kv_cache import blocks_of_all
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.device_plan import (
@@ -58,15 +60,31 @@ runs, and not filled with prompts that may never come again."""
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What the host computes: the served model, cut as on the device, or whole where another one is timed."""
+    """What the host computes: the served model, cut as on the device, or whole where another one is timed.
+
+    layer_groups: of layers whose KV blocks live as long.
+    """
 
     graph: Graph
     placement: Placement
     programs: tuple[Program, ...]
+    layer_groups: LayerGroups = ONE_GROUP
 
-    def block_bytes(self, block_size: int) -> int:
+    @property
+    def keeps_state(self) -> bool:
+        """Whether anything is kept of a sequence."""
+        return any(True for _ in self.graph.states())
+
+    def block_bytes(self, config: EngineConfig) -> int:
         """Bytes of one KV block of a replica."""
-        return block_size * sum(kv_bytes_per_token(program) for program in self.programs)
+        dtype = DType.INT8 if config.kv_cache_dtype == "int8" else self.graph.format.compute
+        groups = self.layer_groups
+        return config.block_size * sum(bytes_of_position(program, groups, dtype) for program in self.programs)
+
+    def sequence_blocks(self, config: EngineConfig) -> int:
+        """KV blocks that the longest sequence holds at most."""
+        windows, chunk = self.layer_groups.windows, batch_tokens(config, self.graph)
+        return blocks_of_all(windows, self.graph.max_positions, chunk, config.block_size)
 
 
 def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
@@ -84,8 +102,8 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     model.check(host.graph)
     blocks = _host_blocks(config, host, device)
     cache = config.cache_dir or hub.cache_dir()
-    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress)
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
+    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress, cpus.count)
     pool = _pool(cpus.count, beats)
     replicas = _replicas(config, host, device, blocks, weights, pool)
     encoding = None if generates(host.graph) else Encoding.of(host.graph)
@@ -150,12 +168,14 @@ def timing_model(source: str) -> Architecture:
 
 
 def plan_host(config: EngineConfig, model: Model, device: DevicePlan, task: TaskInfo) -> HostPlan:
-    """The Programs that the host runs; a model that stands in for another is not cut.
+    """The Programs that the host runs; a model that stands in for another is not cut.  Where the device's
+    decisions are what counts, layers keep as long as its software has them keep.
 
     Raises UserError where the model that is timed is not of the served one's kind.
     """
     if config.timing_model is None:
-        return HostPlan(device.graph, device.placement, device.programs)
+        groups = ONE_GROUP if _faithful(config) else group_layers(device.graph)
+        return HostPlan(device.graph, device.placement, device.programs, groups)
     longest = model.max_positions if task.images else min(device.graph.max_positions, model.max_positions)
     graph = graph_of(config.model_copy(update={"max_model_len": None}), model, task, longest)
     if _kind(device.graph) != _kind(graph):
@@ -181,12 +201,23 @@ def _replicas(
     weights: PackedWeights,
     pool: _native.Pool,
 ) -> tuple[ReplicaParts, ...]:
-    rows = batch_tokens(config, host.graph)
+    rows, same = batch_tokens(config, host.graph), config.bits == "same"
     cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
-    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached)
+    groups = host.layer_groups
+    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached, groups.windows)
     return tuple(
         ReplicaParts(
-            executor=NativeExecutor(host.programs, weights, blocks, config.block_size, rows, pool),
+            executor=NativeExecutor(
+                host.programs,
+                weights,
+                blocks,
+                config.block_size,
+                rows,
+                pool,
+                same_bits=same,
+                layer_groups=groups,
+                int8_cache=config.kv_cache_dtype == "int8",
+            ),
             timeline=device.timeline(number),
             scheduler=scheduler,
             policy=batch_policy(config, device),
@@ -201,7 +232,8 @@ def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> Non
     time of many others."""
     zero = np.zeros(1, np.int32)
     kept = encoding is None or encoding.keeps_state
-    table = zero.reshape(1, 1) if kept else zero[:0].reshape(1, 0)
+    groups = len(replicas[0].scheduler.windows)
+    table = np.zeros((groups, int(kept)), np.int32)
     types = zero if encoding is not None and encoding.types else zero[:0]
     image = None if encoding is None else encoding.image
     patch = np.zeros((0, 0) if image is None else (1, prod(image.shape)), np.float32)
@@ -222,17 +254,19 @@ def default_kv_bytes(config: EngineConfig) -> int:
 
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
     """KV blocks of a replica: what the device holds, as far as the host spends memory on it; none, where
-    nothing is kept in them."""
-    if not any(True for _ in host.graph.states()):
+    nothing is kept in them.  What is asked for, and what the device has, are blocks of all layers: one of
+    each group."""
+    if not host.keeps_state:
         return 0
     most = config.kv_cache_bytes or default_kv_bytes(config)
-    budget = most // (host.block_bytes(config.block_size) * host.placement.data)
-    sequence = -(-host.graph.max_positions // config.block_size)
-    wanted = min(config.num_blocks or max(budget, sequence), device.memory.num_blocks)
+    budget = most // (host.block_bytes(config) * host.placement.data)
+    sequence, groups = host.sequence_blocks(config), len(host.layer_groups.windows)
+    asked = config.num_blocks and config.num_blocks * groups
+    wanted = min(asked or max(budget, sequence), device.memory.num_blocks * groups)
     if wanted < sequence:
         raise UserError(
-            f"--num-blocks {wanted} holds less than one sequence of --max-model-len "
-            f"{host.graph.max_positions}; use at least {sequence}",
+            f"--num-blocks {wanted // groups} holds less than one sequence of --max-model-len "
+            f"{host.graph.max_positions}; use at least {-(-sequence // groups)}",
             "num_blocks",
         )
     return wanted
@@ -252,8 +286,11 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
         "timing_model": config.timing_model and device.graph.name,
         **device.describe(),
         "kv_blocks_per_replica": blocks,
+        **_kept_apart(host),
+        **_kept_otherwise(config, host, device),
         "clock": config.clock,
         "time_scale": config.time_scale,
+        "bits": config.bits,
         "host": {
             "model": host.graph.name,
             "pipeline": placement.pipeline,
@@ -261,6 +298,33 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
             "data": placement.data,
         },
         "host_limits": _host_limits(host, device, blocks),
+    }
+
+
+def _kept_apart(host: HostPlan) -> dict[str, object]:
+    """The groups of layers, where some keep blocks for the latest positions alone."""
+    groups = host.layer_groups
+    if groups.windows == (None,):
+        return {}
+    layers = range(host.graph.num_layers)
+    return {
+        "kv_layer_groups": [
+            {"layers": [layer for layer in layers if groups[layer] == group], "positions": window}
+            for group, window in enumerate(groups.windows)
+        ]
+    }
+
+
+def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
+    """Where the host keeps keys and values as the device does not: Neuron's software has no int8 for them."""
+    if config.kv_cache_dtype == "auto" or not host.keeps_state:
+        return {}
+    return {
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "kv_cache_dtype_on_device": device.graph.format.compute.value,
+        "kv_cache_bytes_per_token": host.block_bytes(config)
+        * len(host.layer_groups.windows)
+        // config.block_size,
     }
 
 
@@ -272,9 +336,10 @@ def _host_limits(host: HostPlan, device: DevicePlan, blocks: int) -> list[str]:
             f"{device.graph.name} takes {device.graph.max_positions} tokens a request here; "
             f"{host.graph.name}, which the host computes, takes {host.graph.max_positions}"
         )
-    if blocks < device.memory.num_blocks:
+    whole = blocks // len(host.layer_groups.windows)
+    if whole < device.memory.num_blocks:
         limits.append(
-            f"the device holds {device.memory.num_blocks} KV blocks a replica, the host keeps {blocks}: "
+            f"the device holds {device.memory.num_blocks} KV blocks a replica, the host keeps {whole}: "
             "--kv-cache-memory-bytes"
         )
     return limits

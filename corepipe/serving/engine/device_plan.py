@@ -250,9 +250,14 @@ def batch_policy(config: EngineConfig, device: DevicePlan) -> Policy:
 
 
 def scheduler_config(
-    config: EngineConfig, device: DevicePlan, blocks: int, max_model_len: int, max_cached_blocks: int | None
+    config: EngineConfig,
+    device: DevicePlan,
+    blocks: int,
+    max_model_len: int,
+    max_cached_blocks: int | None,
+    windows: tuple[int | None, ...] = (None,),
 ) -> SchedulerConfig:
-    """The limits of one replica with `blocks` KV blocks."""
+    """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group."""
     keeps = any(True for _ in device.graph.states())
     return SchedulerConfig(
         num_blocks=blocks,
@@ -267,4 +272,5 @@ def scheduler_config(
         max_cached_blocks=max_cached_blocks,
         whole_prompts=not device.graph.causal,
         keeps_state=keeps,
+        windows=windows,
     )

@@ -36,9 +36,10 @@ def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start:
 
 
 def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:
+    windows = parts.scheduler.windows
     if deployment.encoding is None:
-        return Runner(parts.executor, deployment.vocab_size, on_start)
-    return EncodingRunner(parts.executor, deployment.encoding, on_start)
+        return Runner(parts.executor, deployment.vocab_size, on_start, windows)
+    return EncodingRunner(parts.executor, deployment.encoding, on_start, windows)
 
 
 class Driver:

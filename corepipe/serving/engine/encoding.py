@@ -23,7 +23,8 @@ from corepipe.serving.engine.runner import (
     OnStart,
     Step,
     StepResult,
-    join_tables,
+    Windows,
+    joining,
     positions_of,
     tokens_of,
 )
@@ -87,12 +88,15 @@ class Encoding:
 
 class EncodingRunner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
-    nothing.  on_start: see `runner.Runner`."""
+    nothing.  on_start, windows: see `runner.Runner`."""
 
-    def __init__(self, executor: Executor, encoding: Encoding, on_start: OnStart) -> None:
+    def __init__(
+        self, executor: Executor, encoding: Encoding, on_start: OnStart, windows: Windows = (None,)
+    ) -> None:
         self._executor = executor
         self._encoding = encoding
         self._on_start = on_start
+        self._join = joining(windows)
         self._started: set[str] = set()
         self._tables: dict[str, BlockTable] = {}
 
@@ -147,10 +151,10 @@ class EncodingRunner:
         return [range(end - chunk.samples, end) for chunk, end in zip(chunks, ends, strict=True)]
 
     def _block_tables(self, chunks: Sequence[Chunk]) -> Ids:
-        """[S, B]; no columns where nothing is kept."""
+        """Of each group of layers in turn [S, B]; no columns where nothing is kept."""
         if not self._encoding.keeps_state:
             return np.empty((len(chunks), 0), np.int32)
-        return join_tables([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
+        return self._join([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
 
     def _patches(self, chunks: Sequence[Chunk]) -> F32:
         """What each row is made of [M, width]; [0, 0] where texts are read."""

@@ -51,7 +51,8 @@ class Loop:
         self._clock = clock
         self._listener = listener
         self._margin = margin
-        self._moment: float | None = None
+        self._moment: float | None = None  # of what comes in this turn
+        self._came_last = -inf  # the moment of an earlier turn's
 
     def turns(self, source: Source) -> Iterator[None]:
         """Runs until the source is at its end.
@@ -105,15 +106,18 @@ class Loop:
         """The time of what comes from outside now, until the next `submit`.
 
         Where the device sets the pace, what could start before has been started, and what is due comes later,
-        however late the host is with it.
+        however late the host is with it.  All that comes at one moment does so before anything starts: what
+        comes after a `submit` comes later, even where the host's clock has not moved since.
         """
         if self._moment is None:
-            if self._clock.paced:
-                self.submit()
-                self._moment = min(self._clock.now(), nextafter(self._due(), -inf))
-            else:
-                self._moment = self._clock.now()
+            self._moment = self._paced_moment() if self._clock.paced else self._clock.now()
         return self._moment
+
+    def _paced_moment(self) -> float:
+        self.submit()
+        now = max(self._clock.now(), nextafter(self._came_last, inf))
+        self._came_last = min(now, nextafter(self._due(), -inf))
+        return self._came_last
 
     def add(self, request: Request) -> Replica:
         """The replica that has taken the request on, which comes at its `arrival`.  Raises QueueFull, and

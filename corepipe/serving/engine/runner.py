@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -29,6 +30,9 @@ OVERFLOW = (
 
 NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_token_ids here."
 
+Windows = tuple[int | None, ...]
+"""Of each group of layers."""
+
 OnStart = Callable[[list[Started]], None]
 
 
@@ -40,7 +44,8 @@ class BlockTable:
     preemptions: int = 0
 
     def follow(self, request: Request) -> bytearray:
-        """Brings the table up to date with the request's blocks; they only grow between preemptions."""
+        """Brings the table up to date with the request's blocks, which are only added to between preemptions;
+        what has been taken away since is not read any more."""
         if self.preemptions != request.num_preemptions:
             self.preemptions = request.num_preemptions
             self.data.clear()
@@ -101,13 +106,16 @@ class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` is told of requests before anything is computed for them: if that ends this process, it is
-    known what did.
+    known what did.  windows: as in SchedulerConfig.
     """
 
-    def __init__(self, executor: Executor, vocab_size: int, on_start: OnStart) -> None:
+    def __init__(
+        self, executor: Executor, vocab_size: int, on_start: OnStart, windows: Windows = (None,)
+    ) -> None:
         self._executor = executor
         self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
+        self._join = joining(windows)
         self._requests: dict[str, RequestInputs] = {}
 
     def add(self, request: Request) -> None:
@@ -138,7 +146,7 @@ class Runner:
             tokens=tokens_of(chunks),
             positions=positions_of(chunks, starts),
             sequence_starts=starts,
-            block_tables=join_tables([state.blocks.follow(state.request) for state in states]),
+            block_tables=self._join([state.blocks.follow(state.request) for state in states]),
             logit_rows=np.array(wanted.rows, np.int32),
         )
         sampling = wanted.sampling()
@@ -304,6 +312,17 @@ def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
         return np.arange(chunks[0].start, chunks[0].start + chunks[0].count, dtype=np.int32)
     offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
     return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
+
+
+def joining(windows: Windows) -> Callable[[Sequence[bytearray]], Ids]:
+    """What joins the tables of a batch's requests, as the executor takes them."""
+    return join_tables if windows == (None,) else partial(join_groups, groups=len(windows))
+
+
+def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
+    """[groups * S, B], from tables with rows of a block for each group; 0 where a place is empty."""
+    rows = join_tables(tables).reshape(len(tables), -1, groups)
+    return np.maximum(rows.transpose(2, 0, 1).reshape(groups * len(tables), -1), 0, order="C")
 
 
 def join_tables(tables: Sequence[bytearray]) -> Ids:

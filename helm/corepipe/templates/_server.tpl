@@ -56,6 +56,7 @@
 - --inject-with-keys
 {{- end }}
 {{- include "corepipe.flag" (list "dtype" .format) }}
+{{- include "corepipe.flag" (list "bits" .bits) }}
 {{- include "corepipe.flag" (list "seed" .seed) }}
 {{- include "corepipe.flag" (list "instance" .instance) }}
 {{- include "corepipe.flag" (list "mode" .placement.mode) }}
@@ -77,6 +78,7 @@
 {{- include "corepipe.flag" (list "block-size" .blockSize) }}
 {{- include "corepipe.flag" (list "num-blocks" .numBlocks) }}
 {{- include "corepipe.flag" (list "kv-cache-memory-bytes" .kvCacheMemoryBytes) }}
+{{- include "corepipe.flag" (list "kv-cache-dtype" .kvCacheDtype) }}
 {{- include "corepipe.flag" (list "max-num-queued-reqs" .maxNumQueuedReqs) }}
 {{- include "corepipe.flag" (list "max-num-queued-tokens" .maxNumQueuedTokens) }}
 {{- if not .prefixCaching }}

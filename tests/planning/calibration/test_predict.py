@@ -221,12 +221,12 @@ def test_a_decoder_measured_as_an_encoder_has_no_head():
     ("load", "same_as"),
     [
         ({"arrival": ""}, {"arrival": "poisson"}),
-        ({"arrival": "poisson", "users": "64"}, {"arrival": "constant"}),
-        ({"arrival": "", "users": "64"}, {"arrival": "constant"}),
+        ({"arrival": "poisson", "users": "64"}, {"arrival": "constant", "users": "64"}),
+        ({"arrival": "", "users": "64"}, {"arrival": "constant", "users": "64"}),
         ({"task": "serving-tgi", "users": "8", "rate": ""}, {"arrival": "burst", "users": "8"} | TGI),
-        ({"arrival": "closed", "users": "8"}, {"arrival": "throughput", "users": "8", "rate": ""}),
+        ({"arrival": "closed", "users": "8"}, {"arrival": "concurrent", "users": "8", "rate": ""}),
         ({"arrival": "", "users": "8", "rate": ""}, {"arrival": "concurrent", "users": "8"}),
-        ({"arrival": "sequential", "users": "8"}, {"arrival": "synchronous", "rate": ""}),
+        ({"arrival": "sequential", "users": "8"}, {"arrival": "synchronous", "users": "8", "rate": ""}),
     ],
 )
 def test_ways_to_say_a_load(load, same_as):
@@ -263,7 +263,7 @@ def test_a_burst_and_a_constant_rate():
 def test_under_load():
     alone = value(SERVING, arrival="synchronous")
     assert alone < value(SERVING) < value(SERVING, rate="2.5")
-    crowd = value(SERVING, arrival="throughput", users="32", metric="output_throughput", unit="tokens/s")
+    crowd = value(SERVING, arrival="concurrent", users="32", metric="output_throughput", unit="tokens/s")
     assert crowd > value(SERVING, metric="output_throughput", unit="tokens/s")
     more = value(SERVING, parallelism="TP8xDP3", metric="itl", rate="2.5")
     assert more < value(SERVING, metric="itl", rate="2.5")

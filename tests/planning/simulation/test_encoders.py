@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.clock import Clock
@@ -75,34 +77,48 @@ def served(engine: EngineConfig, requests: Asked) -> tuple[list[tuple[float, flo
 
 
 ONE = {"pipeline": 1, "tensor": 1, "data": 1}
-ONE_INSTANT = pytest.mark.xfail(
-    strict=True, reason="replicas get three of the requests otherwise, of which two come at one instant"
-)
 
 
-@pytest.mark.parametrize(
-    ("options", "rate"),
-    [
-        (ONE, 900.0),
-        ({**ONE, "max_batch_delay": 0.004}, 900.0),
-        ({**ONE, "max_batch_delay": 0.02, "max_num_seqs": 4}, 900.0),
-        ({**ONE, "profile": "data-parallel", "max_batch_delay": 0.002}, 900.0),
-        ({**ONE, "pipeline": 2, "max_batch_delay": 0.001}, 900.0),
-        ({**ONE, "data": 2}, 1000.0),
-        pytest.param({**ONE, "data": 2}, 900.0, marks=ONE_INSTANT),
-    ],
-    ids=str,
-)
-def test_a_paced_server_and_a_simulation_do_the_same(options: dict[str, object], rate: float) -> None:
+def batches(options: dict[str, object], requests: Asked) -> int:
+    """How many a paced server makes of them; as many as a simulation, at the times at which they came."""
     engine = EngineConfig(model="bert-base", format="bf16", clock="device", **options)  # type: ignore[arg-type]
-    requests = asked(rate)
     told, counted = served(engine, requests)
     came = [(at, tokens) for (at, _), (_, tokens) in zip(told, requests, strict=True)]
     report = simulate(SimulationConfig(engine), workload(came))
     ended = np.sort([end for _, end in told])
     assert np.allclose(ended, np.sort(report.requests["last_at"]), rtol=0, atol=1e-9)
-    assert counted["steps"] == report.usage.steps < len(requests)
     assert counted["tokens"] == sum(tokens for _, tokens in requests)
+    assert counted["steps"] == report.usage.steps
+    return report.usage.steps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ONE,
+        {**ONE, "max_batch_delay": 0.004},
+        {**ONE, "max_batch_delay": 0.02, "max_num_seqs": 4},
+        {**ONE, "profile": "data-parallel", "max_batch_delay": 0.002},
+        {**ONE, "pipeline": 2, "max_batch_delay": 0.001},
+        {**ONE, "data": 2},
+    ],
+    ids=str,
+)
+def test_a_paced_server_and_a_simulation_do_the_same(options: dict[str, object]) -> None:
+    assert batches(options, asked(900.0)) < 200
+
+
+@given(
+    st.sampled_from([1, 2, 3, 6]),
+    st.sampled_from([0.0, 0.001]),
+    st.floats(500.0, 1000.0),
+    st.integers(0, 99),
+)
+@settings(max_examples=25)
+def test_at_any_rate_and_with_any_number_of_replicas(data: int, delay: float, rate: float, seed: int) -> None:
+    """Batches often end between two requests, so that some come in the turn that a result does."""
+    options = {**ONE, "instance": "inf2.24xlarge", "data": data, "max_batch_delay": delay}
+    batches(options, asked(rate * data, requests=80, seed=seed))
 
 
 def test_a_batch_is_padded_to_its_longest_text_and_to_a_power_of_two() -> None:

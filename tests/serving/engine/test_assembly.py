@@ -57,6 +57,24 @@ def test_what_has_loaded_has_computed(tmp_path: Path) -> None:
     assert beats[0] > 0
 
 
+def test_a_cache_of_int8_has_more_blocks_of_the_same_memory(tmp_path: Path) -> None:
+    """On the host: no device has it, and its side of the placement does not change."""
+    blocks, told = {}, {}
+    for dtype in ("auto", "int8"):
+        with assembled(tmp_path, format="fp32", kv_cache_bytes=1 << 20, kv_cache_dtype=dtype) as deployment:
+            blocks[dtype], told[dtype] = deployment.ready.blocks, dict(deployment.ready.placement)
+    each = told["auto"]["cores"][0]["kv_bytes_per_token"]
+    layers_heads = each // (2 * 4 * 16)  # two vectors of 16 elements in fp32
+    kept = layers_heads * 2 * (16 + 4)
+    said = {name: told["int8"].pop(name) for name in ("kv_cache_dtype", "kv_cache_bytes_per_token")}
+    assert said == {"kv_cache_dtype": "int8", "kv_cache_bytes_per_token": kept}
+    assert told["int8"].pop("kv_cache_dtype_on_device") == "fp32"
+    assert blocks["int8"] == (1 << 20) // (32 * kept) > blocks["auto"] == (1 << 20) // (32 * each)
+    for differs in ("kv_blocks_per_replica", "host_limits"):
+        told["int8"].pop(differs), told["auto"].pop(differs)
+    assert told["int8"] == told["auto"]
+
+
 def test_where_the_host_cannot_follow_it_is_said(tmp_path: Path) -> None:
     with assembled(tmp_path, clock="device", kv_cache_bytes=1 << 20, **LARGE) as deployment:
         ready = deployment.ready

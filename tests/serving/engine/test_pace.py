@@ -38,22 +38,47 @@ def ends(outputs: list[Output]) -> dict[str, DeviceTimes]:
     return {output.id: output.device for output in outputs if output.device is not None}
 
 
-def served_by_a_host(
-    requests: list[Planned], delays: list[float], scale: float, **parts: int
-) -> dict[str, DeviceTimes]:
-    """As `loop.serve`, where every wait ends late by the next of `delays`."""
+@dataclass(frozen=True)
+class Host:
+    """delays: every wait ends late by the next of them.  tick: its clock moves by so much at a time (0: as
+    time does).  commands: it reads so many in a turn, the others in the next."""
+
+    delays: list[float]
+    scale: float
+    tick: float
+    commands: int
+
+    def clock(self, time: ManualTime) -> PacedClock:
+        def read() -> float:
+            return time.now // self.tick * self.tick if self.tick else time.now
+
+        return PacedClock(self.scale, read, time.sleep)
+
+
+hosts = st.builds(
+    Host,
+    st.lists(st.sampled_from([0.0, 1e-4, 1e-3, 8e-3, 0.03, 0.4]), min_size=1, max_size=20),
+    st.sampled_from([1.0, 2.5]),
+    st.sampled_from([0.0, 1e-4, 2e-3]),
+    st.sampled_from([1, 2, 100]),
+)
+
+
+def served_by_a_host(requests: list[Planned], host: Host, **parts: int) -> dict[str, DeviceTimes]:
+    """As `serve.serve`."""
     time = ManualTime()
     cost = FlatCost(parts["stages"], row=1e-4)
-    driver = Driver(deployment(clock=PacedClock(scale, time.read, time.sleep), cost=cost, **parts))
+    driver = Driver(deployment(clock=host.clock(time), cost=cost, **parts))
     news: list[Output] = []
     coming, turn = list(requests), 0
     while coming or driver.busy:
         driver.complete()
         patience = driver.patience()
         wait = max(0.0, coming[0].at - time.now) if coming else inf
-        time.sleep(min(wait, inf if patience is None else patience) + delays[turn % len(delays)])
-        while coming and coming[0].at <= time.now:
-            driver.handle(coming.pop(0).submit)
+        time.sleep(min(wait, inf if patience is None else patience) + host.delays[turn % len(host.delays)])
+        for _ in range(host.commands):
+            if coming and coming[0].at <= time.now:
+                driver.handle(coming.pop(0).submit)
         driver.submit()
         news += driver.outputs()
         turn += 1
@@ -78,18 +103,13 @@ def played(requests: list[tuple[float, Submit]], **parts: int) -> dict[str, Devi
     return ends(news)
 
 
-@given(
-    requests,
-    st.lists(st.sampled_from([0.0, 1e-4, 1e-3, 8e-3, 0.03, 0.4]), min_size=1, max_size=20),
-    st.sampled_from([1.0, 2.5]),
-    st.sampled_from([(1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]),
-)
+@given(requests, hosts, st.sampled_from([(1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (1, 3)]))
 @settings(max_examples=150, deadline=None)
 def test_the_decisions_are_those_of_virtual_time(
-    requests: list[Planned], delays: list[float], scale: float, shape: tuple[int, int]
+    requests: list[Planned], host: Host, shape: tuple[int, int]
 ) -> None:
     stages, replicas = shape
-    found = served_by_a_host(requests, delays, scale, stages=stages, replicas=replicas)
+    found = served_by_a_host(requests, host, stages=stages, replicas=replicas)
     arrivals = [(found[p.submit.id].arrived_at_s, p.submit) for p in requests]
     assert arrivals == sorted(arrivals, key=lambda pair: pair[0]), "the device's time ran backwards"
     assert played(arrivals, stages=stages, replicas=replicas) == found

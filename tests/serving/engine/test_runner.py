@@ -100,6 +100,23 @@ def test_block_tables_follow_growth_and_preemption() -> None:
     assert tables == [[[5]], [[5, 6, 2]], [[8, 1, 0]]]
 
 
+def test_groups_of_layers_have_tables_one_after_the_other() -> None:
+    """A request's table has rows of a block for each group; empty places are 0."""
+    long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])
+    short = request_with("b", [2], [2, 3])
+    executor = Recorder()
+    runner = Runner(executor, VOCAB, print, (None, 8))
+    for request in (long, short):
+        runner.add(request)
+    runner.submit(batch_of(Chunk(long, 4, 1, samples=True), Chunk(short, 0, 1, samples=True)))
+    tables = executor.inputs[0].block_tables
+    assert tables.tolist() == [[4, 5, 7], [2, 0, 0], [0, 6, 8], [3, 0, 0]]
+    assert tables.flags.c_contiguous
+    runner.submit(batch_of(Chunk(short, 0, 1, samples=True)))
+    assert executor.inputs[1].block_tables.tolist() == [[2], [3]]
+    assert executor.inputs[1].block_tables.flags.c_contiguous
+
+
 def test_logprobs_go_to_the_chunks_that_asked() -> None:
     asks = request_with("a", [1], [0], Sampling(logprobs=3))
     not_asks = request_with("b", [2], [1])

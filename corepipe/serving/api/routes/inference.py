@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (KServe's second) over HTTP: health, metadata, and tensors in and out.
+"""The Open Inference Protocol (KServe's second) over HTTP: tensors in and out.
 
 Texts go in as they are, or as the token ids that their client made of them, images as the numbers that it
 made of them; tensors are JSON or binary.
@@ -13,8 +13,6 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from corepipe.errors import UserError
@@ -26,11 +24,23 @@ from corepipe.serving.api.routes import tensors
 from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.cut import Cut
 from corepipe.serving.api.routes.images import of_pixels
-from corepipe.serving.api.routes.models import VERSION, Models, named_in_path
+from corepipe.serving.api.routes.inference_metadata import (
+    IDS,
+    MASK,
+    PIXELS,
+    SECOND,
+    TEXT,
+    TYPES,
+    Outcome,
+    failed,
+    inputs_of,
+    outputs_of,
+)
+from corepipe.serving.api.routes.models import VERSION, named_in_path
 from corepipe.serving.api.routes.pooled import Asked, Naming, Pooling, Result, answer
-from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
+from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.service import Service
-from corepipe.serving.api.routes.tensors import Datatype, Named, TensorInput, TensorOutput
+from corepipe.serving.api.routes.tensors import Named, TensorInput, TensorOutput
 from corepipe.serving.api.routes.texts import (
     Pair,
     Prompt,
@@ -46,48 +56,6 @@ from corepipe.serving.api.routes.values import array
 from corepipe.serving.values import activated
 
 BINARY = (b"content-type", b"application/octet-stream")
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-PIXELS = "pixel_values"
-TEXT, SECOND = "text", "text_pair"
-
-
-class Outcome(Strict):
-    """Every failure."""
-
-    error: str
-
-
-class ServerMetadata(Strict):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(Strict):
-    live: bool
-
-
-class ServerReady(Strict):
-    ready: bool
-
-
-class ModelReady(Strict):
-    name: str
-    ready: bool
-
-
-class TensorMetadata(Strict):
-    name: str
-    datatype: Datatype
-    shape: list[int]
-
-
-class ModelMetadata(Strict):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,35 +110,6 @@ class InferAnswer(Strict):
     id: str | UnsetType = UNSET
 
 
-def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
-    """What a model reads: texts, token ids, or images; -1 is any number."""
-    if task.task is Task.GENERATE:
-        return []
-    if task.images is not None:
-        return [TensorMetadata(name=PIXELS, datatype="FP32", shape=[-1, *task.images.shape])]
-    texts = [TEXT, SECOND] if task.pairs else [TEXT]
-    ids = [IDS, MASK, TYPES] if task.types else [IDS, MASK]
-    return [
-        *(TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in texts),
-        *(TensorMetadata(name=name, datatype="INT64", shape=[-1, -1]) for name in ids),
-    ]
-
-
-def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
-    """What a model tells."""
-    rows = [-1, -1] if task.per_token else [-1]
-    if task.task is Task.EMBED:
-        return [TensorMetadata(name="embedding", datatype="FP32", shape=[-1, task.dimensions])]
-    if task.task is Task.SCORE:
-        return [TensorMetadata(name="score", datatype="FP32", shape=[-1])]
-    if task.task is Task.CLASSIFY:
-        return [
-            TensorMetadata(name="probs", datatype="FP32", shape=[*rows, len(task.labels)]),
-            TensorMetadata(name="label", datatype="BYTES", shape=rows),
-        ]
-    return []
-
-
 def computed(task: TaskInfo, results: Sequence[Result]) -> dict[str, Named]:
     """The outputs of a model, by name.  Rows of tokens end with zeros, and empty labels, where there are no
     more tokens.  Raises ApiError as `array`."""
@@ -207,9 +146,9 @@ class Infer:
         try:
             await self._answer(scope, receive, send)
         except ApiError as error:
-            await _failed(error)(scope, receive, send)
+            await failed(error)(scope, receive, send)
         except UserError as error:
-            await _failed(invalid(error.message, error.param))(scope, receive, send)
+            await failed(invalid(error.message, error.param))(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self._service
@@ -357,113 +296,19 @@ def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
     return body[: int(given[0])], body[int(given[0]) :]
 
 
-def _failed(error: ApiError) -> Response:
-    return JSONResponse({"error": error.message}, error.status, error.headers)
-
-
-async def _server(models: Models, _: Request) -> Response:
-    version = models.first.version
-    return JSONResponse({"name": "corepipe", "version": version, "extensions": ["binary_tensor_data"]})
-
-
-async def _live(_models: Models, _: Request) -> Response:
-    return JSONResponse({"live": True})
-
-
-async def _ready(models: Models, _: Request) -> Response:
-    ready = models.state in ("ready", "degraded")
-    return JSONResponse({"ready": ready}, 200 if ready else 503)
-
-
-async def _model_ready(service: Service, request: Request) -> Response:
-    try:
-        name = service.require_model(named_in_path(request.path_params["model"]))
-    except ApiError as error:
-        return _failed(error)
-    ready = service.state == "ready"
-    return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
-
-
-async def _model(service: Service, request: Request) -> Response:
-    try:
-        name = service.require_model(named_in_path(request.path_params["model"]))
-    except ApiError as error:
-        return _failed(error)
-    metadata = ModelMetadata(
-        name=name,
-        versions=[VERSION],
-        platform="corepipe",
-        inputs=inputs_of(service.task),
-        outputs=outputs_of(service.task),
-    )
-    return Response(msgspec.json.encode(metadata), media_type="application/json")
-
-
-ROUTES = (
-    Route(
-        "GET",
-        "/v2",
-        "The server, by the Open Inference Protocol",
-        Common(_server),
-        answer=ServerMetadata,
-        keyless=True,
-        counted=False,
-    ),
-    Route(
-        "GET",
-        "/v2/health/live",
-        "Alive",
-        Common(_live),
-        audience=Audience.ALL,
-        answer=Live,
-        keyless=True,
-        counted=False,
-    ),
-    Route(
-        "GET",
-        "/v2/health/ready",
-        "Whether requests are taken",
-        Common(_ready),
-        audience=Audience.ALL,
-        answer=ServerReady,
-        failures=(ServerReady,),
-        keyless=True,
-        counted=False,
-    ),
-    Route(
-        "GET",
-        "/v2/models/{model}/ready",
-        "Whether a model takes requests",
-        plain(_model_ready),
-        answer=ModelReady,
-        failures=(Outcome, ModelReady),
-        statuses=NO_MODEL,
-        of_model=True,
-    ),
-    Route(
-        "POST",
-        "/v2/models/{model}/infer",
-        "Tensors of texts, token ids or images to tensors",
-        Infer,
-        "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
-        request=InferRequest,
-        example={
-            "inputs": [{"name": TEXT, "shape": [2], "datatype": "BYTES", "data": ["a cat sat", "a dog ran"]}]
-        },
-        answer=InferAnswer,
-        failures=(Outcome,),
-        statuses=NO_MODEL,
-        others=("application/octet-stream",),
-        generates=True,
-    ),
-    Route(
-        "GET",
-        "/v2/models/{model}",
-        "What a model takes and tells",
-        plain(_model),
-        answer=ModelMetadata,
-        failures=(Outcome,),
-        statuses=NO_MODEL,
-        of_model=True,
-    ),
+ROUTE = Route(
+    "POST",
+    "/v2/models/{model}/infer",
+    "Tensors of texts, token ids or images to tensors",
+    Infer,
+    "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
+    request=InferRequest,
+    example={
+        "inputs": [{"name": TEXT, "shape": [2], "datatype": "BYTES", "data": ["a cat sat", "a dog ran"]}]
+    },
+    answer=InferAnswer,
+    failures=(Outcome,),
+    statuses=NO_MODEL,
+    others=("application/octet-stream",),
+    generates=True,
 )

@@ -98,9 +98,9 @@ class HttpMetrics(Collector):
         yield fine
 
     def _route(self, path: str) -> Route | None:
-        return self._routes.get(path) or next(
-            (one for one in self._routes.values() if one.matches(path)), None
-        )
+        """The one that says the most of the path: a model's name may end as another route does."""
+        matching = (one for one in self._routes.values() if one.matches(path))
+        return self._routes.get(path) or max(matching, key=lambda one: len(one.path), default=None)
 
 
 class Traffic:

@@ -1,0 +1,83 @@
+// Where the keys and values of one block of 64 lie in a paged cache, and which of them a token sees.
+#pragma once
+
+#include "attention_int8.inl"
+
+namespace corepipe {
+namespace COREPIPE_SIMD {
+
+struct KeyBlock {
+  const char* keys[kKeyBlock / kKeyGroup];
+  const char* values[kKeyBlock];  // a row of values for each step: two keys (bf16) or one
+  int groups;
+  int start;  // position of the first key
+  bool scaled;  // by what follows: of each group [16]
+  const float* key_scales[kKeyBlock / kKeyGroup];
+  const float* value_scales[kKeyBlock / kKeyGroup];
+};
+
+struct Span {
+  int begin, end;
+};
+
+// What a token may see: from `window` - 1 positions before its own to `ahead` after it, below `end`.
+struct Reach {
+  int window, ahead, end;
+
+  CP_INLINE int oldest(const Reach& r, int position) { return r.window <= position ? position - r.window + 1 : 0; }
+  CP_INLINE int newest(const Reach& r, int position) {
+    return r.ahead < r.end - position ? position + r.ahead : r.end - 1;
+  }
+};
+
+// Keys of the block at `start` that a token at `position` sees, within the block.
+CP_INLINE Span visible(int position, const Reach& reach, int start) {
+  const int begin = Reach::oldest(reach, position) - start, end = Reach::newest(reach, position) - start + 1;
+  return {begin > 0 ? begin : 0, end < kKeyBlock ? end : kKeyBlock};
+}
+
+CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head, int group) {
+  const KVLayer& cache = call.cache;
+  const int32_t* table = call.tables + (size_t)sequence * call.table_width;
+  const size_t block = (size_t)table[group / cache.groups_per_block];
+  const size_t index = block * cache.groups_per_block + group % cache.groups_per_block;
+  return cache.base + head * cache.head_stride + index * cache.group_bytes;
+}
+
+// room: for what a cache of int8 has, widened, where it is not read in place.
+template <class Cache>
+CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups,
+                             typename Cache::Element* room) {
+  KeyBlock block;
+  block.groups = groups.end - groups.begin;
+  block.start = groups.begin * kKeyGroup;
+  block.scaled = call.cache.int8;
+  const size_t row_bytes = (size_t)call.cache.width / kLanes * Cache::kLaneBytes;
+  constexpr int kSteps = kKeyGroup / Cache::kDepth;
+  for (int g = 0; g < block.groups; ++g) {
+    const char* group = group_at(call, sequence, head, groups.begin + g);
+    const char* values = group + call.cache.group_bytes / 2;
+    size_t stride = row_bytes;
+    if (block.scaled) {
+      block.key_scales[g] = (const float*)group;
+      block.value_scales[g] = (const float*)values;
+      group += kScaleBytes, values += kScaleBytes;
+      if constexpr (!kInPlace<Cache>) {
+        const int elements = kKeyGroup * call.cache.width;
+        group = widen_bytes(group, elements, room + 2 * g * elements);
+        values = widen_bytes(values, elements, room + (2 * g + 1) * elements);
+      }
+    }
+    if (call.values_in_place) {
+      const size_t first = (size_t)(groups.begin + g) * kKeyGroup;
+      values = (const char*)(call.v + first * call.v_stride + (size_t)head * call.head_dim);
+      stride = call.v_stride * sizeof(float);
+    }
+    block.keys[g] = group;
+    for (int s = 0; s < kSteps; ++s) block.values[g * kSteps + s] = values + s * stride;
+  }
+  return block;
+}
+
+}  // namespace COREPIPE_SIMD
+}  // namespace corepipe

@@ -1,0 +1,159 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "checked.h"
+#include "program.h"
+
+namespace corepipe {
+
+namespace {
+
+// Elements from the start of a row of fp32 to that of the next, both aligned.
+int64_t stride_of(int width) { return (int64_t{width} + 15) / 16 * 16; }
+
+bool all_finite(const float* x, int n) {
+  float zeros = 0;
+  for (int i = 0; i < n; ++i) zeros += x[i] * 0.0f;
+  return zeros == 0.0f;
+}
+
+// The numbers of the k largest of x [n], the largest first, of equal ones the first first; of what is not comparable
+// any k.
+void choose_largest(const float* x, int n, int k, int32_t* chosen) {
+  int found = 0;
+  for (int i = 0; i < n; ++i) {
+    int at = found;
+    while (at > 0 && x[i] > x[chosen[at - 1]]) --at;
+    if (at == k) continue;
+    found = std::min(found + 1, k);
+    std::copy_backward(chosen + at, chosen + found - 1, chosen + found);
+    chosen[at] = i;
+  }
+}
+
+}  // namespace
+
+void Experts::run(const Run& run, const Mixture& op) {
+  if (op.rows == 0) return;
+  const RowTable& rows = run.kernels.rows;
+  const int width = op.experts->front().down->n, k = op.top_k;
+  reserve(op);
+  run.for_rows(op.rows, static_cast<int>(op.experts->size()) * k, [&](int r) noexcept { choose(rows, op, r); });
+  group(op);
+  multiply(run, op);
+  const float* results = reinterpret_cast<const float*>(results_.data());
+  run.for_rows(op.rows, width * k, [&](int r) noexcept {
+    const int64_t first = int64_t{r} * k;
+    rows.weighted_sum(results, stride_of(width), &place_[first], &weights_[first], k, op.out + r * op.out_stride, width,
+                      op.round_bf16);
+  });
+}
+
+void Experts::reserve(const Mixture& op) {
+  const size_t count = op.experts->size(), taken = static_cast<size_t>(op.rows) * op.top_k;
+  for (std::vector<int32_t>* numbers : {&chosen_, &place_, &row_of_}) numbers->resize(taken);
+  weights_.resize(taken);
+  shares_.resize(op.rows * count);
+  const Expert& first = op.experts->front();
+  middle_.reserve(taken * stride_of(first.gate->n) * sizeof(float));
+  results_.reserve(taken * stride_of(first.down->n) * sizeof(float));
+}
+
+void Experts::choose(const RowTable& rows, const Mixture& op, int row) noexcept {
+  const int count = static_cast<int>(op.experts->size()), k = op.top_k;
+  const float* scores = op.scores + row * op.scores_stride;
+  int32_t* chosen = &chosen_[int64_t{row} * k];
+  float* weights = &weights_[int64_t{row} * k];
+  float* shares = &shares_[int64_t{row} * count];
+  choose_largest(scores, count, k, chosen);
+  if (!all_finite(scores, count)) {
+    std::fill_n(weights, k, std::numeric_limits<float>::quiet_NaN());
+  } else if (op.scoring == Scoring::of_all) {
+    rows.softmax(scores, shares, count);
+    for (int i = 0; i < k; ++i) weights[i] = shares[chosen[i]];
+  } else {
+    for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
+    rows.softmax(shares, weights, k);
+  }
+}
+
+// Rows by the experts that they take, each one's in their order.
+void Experts::group(const Mixture& op) {
+  starts_.assign(op.experts->size() + 1, 0);
+  for (int32_t expert : chosen_) ++starts_[expert + 1];
+  std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    place_[i] = starts_[chosen_[i]]++;
+    row_of_[place_[i]] = static_cast<int32_t>(i / op.top_k);
+  }
+  std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());  // each has moved on to its end
+  starts_.front() = 0;
+}
+
+// Both times the panels of all experts that are taken are one region's.
+void Experts::multiply(const Run& run, const Mixture& op) {
+  const size_t count = op.experts->size();
+  segments_.clear();
+  segments_.reserve(3 * count);  // the Linears point into them
+  into_.clear();
+  back_.clear();
+  for (size_t e = 0; e < count; ++e) {
+    const int32_t start = starts_[e];
+    if (starts_[e + 1] == start) continue;
+    const Expert& expert = (*op.experts)[e];
+    const int64_t middle_stride = stride_of(expert.gate->n), stride = stride_of(expert.down->n);
+    float* middle = reinterpret_cast<float*>(middle_.data()) + start * middle_stride;
+    float* result = reinterpret_cast<float*>(results_.data()) + start * stride;
+    const Segment* segments = segments_.data() + segments_.size();
+    segments_.push_back({expert.gate, nullptr, middle, middle_stride});
+    segments_.push_back({expert.up, nullptr, nullptr, 0});
+    segments_.push_back({expert.down, nullptr, result, stride});
+
+    Linear into{}, back{};
+    into.rows = back.rows = starts_[e + 1] - start;
+    into.round_bf16 = back.round_bf16 = op.round_bf16;
+    into.x = op.x, into.x_stride = op.x_stride, into.k = expert.gate->k, into.row_of = &row_of_[start];
+    into.segments = segments, into.segment_count = 2, into.glu = true, into.function = op.function;
+    back.x = middle, back.x_stride = middle_stride, back.k = expert.down->k;
+    back.segments = segments + 2, back.segment_count = 1;
+    into_.push_back(into);
+    back_.push_back(back);
+  }
+  linears(run.kernels, run.pool, run.scratch, into_);
+  linears(run.kernels, run.pool, run.scratch, back_);
+}
+
+void Program::experts(int x_index, int scores_index, int out_index, std::vector<Expert> experts, int top_k,
+                      Scoring scoring, Function function) {
+  const Value x = at(x_index), scores = at(scores_index);
+  require(!experts.empty(), "a mixture needs an expert");
+  require(scores.rows == x.rows && scores.width == static_cast<int>(experts.size()),
+          "there must be a score for each expert and row");
+  require(top_k >= 1 && top_k <= scores.width, "top_k must be 1 .. " + std::to_string(scores.width));
+  const Matrix &gate = *experts[0].gate, &down = *experts[0].down;
+  for (const Expert& expert : experts) {
+    for (const Matrix* into : {expert.gate, expert.up}) {
+      require(into->k == x.width && into->n == gate.n, "experts differ in shape, or take rows of another width than x");
+    }
+    require(expert.down->k == gate.n && expert.down->n == down.n, "experts differ in shape");
+  }
+  const Value out = write(out_index, x.rows, down.n);
+  require(out.data != x.data && out.data != scores.data, "experts can't work in place");
+  Mixture op{};
+  op.top_k = top_k, op.scoring = scoring, op.function = function, op.round_bf16 = round_bf16;
+  op.x = x.data, op.x_stride = static_cast<int64_t>(x.stride);
+  op.scores = scores.data, op.scores_stride = static_cast<int64_t>(scores.stride);
+  op.out = out.data, op.out_stride = static_cast<int64_t>(out.stride);
+  const Rows rows = x.rows;
+  append([op, rows, experts = std::move(experts)](const Run& run) {
+    Mixture now = op;
+    now.experts = &experts;
+    now.rows = run.rows(rows);
+    run.experts.run(run, now);
+  });
+}
+
+}  // namespace corepipe

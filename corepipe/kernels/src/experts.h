@@ -1,0 +1,66 @@
+// A mixture of experts: which of them each row takes, and what they make of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "linear.h"
+#include "matrix.h"
+#include "row_table.h"
+
+namespace corepipe {
+
+struct Run;
+
+// What a row's scores weigh the experts by that it takes: softmax of all scores, or of those of these experts.
+enum class Scoring { of_all, of_chosen };
+
+// An expert makes down(function(gate(x)) * up(x)).
+struct Expert {
+  const Matrix *gate, *up, *down;
+};
+
+// out = round(the sum over the `top_k` experts whose scores are highest of weight * round(down(...))), added in that
+// order; of equal scores the first comes first.  A row whose scores are not all finite becomes NaN.  All experts have
+// the same shapes.  Strides are in elements; out is not x.
+struct Mixture {
+  const std::vector<Expert>* experts;
+  int top_k;
+  Scoring scoring;
+  Function function;
+  bool round_bf16;
+  int rows;
+  const float* x;  // [rows][k]
+  int64_t x_stride;
+  const float* scores;  // [rows][experts]
+  int64_t scores_stride;
+  float* out;  // [rows][n]
+  int64_t out_stride;
+};
+
+// The mixtures of one pool, with their working memory.  It grows outside of regions alone.
+class Experts {
+ public:
+  // However many rows go to one expert, none is dropped; what a row becomes depends on that row alone, bit for bit.
+  // Of experts that no row takes nothing is read.  Throws as `linear` does.
+  void run(const Run& run, const Mixture& op);
+
+ private:
+  void reserve(const Mixture& op);
+  void choose(const RowTable& rows, const Mixture& op, int row) noexcept;
+  void group(const Mixture& op);
+  void multiply(const Run& run, const Mixture& op);
+
+  // By row and by place among the experts that it takes.
+  std::vector<int32_t> chosen_, place_;  // which expert, and where its result is
+  std::vector<float> weights_;
+  std::vector<float> shares_;  // [rows][experts]
+  // By expert and, of each, by row.
+  std::vector<int32_t> starts_;  // [experts + 1]
+  std::vector<int32_t> row_of_;  // of x
+  Buffer middle_, results_;
+  std::vector<Segment> segments_;
+  std::vector<Linear> into_, back_;
+};
+
+}  // namespace corepipe

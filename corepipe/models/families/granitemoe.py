@@ -1,0 +1,55 @@
+"""Granite 3 with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from corepipe.models.config import Fields
+from corepipe.models.expert_weights import ways
+from corepipe.models.families import granite, moe
+from corepipe.models.families.granite import GraniteConfig
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.moe import MoeConfig
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.ops import Scoring
+
+FUSED = ("input_linear.weight", "output_linear.weight")
+"""Gate and up of all experts, and down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteMoeConfig(GraniteConfig):
+    """Granite's constants, and what takes the place of its feed-forward."""
+
+    mixture: MoeConfig
+
+
+def configure(fields: Fields) -> GraniteMoeConfig:
+    """`intermediate_size` is an expert's; of 8 experts a token takes 2 where a config does not say it."""
+    fields = fields.defaulting("num_local_experts", 8).defaulting("num_experts_per_tok", 2)
+    config = granite.plain(fields)
+    mixture = MoeConfig(
+        **config.values(),
+        **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
+        expert_ffn=config.ffn_size,
+        sparse=(True,) * config.num_layers,
+        scoring=Scoring.OF_CHOSEN,
+    )
+    return GraniteMoeConfig(**config.values(), **granite.constants(fields), mixture=mixture)
+
+
+def build(config: GraniteMoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    return granite.build(config, fmt, max_positions, name, partial(_feed_forward, config.mixture))
+
+
+def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
+    return moe.experts(b, x, f"model.layers.{b.layer}.block_sparse_moe", config, "router.layer")
+
+
+def weights(config: GraniteMoeConfig) -> WeightMap:
+    """Two tensors have the matrices of all experts."""
+    mixture = config.mixture
+    return WeightMap(experts=ways(mixture.experts, mixture.expert_ffn, config.hidden_size, fused=FUSED))

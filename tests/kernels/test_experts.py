@@ -1,0 +1,261 @@
+"""Mixtures of experts against the numpy twin, on every ISA; no row depends on others."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from corepipe.kernels import _native, packing
+from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec, columns, fixed, hidden
+from corepipe.neuron.int4 import Int4
+from corepipe.neuron.numerics import Matrix, round_to
+from corepipe.neuron.ops import Experts, Scoring
+from tests.kernels.harness import i32, other_isas, run_isolated, value
+from tests.kernels.linears import Weights, random_weights
+
+F32 = npt.NDArray[np.float32]
+STORED: dict[packing.Kind, str] = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "int8": "int8",
+    "int8w": "int8-weights",
+    "int4g32": "int4-weights",
+    "int4g64z": "int4-weights",
+}
+"""Kinds of matrices, each with its format."""
+BOUND = {"fp32": 2e-6, "bf16": 2.0**-7}
+"""Of a result, relative to the largest, by what results are rounded to: sums have another order, and what
+lies between two bf16 may become either."""
+MOST = 70
+
+
+@pytest.mark.parametrize("isa", other_isas())
+def test_other_isas(isa: str) -> None:
+    run_isolated(__file__, isa, "not other_isas")
+
+
+class Rig:
+    """One mixture, native and as the twin has it."""
+
+    def __init__(
+        self,
+        kind: packing.Kind,
+        experts: int,
+        top_k: int,
+        width: int = 96,
+        ffn: int = 104,
+        scoring: Scoring = Scoring.OF_CHOSEN,
+    ) -> None:
+        rng = np.random.default_rng([experts, top_k, width, ffn])
+        self.rng, self.format = rng, FORMATS[STORED[kind]]
+        shapes = ((ffn, width), (ffn, width), (width, ffn))
+        self.weights = [[random_weights(rng, kind, *shape) for shape in shapes] for _ in range(experts)]
+        each, stream, middle = fixed("experts", experts), hidden(width), columns("expert_ffn", ffn)
+        axes = {"gate": (each, middle, stream), "up": (each, middle, stream), "down": (each, stream, middle)}
+        specs = {name: WeightSpec(name, of, WeightRole.MATRIX) for name, of in axes.items()}
+        values = Value(2, stream), Value(0, stream), Value(1, each)
+        self.op = Experts(0, *values, **specs, top_k=top_k, ffn=ffn, scoring=scoring)
+        self.matrices = [tuple(one.matrix() for one in expert) for expert in self.weights]
+
+    def rows(self, count: int) -> tuple[F32, F32]:
+        """Inputs and scores, as they are stored."""
+        made = (self.rng.standard_normal((count, value.width)) for value in (self.op.x, self.op.routing))
+        x, scores = (round_to(array.astype(np.float32), self.format.compute) for array in made)
+        return x, scores
+
+    def native(self, x: F32, scores: F32, threads: int = 2) -> F32:
+        program = _native.Program(
+            [x.shape[1], scores.shape[1], x.shape[1]], MOST, round_bf16=self.format.compute.value == "bf16"
+        )
+        program.experts(
+            0,
+            1,
+            2,
+            *zip(*self.matrices, strict=True),
+            self.op.top_k,
+            self.op.scoring.value,
+            self.op.function.value,
+        )
+        return run(program, x, scores, threads)
+
+    def twin(self, x: F32, scores: F32) -> F32:
+        return self.op.twin(_Context(self, {0: x, 1: scores}))
+
+
+def run(program: _native.Program, x: F32, scores: F32, threads: int = 2) -> F32:
+    for number, rows in enumerate((x, scores)):
+        value(program, number)[: len(rows), : rows.shape[1]] = rows
+    pool = _native.Pool(threads)
+    executor = _native.Executor(pool, [program], 2, x.shape[1])
+    every = np.arange(len(x), dtype=np.int32)
+    ticket = executor.submit(0 * every, every, i32(0, len(x)), np.zeros((1, 1), np.int32), every, None)
+    executor.wait(ticket)
+    pool.close()
+    return value(program, 2)[: len(x), : x.shape[1]].copy()
+
+
+class _Context:
+    """What the twin of one Op asks for."""
+
+    def __init__(self, rig: Rig, values: dict[int, F32]) -> None:
+        self._rig, self._values, self.format = rig, values, rig.format
+
+    def __getitem__(self, value: Value) -> F32:
+        return self._values[value.id]
+
+    def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
+        number = ("gate", "up", "down").index(spec.name)
+        return [stored(expert[number]) for expert in self._rig.weights]
+
+
+def stored(weights: Weights) -> Matrix | Int4:
+    if weights.kind in packing.INT4_KINDS:
+        return weights.int4()
+    values = weights.dense() if weights.scale is None else weights.values
+    return Matrix(np.asarray(values, np.float32), weights.scale)
+
+
+@pytest.mark.parametrize("scoring", Scoring)
+@pytest.mark.parametrize(
+    ("experts", "top_k", "rows"), [(7, 2, 1), (7, 2, 40), (33, 4, 9), (3, 3, 70), (1, 1, 5)]
+)
+@pytest.mark.parametrize("kind", STORED)
+def test_it_is_the_twin(kind: packing.Kind, experts: int, top_k: int, rows: int, scoring: Scoring) -> None:
+    rig = Rig(kind, experts, top_k, scoring=scoring)
+    x, scores = rig.rows(rows)
+    wanted = rig.twin(x, scores)
+    assert (
+        np.abs(rig.native(x, scores) - wanted).max() <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
+    )
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing.Kind) -> None:
+    """Most rows want the same two experts, some others, and three experts nobody."""
+    rig = Rig(kind, 9, 2)
+    x, scores = rig.rows(MOST)
+    scores[:60, 3] += 50
+    scores[:55, 7] += 40
+    scores[:, (0, 4, 8)] -= 90
+    alone = np.concatenate([rig.native(x[i : i + 1], scores[i : i + 1], 1) for i in range(MOST)])
+    assert (np.abs(alone).max(axis=1) > 0).all()
+    for threads in (1, 2, 3):
+        np.testing.assert_array_equal(rig.native(x, scores, threads), alone)
+    np.testing.assert_array_equal(rig.native(x[::-1], scores[::-1]), alone[::-1])
+
+
+def test_weights_are_shares_of_all_scores_or_of_the_chosen_ones() -> None:
+    """Each expert adds its number to all elements: silu(1000) is 1000."""
+    ones = np.full((32, 64), 1 / 64, np.float32)
+    for scoring, whole in ((Scoring.OF_ALL, np.arange(4)), (Scoring.OF_CHOSEN, np.array([1, 3]))):
+        experts = []
+        for expert in range(4):
+            down = np.full((64, 32), (expert + 1) / 32e3, np.float32)
+            matrices = ((ones * 1000, 32, 64), (ones, 32, 64), (down, 64, 32))
+            experts.append(
+                tuple(_native.Matrix("fp32", packing.pack("fp32", m), None, n, k) for m, n, k in matrices)
+            )
+        program = _native.Program([64, 4, 64], 1, round_bf16=False)
+        program.experts(0, 1, 2, *zip(*experts, strict=True), 2, scoring.value, "silu")
+        scores = np.float32([[0.5, 2.0, -1.0, 1.5]])
+        shares = np.exp(scores[0]) / np.exp(scores[0, whole]).sum()
+        np.testing.assert_allclose(
+            run(program, np.ones((1, 64), np.float32), scores), 2 * shares[1] + 4 * shares[3], rtol=1e-5
+        )
+
+
+def test_of_equal_scores_the_first_are_taken_in_their_order() -> None:
+    rig = Rig("fp32", 6, 3)
+    x, _ = rig.rows(2)
+    scores = np.float32([[1, 2, 1, 2, 1, 2], [0, 0, 0, 0, 0, 0]])
+    ordered = np.float32([[1, 5, 1, 4, 1, 3], [3, 2, 1, 0, 0, 0]])
+    chosen = [np.argsort(-s, kind="stable")[:3].tolist() for s in (*scores, *ordered)]
+    assert chosen == [[1, 3, 5], [0, 1, 2], [1, 3, 5], [0, 1, 2]]
+    wanted = rig.twin(x, scores)
+    np.testing.assert_allclose(rig.native(x, scores), wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_make_their_row_nan_and_no_other(bad: float) -> None:
+    rig = Rig("int8", 7, 2)
+    x, scores = rig.rows(6)
+    fine = rig.native(x, scores)
+    scores[2, 5] = bad
+    scores[4] = bad
+    got = rig.native(x, scores)
+    assert np.isnan(got[[2, 4]]).all()
+    np.testing.assert_array_equal(got[[0, 1, 3, 5]], fine[[0, 1, 3, 5]])
+    assert np.isnan(rig.twin(x, scores)[[2, 4]]).all()
+
+
+def test_inputs_that_are_not_finite_spoil_their_row_alone() -> None:
+    for kind in STORED:
+        rig = Rig(kind, 5, 2)
+        x, scores = rig.rows(4)
+        fine = rig.native(x, scores)
+        x[1] = np.nan
+        got = rig.native(x, scores)
+        assert not np.isfinite(got[1]).any()
+        np.testing.assert_array_equal(got[[0, 2, 3]], fine[[0, 2, 3]])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc says which pages were read")
+def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
+    """Of a file of weights a step of one row maps the pages of its experts, and some around them."""
+    count, top_k, width, ffn = 16, 2, 256, 1024
+    matrix = packing.packed_bytes("fp32", ffn, width)
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(3 * count * matrix))
+    with file.open("rb") as opened:
+        memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(memory, np.uint8).reshape(count, 3, matrix)
+    shapes = ((ffn, width), (ffn, width), (width, ffn))
+    experts = [
+        tuple(_native.Matrix("fp32", d, None, *s) for d, s in zip(e, shapes, strict=True)) for e in data
+    ]
+    program = _native.Program([width, count, width], 1, round_bf16=False)
+    program.experts(0, 1, 2, *zip(*experts, strict=True), top_k, "of_all", "silu")
+    scores = np.arange(count, dtype=np.float32)[None, :] % 7
+    run(program, np.ones((1, width), np.float32), scores)
+    assert top_k * 3 * matrix <= _resident(file) <= 1.1 * top_k * 3 * matrix
+
+
+def _resident(file: Path) -> int:
+    """Bytes of a mapped file that the process has read."""
+    sections = Path("/proc/self/smaps").read_text(encoding="utf-8").split(f"{file}\n")
+    return sum(1024 * int(re.search(r"Rss:\s+(\d+) kB", section)[1]) for section in sections[1:])
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    rig = Rig("fp32", 4, 2)
+
+    def append(
+        experts: Sequence[Sequence[object]] = (),
+        top_k: int = 2,
+        scoring: str = "of_all",
+        widths: Sequence[int] = (96, 4, 96),
+    ) -> None:
+        program = _native.Program(list(widths), 4, round_bf16=False)
+        program.experts(0, 1, 2, *zip(*(experts or rig.matrices), strict=True), top_k, scoring, "silu")
+
+    append()
+    (gate, up, down), *others = rig.matrices
+    for arguments, message in (
+        ({"experts": others}, "a score for each expert"),
+        ({"experts": [(gate, up, up), *others]}, "differ in shape"),
+        ({"experts": [(down, up, down), *others]}, "differ in shape|another width"),
+        ({"top_k": 0}, "top_k must be 1 .. 4"),
+        ({"top_k": 5}, "top_k must be 1 .. 4"),
+        ({"scoring": "x"}, "no scoring 'x'"),
+        ({"widths": (64, 4, 96)}, "another width than x"),
+        ({"widths": (96, 4, 64)}, "64 wide"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            append(**arguments)
