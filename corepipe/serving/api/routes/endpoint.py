@@ -58,6 +58,10 @@ class Endpoint(ABC, Generic[B]):
         """What writes the answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Generation(self.service, await self.exchange(scope, receive)).answer(receive, send)
+
+    async def exchange(self, scope: Scope, receive: Receive) -> Exchange:
+        """What is asked, made ready.  Raises ApiError."""
         arrival, service = perf_counter(), self.service
         body = await read_request(service, receive, self.request, self.neutral)
         service.require_task(Task.GENERATE)
@@ -71,7 +75,7 @@ class Endpoint(ABC, Generic[B]):
             model=body.model,
             fingerprint=service.fingerprint,
         )
-        exchange = Exchange(
+        return Exchange(
             id=envelope.id,
             sequences=f"{self.prefix}-{drawn}",
             body=body,
@@ -83,7 +87,6 @@ class Endpoint(ABC, Generic[B]):
             tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
-        await Generation(service, exchange).answer(receive, send)
 
 
 class ChoicesEndpoint(Endpoint[B]):

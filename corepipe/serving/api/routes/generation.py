@@ -102,6 +102,11 @@ class Generation:
         ]
         self._left = len(self._choices)
 
+    @property
+    def submits(self) -> list[Submit]:
+        """What the engine is asked: of each prompt, one for each of its choices."""
+        return [choice.answer.submit for choice in self._choices]
+
     async def answer(self, receive: Receive, send: Send) -> None:
         """Send the answer.  Raises ApiError if it fails before anything was sent.
 
@@ -109,7 +114,7 @@ class Generation:
         """
         prompts = sum(len(plan.prompt) for plan in self._exchange.plans)
         with charged(self._exchange.tenant.quota, len(self._choices), prompts, self._generated):
-            streams = [self._service.client.submit(choice.answer.submit) for choice in self._choices]
+            streams = [self._service.client.submit(submit) for submit in self.submits]
             news = news_of(streams)
             async with followed(streams, receive, lambda: self._tell(streams)):
                 answered = self._stream if self._exchange.body.stream else self._whole

@@ -177,7 +177,10 @@ def _failure(one: Route, status: int) -> dict[str, Any]:
 
 
 def _success(one: Route) -> dict[str, Any]:
-    content: dict[str, Any] = {} if one.answer is None else _content(_reference(one.answer))
+    content: dict[str, Any] = {}
+    if one.answer is not None:
+        told = _reference(one.answer)
+        content = _content({"type": "array", "items": told} if one.listed else told)
     return {"description": "Done.", "content": content | {kind: {} for kind in one.others}}
 
 

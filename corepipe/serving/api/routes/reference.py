@@ -95,7 +95,10 @@ anyway (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for 
 are refused where the template does not. `chat_template` renders in place of the model's template, in the same
 sandbox, on servers with `--trust-request-chat-template`; the special tokens that it spells are tokens.
 
-`/tokenize` takes the same fields, to look at a prompt before it is sent.
+`/tokenize` takes the same fields, to look at a prompt before it is sent. The `render` routes take whole
+bodies, as the routes before them do, refuse the same, and answer with what they would have the engine do, in
+the shape of vLLM's `GenerateRequest`: `token_ids`, and `sampling_params` under the names of the body. What
+holds an answer to a grammar is not told, and a key is not charged.
 
 ## Rules
 

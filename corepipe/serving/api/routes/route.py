@@ -52,8 +52,9 @@ class Route:
 
     make: what answers, given the service; of several models each has its own.  summary: what it does, in the
     OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
-    neutral: the request's parameters without effect.  example: a body, without its model.  failures: types of
-    what fails, beside that of all routes.  statuses, others: further ones, and content types of a 200.
+    neutral: the request's parameters without effect.  listed: the answer is a list of such.  example: a body,
+    without its model.  failures: types of what fails, beside that of all routes.  statuses, others: further
+    ones, and content types of a 200.
 
     keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
     it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
@@ -68,6 +69,7 @@ class Route:
     answer: type[msgspec.Struct] | None = None
     request: type[msgspec.Struct] | None = None
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
+    listed: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
     statuses: Mapping[int, str] = field(default_factory=dict)
     others: Sequence[str] = ()

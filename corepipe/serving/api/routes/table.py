@@ -17,6 +17,7 @@ from corepipe.serving.api.routes import (
     openapi,
     pooling,
     probes,
+    render,
     rerank,
     score,
     tokens,
@@ -26,6 +27,7 @@ from corepipe.serving.api.routes.route import Audience, Paths, Route
 ROUTES: Sequence[Route] = (
     completions.ROUTE,
     chat.ROUTE,
+    *render.ROUTES,
     invocations.ROUTE,
     embeddings.ROUTE,
     pooling.ROUTE,

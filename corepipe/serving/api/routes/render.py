@@ -1,0 +1,157 @@
+"""POST /v1/completions/render and /v1/chat/completions/render, in vLLM's shapes: prompts as token ids.
+
+A gateway that routes by prefix asks them what a request will be, before it chooses who answers it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from corepipe.serving.api.protocol import GenerationRequest
+from corepipe.serving.api.routes import chat, completions
+from corepipe.serving.api.routes.answers import Strict
+from corepipe.serving.api.routes.endpoint import Endpoint
+from corepipe.serving.api.routes.generation import Exchange, Generation
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.messages import Submit
+
+
+class Drawing(Strict):
+    """How the answer's tokens are drawn and when it ends, under the names of the body.
+
+    `seed` is that of the first choice; `max_tokens` is what fits, where the body does not say.
+    """
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    logit_bias: dict[str, float]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    allowed_token_ids: list[int] | None
+    bad_words: list[str]
+    stop: list[str]
+    stop_token_ids: list[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    min_tokens: int
+    max_tokens: int
+    skip_special_tokens: bool
+
+
+class Rendered(Strict):
+    """vLLM's `GenerateRequest` of one prompt; `cache_salt` is the body's."""
+
+    request_id: str
+    token_ids: list[int]
+    features: None
+    sampling_params: Drawing
+    model: str
+    stream: bool
+    stream_options: dict[str, bool] | None
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: None
+
+
+class Render:
+    """The endpoint, as plain ASGI: refuses what `endpoint` would refuse before it has anything computed.
+
+    A key's tokens are not charged, as nothing is generated.
+    """
+
+    def __init__(self, endpoint: Endpoint[Any], *, listed: bool) -> None:
+        self._endpoint = endpoint
+        self._listed = listed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._endpoint.service
+        exchange = await self._endpoint.exchange(scope, receive)
+        submits = Generation(service, exchange).submits[:: exchange.body.n]
+        answers = [_rendered(exchange, submit) for submit in submits]
+        told = answers if self._listed else answers[0]
+        tokens = sum(len(submit.prompt) for submit in submits)
+        body = await service.beside(tokens, lambda: msgspec.json.encode(told))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _rendered(exchange: Exchange, submit: Submit) -> Rendered:
+    body = exchange.body
+    options = body.stream_options
+    return Rendered(
+        request_id=exchange.id,
+        token_ids=submit.prompt,
+        features=None,
+        sampling_params=_drawing(body, submit),
+        model=body.model,
+        stream=body.stream,
+        stream_options=None if options is None else msgspec.to_builtins(options),
+        cache_salt=body.cache_salt or None,
+        priority=submit.priority,
+        kv_transfer_params=None,
+    )
+
+
+def _drawing(body: GenerationRequest, submit: Submit) -> Drawing:
+    drawn = msgspec.structs.asdict(submit.sampling)
+    return Drawing(
+        **drawn | {"logit_bias": body.logit_bias},
+        n=body.n,
+        bad_words=body.bad_words,
+        stop=body.stops,
+        stop_token_ids=body.stop_token_ids,
+        include_stop_str_in_output=body.include_stop_str_in_output,
+        ignore_eos=body.ignore_eos,
+        min_tokens=submit.min_tokens,
+        max_tokens=submit.max_tokens,
+        skip_special_tokens=body.skip_special_tokens,
+    )
+
+
+def _completions(service: Service) -> Render:
+    return Render(completions.Completions(service), listed=True)
+
+
+def _chat(service: Service) -> Render:
+    return Render(chat.Chat(service), listed=False)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions/render",
+        "The prompts of a completion as token ids",
+        _completions,
+        "a list, with an entry for each prompt; nothing is generated",
+        request=completions.CompletionRequest,
+        neutral=completions.NEUTRAL_COMPLETION,
+        answer=Rendered,
+        listed=True,
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/render",
+        "The prompt of a chat as token ids",
+        _chat,
+        "by the chat template; nothing is generated",
+        request=chat.ChatRequest,
+        neutral=chat.NEUTRAL_CHAT,
+        answer=Rendered,
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+)
