@@ -17,6 +17,7 @@ class SchedulerConfig:
     holds a block, and there may be none.
     `windows`: of each group of layers the latest positions that it looks back over, its own among them (None:
     all).  A block holds `block_size` positions of the layers of one group.
+    `draft_rows`: tokens of a batch up to which drafts are added to it (None: as many as it may have).
     Raises ValueError for a limit or a window below 1, for no group, for prompts that no batch holds whole,
     and for whole prompts of what keeps something: that has no need of them.
     """
@@ -34,6 +35,7 @@ class SchedulerConfig:
     whole_prompts: bool = False
     keeps_state: bool = True
     windows: tuple[int | None, ...] = (None,)
+    draft_rows: int | None = None
 
     @property
     def most_in_flight(self) -> int:

@@ -9,6 +9,8 @@ from hashlib import sha256
 from struct import pack
 from typing import NamedTuple
 
+from corepipe.scheduler.drafts import Drafter
+
 
 class FinishReason(StrEnum):
     """Why a request ended; the values are those of the OpenAI API and of vLLM's metrics."""
@@ -32,7 +34,7 @@ class Request:
 
     `num_tokens` tokens are known: the prompt, and what has been generated; `tokens` holds them.
     `num_computed` of them have been given to the device (counted when scheduled), `num_done` of them have
-    come back.  The request is in flight while the two differ.
+    come back.  The request is in flight while the two differ; drafts that are computed with it count, too.
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
     `owner`: whose it is; owners take turns.
@@ -40,6 +42,7 @@ class Request:
     every prompt position, so the prompt's cached prefix may not be skipped.
     `held`: it may not start yet, as something that it needs is still being made.
     `complete`: nothing can follow what it has, whatever `stop_ids` and `min_tokens` say.
+    `drafter`: who guesses how it goes on, if anybody does.
     """
 
     id: str
@@ -70,6 +73,7 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
     held: bool = field(default=False, init=False)
     complete: bool = field(default=False, init=False)
+    drafter: Drafter | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -118,12 +122,23 @@ class Chunk:
 
     `samples`: the last known token is among them, so the batch yields what the request wants: a new token,
     or of one that generates nothing the result.
+    `drafts`: the last of the tokens that are computed, which are guessed and not known; a token is drawn at
+    the last known one and at each of them.
     """
 
     request: Request
     start: int
     count: int
     samples: bool
+    drafts: Sequence[int] = ()
+
+    def verified(self, drawn: Sequence[int]) -> Sequence[int]:
+        """What stands of the tokens drawn at its rows: all up to the first that is not what was guessed, for
+        those behind it follow another token."""
+        for at, (token, draft) in enumerate(zip(drawn, self.drafts, strict=False)):
+            if token != draft:
+                return drawn[: at + 1]
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,7 @@ class Batch:
 
 
 class TokenEvent(NamedTuple):
-    """What a batch meant for one request: its new token, and its end.
+    """What a batch meant for one request: a new token, and its end; of several tokens each is an event.
 
     No token: a chunk of the prompt only, or with an end the result of a request that generates nothing.
     """

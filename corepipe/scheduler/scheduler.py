@@ -3,6 +3,9 @@
 There is no prefill and no decode: each batch lets requests' computed tokens catch up with their known
 ones.  That gives chunked prompts, prefix-cache hits and recompute after preemption by one rule, and requests
 that want no token but what the model makes of a prompt: they end when the two are equal.
+
+Drafts are guesses that are computed behind the known tokens, where a batch has room that nobody else wants.
+Those that the model draws itself are known then, and the others were never computed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.drafts import add_drafts
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
@@ -88,15 +92,16 @@ class Scheduler:
         self._policy(step)
         if not step.chunks:
             return None
+        step.draft()
         self._num_scheduled += 1
         self._generating.append(step.generates)
         if len(step.chunks) < len(self._running):
             self._queue_up([chunk.request for chunk in step.chunks])
         return Batch(self._num_scheduled, tuple(step.chunks))
 
-    def update(self, batch: Batch, tokens: Sequence[int | None]) -> list[TokenEvent]:
-        """Takes the oldest batch in flight back, with one token for each chunk that samples; a request that
-        generates nothing gets none.
+    def update(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> list[TokenEvent]:
+        """Takes the oldest batch in flight back, with the tokens that were drawn of each chunk: one where it
+        samples, and up to one more for each of its drafts.  A request that generates nothing gets none.
 
         Returns what it meant for each chunk whose request still lives.  Raises ValueError where `batch` is
         not the oldest, or `tokens` do not fit its chunks.
@@ -104,8 +109,16 @@ class Scheduler:
         self._check_result(batch, tokens)
         self._num_updated += 1
         self._generating.popleft()
-        landed = [self._land(chunk, token) for chunk, token in zip(batch.chunks, tokens, strict=True)]
-        return [event for event in landed if event is not None]
+        events: list[TokenEvent] = []
+        for chunk, drawn in zip(batch.chunks, tokens, strict=True):
+            if chunk.request.status is Status.FINISHED:
+                chunk.request.num_done += chunk.count
+                self._leave(chunk.request)
+            elif chunk.drafts:
+                events += self._verify(chunk, drawn)
+            else:
+                events.append(self._land(chunk, drawn))
+        return events
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""
@@ -219,13 +232,13 @@ class Scheduler:
                 f"the request needs {blocks} KV blocks; there are num_blocks = {config.num_blocks}"
             )
 
-    def _check_result(self, batch: Batch, tokens: Sequence[int | None]) -> None:
+    def _check_result(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> None:
         if batch.number != self._num_updated + 1:
             raise ValueError(f"batch {batch.number} came back, but {self._num_updated + 1} is the oldest")
-        given = [t is not None for t in tokens]
+        given = [len(drawn) for drawn in tokens]
         if [c.samples for c in batch.chunks] == given:
-            return  # all that samples generates, as is mostly so
-        if [c.samples and c.request.max_tokens > 0 for c in batch.chunks] != given:
+            return  # all that samples generates, and there are no drafts, as is mostly so
+        if len(given) != len(batch.chunks) or not all(map(_fits, batch.chunks, given)):
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
 
     def _moved(self, moves: int, requests: list[Request]) -> None:
@@ -303,21 +316,40 @@ class Scheduler:
         request.status = Status.PREEMPTED
         self._queue.push(request, self._ranks[request])
 
-    def _land(self, chunk: Chunk, token: int | None) -> TokenEvent | None:
+    def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request = chunk.request
         request.num_done += chunk.count
-        if request.status is Status.FINISHED:
-            self._leave(request)
-            return None
         if request.num_done % self._config.block_size < chunk.count:  # a block is full
             self._kv.commit(request, chunk.count)
-        if token is None:
+        if not drawn:
             return self._computed(chunk)
+        token = drawn[0]
         request.append(token)
-        reason = self._finish_reason(request, token)
+        reason = self._finish_reason(request, token, complete=request.complete)
         if reason is not None:
             self._end(request, reason)
         return TokenEvent(request, token, reason)
+
+    def _verify(self, chunk: Chunk, drawn: Sequence[int]) -> list[TokenEvent]:
+        """Takes the tokens that stand, up to the request's end.  Its known tokens but the last are computed
+        then; what the cache has of drafts behind them will be written over."""
+        request, done = chunk.request, chunk.request.num_done
+        standing, events = chunk.verified(drawn), []
+        for left, token in enumerate(standing, 1 - len(standing)):
+            request.append(token)
+            reason = self._finish_reason(request, token, complete=left == 0 and request.complete)
+            events.append(TokenEvent(request, token, reason))
+            if reason is not None:
+                break
+        request.num_computed = request.num_done = request.num_tokens - 1
+        count = request.num_done - done
+        if request.num_done % self._config.block_size < count:
+            self._kv.commit(request, count)
+        if request.drafter is not None:
+            request.drafter.verified(len(chunk.drafts), len(events) - 1)
+        if reason is not None:
+            self._end(request, reason)
+        return events
 
     def _computed(self, chunk: Chunk) -> TokenEvent:
         """A chunk that gave no token: the request ends where no tokens are left, and none were wanted."""
@@ -326,9 +358,9 @@ class Scheduler:
         self._end(chunk.request, FinishReason.STOP)
         return TokenEvent(chunk.request, None, FinishReason.STOP)
 
-    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+    def _finish_reason(self, request: Request, token: int, *, complete: bool) -> FinishReason | None:
         generated = request.num_tokens - request.num_prompt
-        if request.complete or (token in request.stop_ids and generated >= request.min_tokens):
+        if complete or (token in request.stop_ids and generated >= request.min_tokens):
             return FinishReason.STOP
         if generated >= request.max_tokens or request.num_tokens >= self._config.max_model_len:
             return FinishReason.LENGTH
@@ -351,6 +383,12 @@ class Scheduler:
         else:
             self._leaving.discard(request)
             self._kv.release(request)
+
+
+def _fits(chunk: Chunk, tokens: int) -> bool:
+    """Whether so many may have been drawn of a chunk."""
+    least = int(chunk.samples and chunk.request.max_tokens > 0)
+    return least <= tokens <= least + len(chunk.drafts)
 
 
 def _kv_cache(config: SchedulerConfig) -> KVCache:
@@ -384,6 +422,7 @@ class _Step:
         self._short: Rank | None = None
         self._admitted: set[Request] = set()
         self.chunks: list[Chunk] = []
+        self._draftable: list[Chunk] = []
         self.generates = False
 
     def ready(self) -> Sequence[Request]:
@@ -425,7 +464,16 @@ class _Step:
             self._short = self._short or self._scheduler._ranks[request]
             return False
         request.num_computed = end
-        self.chunks.append(Chunk(request, start, end - start, end == known))
+        chunk = Chunk(request, start, end - start, end == known)
+        self.chunks.append(chunk)
+        if request.drafter is not None:
+            self._draftable.append(chunk)
         self._tokens -= end - start
         self._seats -= 1
         return True
+
+    def draft(self) -> None:
+        """Adds drafts to the batch, where there are any and it has room for them."""
+        if self._draftable:
+            inside = self._scheduler
+            add_drafts(self.chunks, self._draftable, self._tokens, inside._config, inside._kv)

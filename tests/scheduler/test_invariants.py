@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import QueueFull, SchedulerConfig
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
-from tests.scheduler.world import VOCAB, World, any_pipeline
+from tests.scheduler.world import VOCAB, Guesser, World, any_pipeline
 
 LONGEST = 40
 
@@ -35,6 +35,7 @@ def limits(rng: random.Random) -> SchedulerConfig:
         max_queued_requests=rng.randint(3, 12),
         max_queued_tokens=rng.randint(LONGEST, 4 * LONGEST),
         stages=rng.randint(1, 4),
+        draft_rows=rng.choice([None, None, rng.randint(1, 12)]),
     )
 
 
@@ -55,10 +56,11 @@ def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
 
 
 def request(rng: random.Random, number: int, generating: float = 0.8) -> Request:
-    """Prompts begin alike, so that prefixes are shared; `generating` is the share of those that generate."""
+    """Prompts begin alike, so that prefixes are shared; `generating` is the share of those that generate, of
+    which some guess how they go on."""
     shared = [0, 1, 2, 3] * 5
     prompt = shared[: rng.randint(0, 20)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
-    return Request(
+    made = Request(
         id=f"r{number}",
         prompt=prompt,
         max_tokens=rng.randint(1, 20) if rng.random() < generating else 0,
@@ -70,6 +72,9 @@ def request(rng: random.Random, number: int, generating: float = 0.8) -> Request
         cache_salt=rng.choice(["", "", "other"]),
         prompt_logits=rng.random() < 0.1,
     )
+    if made.max_tokens > 0 and rng.random() < 0.5:
+        made.drafter = Guesser(rng)
+    return made
 
 
 def add(world: World, rng: random.Random) -> None:
@@ -154,6 +159,9 @@ def test_random_walks_meet_every_situation(limits_of):
     assert sum(world.scheduler.preemptions for world in worlds) > 20
     assert sum(world.scheduler.prefix_hits for world in worlds) > 200
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
+    guessers = [r.drafter for world in worlds for r in world.ends if isinstance(r.drafter, Guesser)]
+    accepted, drafts = sum(g.accepted for g in guessers), sum(g.drafts for g in guessers)
+    assert 100 < accepted < drafts - 100
 
 
 def test_whole_prompts_never_wait_for_blocks():

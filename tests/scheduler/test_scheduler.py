@@ -114,7 +114,7 @@ class TestRequestsThatGenerateNothing:
         scheduler.add(request("a", 4, 2))
         scheduler.add(request("b", 4, 0))
         with pytest.raises(ValueError, match="one token for each chunk that samples"):
-            scheduler.update(scheduler.schedule(), [None, None])
+            scheduler.update(scheduler.schedule(), [[], []])
 
 
 class TestWholePrompts:
@@ -244,11 +244,11 @@ class TestBatches:
         scheduler.add(request("a", 8))
         first, second = scheduler.schedule(), scheduler.schedule()
         with pytest.raises(ValueError, match="1 is the oldest"):
-            scheduler.update(second, [1])
-        for wrong in ([], [1], [None, None]):
+            scheduler.update(second, [[1]])
+        for wrong in ([], [[1]], [[], []]):
             with pytest.raises(ValueError, match="batch 1"):
                 scheduler.update(first, wrong)
-        scheduler.update(first, [None])
+        scheduler.update(first, [[]])
 
 
 class TestEnds:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from zlib import crc32
 
 from corepipe.scheduler.policy import policy
@@ -14,6 +16,8 @@ from corepipe.scheduler.scheduler import Pipeline, Scheduler, SchedulerConfig
 from corepipe.scheduler.windowed_kv_cache import EMPTY, most_blocks
 
 VOCAB = 5
+
+MOST_DRAFTS = 6
 
 
 def config(**limits) -> SchedulerConfig:
@@ -64,7 +68,7 @@ def any_pipeline(rng: random.Random, stages: int) -> Pipeline:
 
 def run(scheduler: Scheduler, batch: Batch, token: int = 1):
     """Lands a batch; every chunk that samples gets the same token, unless its request generates nothing."""
-    return scheduler.update(batch, [token if generates(chunk) else None for chunk in batch.chunks])
+    return scheduler.update(batch, [[token] if generates(chunk) else [] for chunk in batch.chunks])
 
 
 def generates(chunk: Chunk) -> bool:
@@ -110,12 +114,34 @@ Cell = tuple[int, int]
 
 @dataclass
 class Reads:
-    """What a chunk in flight reads, its own positions among them: what is in each cell; and the last state,
-    which its token follows from."""
+    """What a chunk in flight reads, its own positions among them: what is in each cell; and the tokens that
+    are drawn at its rows."""
 
     chunk: Chunk
     cells: dict[Cell, tuple[int, int]]
-    state: int
+    drawn: list[int]
+
+
+class Guesser:
+    """Guesses what comes next, rightly as often as it happens; keeps what it was told of its guesses."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._rightly = rng.choice([0.0, 0.5, 0.9, 1.0])
+        self.drafts = self.accepted = 0
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        assert most >= 1
+        tokens = list(request.tokens)
+        for _ in range(self._rng.randint(0, min(most, MOST_DRAFTS))):
+            right = next_token(states(request, tokens)[-1])
+            tokens.append(right if self._rng.random() < self._rightly else self._rng.randrange(VOCAB))
+        return tokens[request.num_tokens :]
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafts <= MOST_DRAFTS
+        self.drafts += drafts
+        self.accepted += accepted
 
 
 class World:
@@ -160,16 +186,19 @@ class World:
         batch, reads = self.flights.popleft()
         for read in reads:
             assert read.cells.items() <= self.memory.items(), "overwritten in flight"
-        tokens = [next_token(read.state) if generates(read.chunk) else None for read in reads]
         lives = [chunk.request for chunk in batch.chunks if self.ends[chunk.request] == 0]
-        events = self.scheduler.update(batch, tokens)
-        assert [event.request for event in events] == lives
+        events = self.scheduler.update(batch, [read.drawn for read in reads])
+        assert list(dict.fromkeys(event.request for event in events)) == lives
+        for request, of_request in groupby(events, attrgetter("request")):
+            told = [event.token for event in of_request]
+            assert told == [None] or request.tokens[-len(told) :] == told
+            assert request.max_tokens > 0 or told == [None]
         for event in events:
-            if event.token is not None:
-                assert event.request.tokens[-1] == event.token
-            assert event.request.max_tokens > 0 or event.token is None
             if event.finish_reason is not None:
                 self._end(event.request, event.finish_reason)
+        for chunk in batch.chunks:
+            if chunk.drafts and self.ends[chunk.request] == 0:  # what was guessed wrongly was never computed
+                self.progress[chunk.request] = (chunk.request.num_preemptions, chunk.request.num_done)
         self.check()
 
     def finish(self) -> None:
@@ -206,7 +235,8 @@ class World:
     def _check_windows(self, request: Request) -> None:
         """A window holds no more than it may, and has no hole in what the next token sees."""
         windows, size = self.limits.windows, self.limits.block_size
-        in_flight = max(1, request.num_computed - request.num_done)
+        drafts = 0 if request.drafter is None else MOST_DRAFTS
+        in_flight = max(1 + drafts, request.num_computed - request.num_done)
         for group, window in enumerate(windows):
             column = request.block_ids[group :: len(windows)]
             held = [row for row, block in enumerate(column) if block != EMPTY]
@@ -219,8 +249,9 @@ class World:
         assert 0 < batch.num_tokens <= limits.max_num_batched_tokens
         assert len({chunk.request for chunk in chunks}) == len(chunks)
         assert all(chunk.request.status is Status.RUNNING for chunk in chunks)
-        if self.segregated and len(chunks) > 1:
-            assert all(chunk.count == 1 and chunk.request.num_generated > 0 for chunk in chunks)
+        if any(chunk.drafts for chunk in chunks) or (self.segregated and len(chunks) > 1):
+            assert all(chunk.count - len(chunk.drafts) == 1 for chunk in chunks)
+            assert all(chunk.request.num_generated > 0 for chunk in chunks)
 
     def _compute(self, chunk: Chunk) -> Reads:
         """Computes a chunk at once: batches run in the order in which they are submitted."""
@@ -228,9 +259,9 @@ class World:
         self._check_order(chunk)
         if not self.limits.keeps_state:
             assert not request.block_ids
-            return Reads(chunk, {}, 0)
+            return Reads(chunk, {}, [])
         size, windows = self.limits.block_size, self.limits.windows
-        expected = states(request, request.tokens[:end])
+        expected = states(request, [*request.tokens[: end - len(chunk.drafts)], *chunk.drafts])
         seen: dict[Cell, tuple[int, int]] = {}
         for group, window in enumerate(windows):
             table = request.block_ids[group :: len(windows)]
@@ -239,7 +270,8 @@ class World:
             self.memory.update({cells[p]: (group, expected[p]) for p in range(chunk.start, end)})
             seen.update({cell: (group, expected[p]) for p, cell in cells.items()})
         assert seen.items() <= self.memory.items(), "reads what it should not"
-        return Reads(chunk, seen, expected[-1])
+        drawing = expected[end - len(chunk.drafts) - 1 :] if generates(chunk) else []
+        return Reads(chunk, seen, [next_token(state) for state in drawing])
 
     def _check_order(self, chunk: Chunk) -> None:
         request = chunk.request
@@ -252,8 +284,11 @@ class World:
         end = chunk.start + chunk.count
         assert chunk.count > 0
         assert not self.limits.whole_prompts or chunk.count == len(request.prompt)
-        assert chunk.samples == (end == len(request.tokens))
-        assert request.num_computed == end <= len(request.tokens)
+        known = end - len(chunk.drafts)
+        assert chunk.samples == (known == len(request.tokens))
+        assert request.num_computed == end
+        assert known <= len(request.tokens)
+        assert end < self.limits.max_model_len or request.max_tokens == 0
         self.progress[request] = (request.num_preemptions, end)
 
     def _end(self, request: Request, reason: FinishReason) -> None:

@@ -178,7 +178,7 @@ def _move_alone(scheduler: Scheduler, rotation: Rotation) -> Rotation:
     """The rotation after a move by itself: policy and share decide whether the head of the queue is tried,
     and whether before or after those who run take blocks."""
     (batch,) = rotation.batches
-    scheduler.update(batch, [0] * len(batch.chunks))
+    scheduler.update(batch, [(0,)] * len(batch.chunks))
     moved = scheduler.schedule()
     assert moved is not None
     return replace(rotation, batches=(moved,), most=rotation.most - 1, blocked=False)

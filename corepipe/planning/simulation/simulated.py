@@ -19,6 +19,9 @@ from corepipe.serving.engine.runner import Step, StepResult
 KEY_BITS = 32
 """Tokens of a segment are told apart by so many bits of a block's key."""
 
+_TOKEN, _NOTHING = (0,), ()
+"""What is drawn of a chunk: each token is 0."""
+
 _NO_IDS = np.empty(0, np.int32)
 _NO_OUTPUT = StepOutput(_NO_IDS, np.empty(0, np.float32), _NO_IDS, np.empty(0, np.float32), None, 0.0)
 
@@ -102,5 +105,5 @@ class NullRunner:
 
     def wait(self, step: Step) -> StepResult:
         if self._encoding is not None:
-            return StepResult(step, _NO_OUTPUT, [None] * len(step.batch.chunks))
-        return StepResult(step, _NO_OUTPUT, [0 if c.samples else None for c in step.batch.chunks])
+            return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
+        return StepResult(step, _NO_OUTPUT, [_TOKEN if c.samples else _NOTHING for c in step.batch.chunks])

@@ -13,10 +13,12 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import Clock
 from corepipe.neuron.program import Executor
 from corepipe.neuron.timeline import Timeline
+from corepipe.scheduler.drafts import Drafter
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.encoding import Encoding
+from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
@@ -39,12 +41,17 @@ def _no_tokenizer() -> Tokenizer:
     raise UserError("there is no tokenizer")
 
 
+def _nobody(_request: SampledRequest) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
     seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
     for who asks for it; it raises UserError.  encoding: of a model that generates nothing (None: it does).
+    drafter: who guesses how a request's answer goes on, if anybody does.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -54,6 +61,7 @@ class Deployment:
     ready: Ready
     tokenizer: Callable[[], Tokenizer] = _no_tokenizer
     encoding: Encoding | None = None
+    drafter: Callable[[SampledRequest], Drafter | None] = _nobody
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -194,6 +194,7 @@ class Driver:
             self._deployment.encoding.check(submit)
         request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len, self._task)
         request.held = bool(request.grammar)
+        request.drafter = self._deployment.drafter(request)
         replica = self._loop.add(request)
         self._reporter.add(request, replica.device_now)
         self._accepted += 1

@@ -135,7 +135,7 @@ class EncodingRunner:
         assert output.values is not None
         finite = np.isfinite(output.values)
         failures = [] if finite.all() else _overflows(step, finite)
-        return StepResult(step, output, step.drawn_rows, failures)
+        return StepResult(step, output, [()] * len(step.drawn_rows), failures)
 
     def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
         """One row of each sequence whose last token is among its rows."""

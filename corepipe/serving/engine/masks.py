@@ -52,6 +52,12 @@ class Constraint:
         self.error: str | None = None
         self.finished = False
 
+    def copy(self) -> Constraint:
+        """One that can go on from here by itself."""
+        other = Constraint(self._matcher.deep_copy())
+        other.error, other.finished = self.error, self.finished
+        return other
+
     def fill(self, mask: Mask) -> None:
         """Which tokens may follow, into a row that is contiguous; other threads run meanwhile.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -13,6 +15,8 @@ from corepipe.serving.engine.runner import Failure, StepResult
 from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
 
 MILLISECONDS = 1e3
+
+_NONE: Iterator[TokenLogprobs] = iter(())
 
 
 @dataclass(slots=True)
@@ -70,7 +74,7 @@ class Reporter:
             return self._encoded(batch) + [self.fail(failure) for failure in batch.failures]
         logprobs = self._logprobs(batch.result)
         news = [
-            self._output(event, logprobs.get(event.request.id, []), batch.device_now)
+            self._output(event, logprobs.get(event.request.id, _NONE), batch.device_now)
             for event in batch.events
             if event.token is not None or event.finish_reason is not None
         ]
@@ -86,10 +90,11 @@ class Reporter:
         ended = FinishReason.ERROR.value
         return self._last(request, Output(request.id, finish_reason=ended, error=error, error_kind=kind))
 
-    def _output(self, event: TokenEvent, logprobs: list[TokenLogprobs], device_now: float) -> Output:
+    def _output(self, event: TokenEvent, logprobs: Iterator[TokenLogprobs], device_now: float) -> Output:
+        """Of a token, or of an end; `logprobs` has the token's next."""
         request = event.request
         record = self._records[request.id]
-        output = Output(request.id, [] if event.token is None else [event.token], logprobs)
+        output = Output(request.id, [] if event.token is None else [event.token], [*islice(logprobs, 1)])
         if event.token is not None:
             if record.device.first is None and not record.resumed:
                 prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
@@ -117,16 +122,16 @@ class Reporter:
         record = self._records.pop(request.id)
         return replace(output, device=_device_times(record), preemptions=request.num_preemptions)
 
-    def _logprobs(self, result: StepResult) -> dict[str, list[TokenLogprobs]]:
-        """The drawn tokens' logprobs by request; those of prompts are kept until the first token."""
+    def _logprobs(self, result: StepResult) -> dict[str, Iterator[TokenLogprobs]]:
+        """Those of the tokens drawn, by request and in order; a prompt's are kept until the first token."""
         if not result.has_logprobs:
             return {}
-        drawn: dict[str, list[TokenLogprobs]] = {}
+        drawn: dict[str, Iterator[TokenLogprobs]] = {}
         for index, chunk in enumerate(result.step.batch.chunks):
             record = self._records.get(chunk.request.id)
             if record is not None and record.request is chunk.request:
                 record.prompt_logprobs += result.prompt_logprobs(index)
-                drawn[chunk.request.id] = result.logprobs(index)
+                drawn[chunk.request.id] = iter(result.logprobs(index))
         return drawn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -15,8 +15,9 @@ import numpy as np
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
-from corepipe.serving.engine.masks import MaskBuffer, ban
+from corepipe.serving.engine.masks import MaskBuffer
 from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.row_masks import fill, fill_ahead
 from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.serving.messages import Started, TokenLogprobs
 
@@ -27,8 +28,6 @@ OVERFLOW = (
     "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
     "drawn. Its weights do not fit the number format that it is served in."
 )
-
-NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_token_ids here."
 
 Windows = tuple[int | None, ...]
 """Of each group of layers."""
@@ -76,10 +75,13 @@ class RequestInputs:
 class Step:
     """A batch in the executor's hands.
 
-    drawn_rows: for each chunk the logit row that draws its token, None where it draws none.
+    drawn_rows: for each chunk the logit row that draws its token, None where it draws none; those of its
+    drafts come after it.
     prompt_rows: logit rows that report on a prompt, by index of the chunk.
     top_logprobs [R]: alternatives asked for (-1: no logprob at all).
     constrained: the chunks that draw under a mask; mask_seconds: what each of these took to fill.
+    drafting: the chunks with drafts, and how many of the rows that they draw at can be used; None: there are
+    none.
     value_rows: for each chunk its rows of `StepOutput.values`, where nothing is generated.
     """
 
@@ -92,6 +94,7 @@ class Step:
     constrained: Sequence[int] = ()
     mask_seconds: Sequence[float] = ()
     value_rows: Sequence[range] = ()
+    drafting: Mapping[int, int] | None = None
 
 
 class Failure(NamedTuple):
@@ -141,7 +144,7 @@ class Runner:
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
         wanted = LogitRows()
-        drawn_rows, prompt_rows = _want_logits(wanted, states, chunks, starts.tolist())
+        drawn_rows, prompt_rows, drafting = _want_logits(wanted, states, chunks, starts.tolist())
         inputs = StepInputs(
             tokens=tokens_of(chunks),
             positions=positions_of(chunks, starts),
@@ -151,21 +154,27 @@ class Runner:
         )
         sampling = wanted.sampling()
         ticket = self._executor.submit(inputs, sampling)
-        constrained, seconds = self._give_masks(ticket, states, chunks) if wanted.masked else ((), ())
+        masked = self._give_masks(ticket, states, chunks, drafting) if wanted.masked else ((), ())
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
         top = sampling.top_logprobs
-        return Step(ticket, batch, drawn_rows, prompt_rows, top, shape, constrained, seconds)
+        return Step(ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None)
 
     def _give_masks(
-        self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk]
+        self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk], drafting: dict[int, int]
     ) -> tuple[Sequence[int], Sequence[float]]:
-        """Fills the masks of a batch while it is computed; the chunks that have one, and what each took."""
+        """Fills the masks of a batch while it is computed; the chunks that have one, and what each took.
+        Rows of drafts for which there can be none are taken out of `drafting`."""
         found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.masked]
-        masks = self._masks.rows(len(found))
-        ended = [perf_counter()]
+        masks = self._masks.rows(sum([drafting.get(at, 1) for at in found]))
+        ended, first = [perf_counter()], 0
         try:
-            for mask, at in zip(masks, found, strict=True):
-                _fill(mask, states[at].request)
+            for at in found:
+                fill(masks[first], states[at].request)
+                first += 1
+                if at in drafting:
+                    ahead = masks[first : first + len(chunks[at].drafts)]
+                    drafting[at] = 1 + fill_ahead(ahead, states[at].request, chunks[at].drafts)
+                    first += len(ahead)
                 ended.append(perf_counter())
         finally:  # whatever happens, the executor must not wait for them
             self._executor.give_masks(ticket, masks)
@@ -182,7 +191,9 @@ class Runner:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         drawn = output.tokens.tolist()
-        tokens = [None if row is None else drawn[row] for row in step.drawn_rows]
+        tokens = [[] if row is None else [drawn[row]] for row in step.drawn_rows]
+        if step.drafting:
+            _add_verified(tokens, step, step.drafting, drawn, output.overflowed)
         failures = _overflows(step, output)
         if step.constrained:
             failures += _take_tokens(step, tokens, {failure.request for failure in failures})
@@ -191,11 +202,11 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """tokens: one for each chunk, None where the chunk draws none.  failures: at most one a request."""
+    """tokens: for each chunk those that stand of what it draws.  failures: at most one a request."""
 
     step: Step
     output: StepOutput
-    tokens: list[int | None]
+    tokens: Sequence[Sequence[int]]
     failures: Sequence[Failure] = ()
 
     @property
@@ -204,10 +215,11 @@ class StepResult:
         return bool((self.step.top_logprobs >= 0).any())
 
     def logprobs(self, chunk: int) -> list[TokenLogprobs]:
-        """The drawn token's; empty where none was drawn or asked for."""
+        """Those of the chunk's tokens; empty where none was drawn or asked for."""
         row = self.step.drawn_rows[chunk]
-        asked = row is not None and self.step.top_logprobs[row] >= 0
-        return [self._report(row)] if row is not None and asked else []
+        if row is None or self.step.top_logprobs[row] < 0:
+            return []
+        return [self._report(row + at) for at in range(len(self.tokens[chunk]))]
 
     def prompt_logprobs(self, chunk: int) -> list[TokenLogprobs]:
         """Those of the prompt tokens that follow this chunk's rows; empty where not asked for."""
@@ -233,53 +245,75 @@ def _overflows(step: Step, output: StepOutput) -> list[Failure]:
     ]
 
 
-def _take_tokens(step: Step, tokens: Sequence[int | None], failed: Collection[Request]) -> list[Failure]:
+def _add_verified(
+    tokens: list[list[int]],
+    step: Step,
+    drafting: Mapping[int, int],
+    drawn: Sequence[int],
+    overflowed: Collection[int],
+) -> None:
+    """Gives chunks with drafts all tokens that stand.  A draft's row that has no numbers, or no mask, does
+    not count, nor do those behind it: it is computed again once it is known to be wanted."""
+    for at, usable in drafting.items():
+        row = step.drawn_rows[at]
+        assert row is not None
+        end = next((each for each in range(row + 1, row + usable) if each in overflowed), row + usable)
+        tokens[at] = list(step.batch.chunks[at].verified(drawn[row:end]))
+
+
+def _take_tokens(step: Step, tokens: list[list[int]], failed: Collection[Request]) -> list[Failure]:
     """Tells constraints what was drawn; the requests that cannot go on, besides those that have `failed`."""
     failures = []
     for at in step.constrained:
-        request, token = step.batch.chunks[at].request, tokens[at]
+        request = step.batch.chunks[at].request
         assert isinstance(request, SampledRequest)
         if request.status is Status.FINISHED or request in failed:
             continue
         if request.constraint is None:
             continue
-        assert token is not None
-        request.constraint.take(token)
+        for number, token in enumerate(tokens[at], 1):
+            request.constraint.take(token)
+            ends = token in request.stop_ids and request.num_generated + number >= request.min_tokens
+            if request.constraint.finished or ends:
+                del tokens[at][number:]
+                break
         request.complete = request.constraint.finished
         if request.constraint.error is not None:
             failures.append(Failure(request, "constraint", request.constraint.error))
     return failures
 
 
-def _fill(mask: Ids, request: SampledRequest) -> None:
-    """What the request may draw next: the end of an answer before `min_tokens` only where nothing else can
-    follow."""
-    constraint = request.constraint
-    if constraint is not None:
-        constraint.fill(mask)
-    if request.allowed is not None:
-        mask &= request.allowed
-        if constraint is not None and constraint.error is None and not mask.any():
-            constraint.error = NOTHING_LEFT
-    if request.num_generated < request.min_tokens:
-        ban(mask, request.stop_ids)
-
-
 def _want_logits(
     wanted: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
-) -> tuple[list[int | None], dict[int, range]]:
+) -> tuple[list[int | None], dict[int, range], dict[int, int]]:
     """Adds the rows that draw or report to `wanted`; `Step` says what is returned."""
     drawn_rows: list[int | None] = []
     prompt_rows: dict[int, range] = {}
+    drafting: dict[int, int] = {}
     for index, (state, chunk) in enumerate(zip(states, chunks, strict=True)):
         if state.prompt_scalars is not None:
             prompt_rows[index] = _want_prompt(wanted, state, state.prompt_scalars, chunk, starts[index])
         drawn_rows.append(len(wanted.rows) if chunk.samples else None)
-        if chunk.samples:
+        if chunk.drafts:
+            _want_drafts(wanted, state, chunk, starts[index])
+            drafting[index] = len(chunk.drafts) + 1
+        elif chunk.samples:
             wanted.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
             if state.request.masked:
                 wanted.mask()
-    return drawn_rows, prompt_rows
+    return drawn_rows, prompt_rows, drafting
+
+
+def _want_drafts(wanted: LogitRows, state: RequestInputs, chunk: Chunk, first_row: int) -> None:
+    """Adds the rows of the last known token and of each draft; each is drawn as if those before it were
+    known."""
+    lists = state.lists
+    last = chunk.count - len(chunk.drafts) - 1
+    for at in range(len(chunk.drafts) + 1):
+        ahead = lists and lists.ahead(chunk.drafts[:at])
+        wanted.draw(first_row + last + at, state.scalars, chunk.start + last + at + 1, ahead)
+        if state.request.masked:
+            wanted.mask()
 
 
 def _want_prompt(
@@ -303,6 +337,7 @@ def tokens_of(chunks: Sequence[Chunk]) -> Ids:
             flat.append(chunk.request.tokens[chunk.start])
         else:
             flat += chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            flat += chunk.drafts
     return np.array(flat, np.int32)
 
 

@@ -6,6 +6,7 @@ only by the requests that ask for them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -90,6 +91,18 @@ class SeenTokens:
         size = len(self._index)
         return self._ids[:size], self._counts[:size]
 
+    def ahead(self, tokens: Sequence[int], drafts: Sequence[int]) -> tuple[Ids, Ids]:
+        """As `follow`, of what would be counted if the drafts were known; they are not counted for good."""
+        ids, counts = self.follow(tokens)
+        counts, others = counts.copy(), Counter[int]()
+        for token in drafts:
+            if token in self._index:
+                counts[self._index[token]] += 1
+            else:
+                others[token] += 1
+        more = np.array([*others.items()], np.int32).reshape(-1, 2)
+        return np.append(ids, more[:, 0]), np.append(counts, more[:, 1])
+
     def _count(self, token: int) -> None:
         at = self._index.setdefault(token, len(self._index))
         if at == len(self._ids):
@@ -107,9 +120,10 @@ class Banned:
         self._longer = [(list(one[:-1]), one[-1]) for one in sequences if len(one) > 1]
         self._longest = max((len(start) for start, _ in self._longer), default=0)
 
-    def next(self, request: Request) -> Ids:
-        """What must not follow the tokens of the answer so far; those of the prompt do not count."""
-        said = request.tokens[max(len(request.prompt), len(request.tokens) - self._longest) :]
+    def next(self, request: Request, drafts: Sequence[int] = ()) -> Ids:
+        """What must not follow the tokens of the answer so far and these drafts; those of the prompt do not
+        count."""
+        said = [*request.tokens[max(len(request.prompt), len(request.tokens) - self._longest) :], *drafts]
         ending = {last for start, last in self._longer if said[-len(start) :] == start}
         return np.array(sorted(self._always | ending), np.int32)
 
@@ -149,18 +163,41 @@ class RowLists:
         needed = params.logit_bias or bad_words or early or _penalises(params)
         return RowLists(request, params, bad_words, early) if needed else None
 
-    def bias(self) -> tuple[Ids, Floats]:
-        """Ids and what to add to their logits at the next draw."""
-        early = self._request.num_generated < self._request.min_tokens
+    def ahead(self, drafts: Sequence[int]) -> RowLists | ListsAhead:
+        """The lists of the row that draws what follows these drafts."""
+        return ListsAhead(self, drafts) if drafts else self
+
+    def bias(self, drafts: Sequence[int] = ()) -> tuple[Ids, Floats]:
+        """Ids and what to add to their logits at the next draw, or at that behind some drafts."""
+        early = self._request.num_generated + len(drafts) < self._request.min_tokens
         ids, values = (self._early_ids, self._early_bias) if early else (self._bias_ids, self._bias)
         if self._banned is None:
             return ids, values
-        banned = self._banned.next(self._request)
+        banned = self._banned.next(self._request, drafts)
         return np.append(ids, banned), np.append(values, np.full(len(banned), -np.inf, np.float32))
 
+    def seen(self, drafts: Sequence[int] = ()) -> tuple[Ids, Ids]:
+        """Ids and counts for the penalties of the next draw, or of that behind some drafts."""
+        if self._seen is None:
+            return NO_IDS, NO_IDS
+        tokens = self._request.tokens
+        return self._seen.ahead(tokens, drafts) if drafts else self._seen.follow(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ListsAhead:
+    """The lists of a row behind drafts."""
+
+    lists: RowLists
+    drafts: Sequence[int]
+
+    def bias(self) -> tuple[Ids, Floats]:
+        """As of RowLists."""
+        return self.lists.bias(self.drafts)
+
     def seen(self) -> tuple[Ids, Ids]:
-        """Ids and counts for the penalties of the next draw."""
-        return self._seen.follow(self._request.tokens) if self._seen else (NO_IDS, NO_IDS)
+        """As of RowLists."""
+        return self.lists.seen(self.drafts)
 
 
 def _penalises(params: Sampling) -> bool:
@@ -179,10 +216,10 @@ class LogitRows:
     scalars: list[bytes] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
-    lists: list[RowLists | None] = field(default_factory=list)
+    lists: list[RowLists | ListsAhead | None] = field(default_factory=list)
     masked: list[int] = field(default_factory=list)
 
-    def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | None) -> None:
+    def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | ListsAhead | None) -> None:
         self.rows.append(row)
         self.scalars.append(scalars)
         self.positions.append(position)

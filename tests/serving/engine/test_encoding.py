@@ -49,7 +49,7 @@ class TestBatches:
         assert inputs.logit_rows.tolist() == [0, 4]
         assert (step.shape.rows, step.shape.logit_rows, step.shape.sequences) == (6, 2, 2)
         result = runner.wait(step)
-        assert result.tokens == [None, None]
+        assert result.tokens == [(), ()]
         assert [np.frombuffer(values_of(result, at)[0], "<f4").tolist() for at in (0, 1)] == [
             [26.0, 2.0, 4.0],
             [19.0, 0.0, 2.0],

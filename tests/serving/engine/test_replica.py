@@ -47,7 +47,7 @@ def test_a_batch_is_submitted_and_completed() -> None:
     assert (first.due, replica.next_event()) == (0.01, 0.01)
     assert replica.submit(0.0) is None  # what is in flight is not scheduled again
     done = replica.complete()
-    assert [event.token for event in done.events] == done.result.tokens
+    assert [[event.token] for event in done.events] == done.result.tokens
     assert (done.device_now, done.due, done.ended) == (0.01, 0.01, [])
     second = replica.submit(0.01)
     assert second is not None

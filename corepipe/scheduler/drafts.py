@@ -1,0 +1,54 @@
+"""Guesses of how answers go on, so that several of their tokens can be computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # a request has a Drafter
+    from corepipe.scheduler.config import SchedulerConfig
+    from corepipe.scheduler.kv_cache import KVCache
+    from corepipe.scheduler.request import Chunk, Request
+
+
+class Drafter(Protocol):
+    """Guesses for one request.  What it says decides how soon tokens come, and never which."""
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        """At most so many tokens that may follow those that are known; none where it has no idea.  `most` is
+        at least 1."""
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
+
+
+def add_drafts(
+    chunks: Sequence[Chunk], draftable: Sequence[Chunk], tokens: int, config: SchedulerConfig, kv: KVCache
+) -> None:
+    """Shares out the `tokens` that a batch of these chunks has left, once everybody has what is known, among
+    those who may guess how they go on.  A batch with prompts is left alone: its time is that of its tokens.
+    """
+    if not all(chunk.count == 1 and chunk.request.num_generated for chunk in chunks):
+        return
+    left = tokens if config.draft_rows is None else min(tokens, config.draft_rows - len(chunks))
+    for number, chunk in enumerate(draftable):
+        left -= _guess(chunk, left // (len(draftable) - number), config, kv)
+
+
+def _guess(chunk: Chunk, most: int, config: SchedulerConfig, kv: KVCache) -> int:
+    """Adds at most so many drafts to a chunk; how many.  Nobody is preempted for their blocks, and even the
+    token that follows the last of them is one that is wanted."""
+    request = chunk.request
+    known = request.num_tokens
+    most = min(most, request.max_tokens - request.num_generated - 1, config.max_model_len - known - 1)
+    if kv.missing(request, known + most) > kv.pool.available:
+        most = min(most, request.room - known)
+    drafts = request.drafter.propose(request, most) if request.drafter is not None and most > 0 else ()
+    if drafts:
+        missing = kv.missing(request, known + len(drafts))
+        if missing:
+            kv.grow(request, missing)
+        chunk.drafts = drafts
+        chunk.count += len(drafts)
+        request.num_computed += len(drafts)
+    return len(drafts)

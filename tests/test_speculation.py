@@ -1,0 +1,216 @@
+"""Drafts change how soon tokens come, and nothing else: every answer with them is the answer without."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from msgspec.structs import replace as changed
+
+from corepipe.scheduler.drafts import Drafter
+from corepipe.scheduler.request import Request
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.messages import Output, Sampling, Submit
+from tests.parity import expected
+from tests.servers import TINY
+from tests.serving.engine_support import by_request, run
+from tests.test_constrained import GRAMMARS, tokenizer
+
+PROMPT = [7 + 11 * i % 200 for i in range(40)]
+TOKENS = 40
+SEEDED = Sampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1)
+WORDS = LLMatcher.grammar_from_regex(r"(yes|no|maybe)( (so|not)){3,9}")
+KINDS: dict[str, tuple[Sampling, dict[str, Any]]] = {
+    "greedy": (Sampling(temperature=0.0, logprobs=3), {}),
+    "seeded": (SEEDED, {"stop_ids": [1, 2], "min_tokens": 20}),
+    "few": (Sampling(temperature=1.0, seed=2, top_k=3, min_p=0.05, logprobs=0), {}),
+    "penalties": (
+        Sampling(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7, logprobs=0),
+        {},
+    ),
+    "frequent": (Sampling(temperature=0.0, frequency_penalty=1.4), {"stop_ids": [9], "min_tokens": 6}),
+    "biased": (
+        Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}, prompt_logprobs=1),
+        {"stop_ids": [5, 1], "min_tokens": 12},
+    ),
+    "allowed": (Sampling(temperature=1.2, seed=4, allowed_token_ids=[1, *range(7, 300, 9)]), {}),
+    "json": (Sampling(temperature=1.0, seed=6, logprobs=2), {"grammar": GRAMMARS["json"], "max_tokens": 90}),
+    "words": (Sampling(temperature=0.7, seed=8), {"grammar": WORDS, "min_tokens": 9}),
+    "nothing": (
+        Sampling(temperature=1.0, seed=1, allowed_token_ids=sorted(set(tokenizer().encode("a b c d e f g")))),
+        {"grammar": LLMatcher.grammar_from_regex("[a-g ]{9}[0-9]")},
+    ),
+}
+"""Of the last one nothing can be drawn after some tokens: it ends with an error."""
+BESIDE = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 20, "block_size": 16}
+
+
+class Knows:
+    """Guesses an answer that is known, wrongly once in a while."""
+
+    def __init__(self, answer: Sequence[int], rng: random.Random) -> None:
+        self._answer = answer
+        self._rng = rng
+        self.drafts = self.accepted = 0
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        rest = self._answer[request.num_generated :]
+        guesses = [token if self._rng.random() < 0.8 else self._rng.randrange(100) for token in rest]
+        ends = [0] * 3  # beyond the end of the answer, too
+        return (guesses + ends)[: min(most, self._rng.randint(0, 8))]
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        self.drafts += drafts
+        self.accepted += accepted
+
+
+def engine(drafter: Any = None, model: Path = TINY, **options: Any) -> Driver:
+    settings = {"format": "int8", "threads": 1, "max_model_len": 256, **options}
+    deployment = assemble(EngineConfig(model=str(model), **settings), lambda _what, _done: None)
+    return Driver(deployment if drafter is None else replace(deployment, drafter=drafter))
+
+
+def submits() -> list[Submit]:
+    return [
+        Submit(kind, PROMPT[: 20 + at], **{"max_tokens": TOKENS, **fields}, sampling=sampling)
+        for at, (kind, (sampling, fields)) in enumerate(KINDS.items())
+    ]
+
+
+def told(news: dict[str, list[Output]]) -> dict[str, Any]:
+    """All that the owners of the requests hear, in the order and in the pieces in which they do, but for
+    what depends on company."""
+    return {
+        name: [changed(o, device=None, preemptions=0, cached=0) for o in outputs]
+        for name, outputs in news.items()
+    }
+
+
+@functools.cache
+def plain(model: Path = TINY, **options: Any) -> dict[str, Any]:
+    """Each alone, and without drafts."""
+    driver = engine(model=model, **options)
+    found = {}
+    for submit in submits():
+        driver.handle(submit)
+        found |= told(by_request(run(driver)))
+    driver.close()
+    return found
+
+
+def drafted(
+    asked: Sequence[Submit], model: Path = TINY, **options: Any
+) -> tuple[dict[str, Any], list[Knows], Driver]:
+    """What is told of these requests, all at once, with drafts; who guessed."""
+    answers = {
+        name: [token for output in outputs for token in output.tokens]
+        for name, outputs in plain(
+            model, **{k: v for k, v in options.items() if k == "kv_cache_dtype"}
+        ).items()
+    }
+    guessers: list[Knows] = []
+
+    def drafter(request: SampledRequest) -> Drafter:
+        guessers.append(Knows(answers[request.id], random.Random(request.id)))
+        return guessers[-1]
+
+    driver = engine(drafter, model, **options)
+    for submit in asked:
+        driver.handle(submit)
+    return told(by_request(run(driver))), guessers, driver
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        BESIDE,
+        {"pipeline": 2, "max_num_batched_tokens": 33, "threads": 2},
+        {"data": 2, "policy": "segregated"},
+        {"kv_cache_dtype": "int8"},
+    ],
+    ids=["roomy", "preempted", "pipeline", "replicas", "int8 cache"],
+)
+def test_answers_are_those_without_drafts(options: dict[str, Any]) -> None:
+    found, guessers, driver = drafted(submits(), **options)
+    stats = driver.stats()
+    driver.close()
+    assert found == plain(**{k: v for k, v in options.items() if k == "kv_cache_dtype"})
+    accepted, drafts = sum(g.accepted for g in guessers), sum(g.drafts for g in guessers)
+    assert drafts > accepted + 20 > 60
+    assert sum(s.blocks_held for s in stats) == 0
+    assert "num_blocks" not in options or sum(s.preemptions for s in stats) > 0
+
+
+def test_the_last_token_of_all_comes_with_an_error() -> None:
+    assert plain()["nothing"][-1].error_kind == "constraint"
+    assert len(plain()["nothing"]) > 1
+
+
+def test_tensor_parallel_answers_are_those_without_drafts(tmp_path: Path) -> None:
+    """Beside each other: sums of several cores have their own order."""
+    driver = engine(tensor=2, threads=2)
+    for submit in submits():
+        driver.handle(submit)
+    wanted = told(by_request(run(driver)))
+    driver.close()
+    found, _, driver = drafted(submits(), tensor=2, threads=2)
+    driver.close()
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+def test_layers_with_windows(name: str, tmp_path: Path) -> None:
+    """Windows of 40 positions, of which blocks are given back while drafts come and go."""
+    model = expected.load(name).write(tmp_path)
+    plain_, drafting = {}, {}
+    asked = [
+        Submit(f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else Sampling(temperature=0.0))
+        for n in (20, 61, 130)
+    ]
+    options: dict[str, Any] = {
+        "format": "bf16",
+        "block_size": 16,
+        "max_num_batched_tokens": 48,
+        "cache_dir": tmp_path,
+    }
+    driver = engine(model=model, **options)
+    for submit in asked:
+        driver.handle(submit)
+    plain_ = told(by_request(run(driver)))
+    driver.close()
+    answers = {k: [t for o in v for t in o.tokens] for k, v in plain_.items()}
+    driver = engine(lambda r: Knows(answers[r.id], random.Random(r.id)), model, **options)
+    for submit in asked:
+        driver.handle(submit)
+    drafting = told(by_request(run(driver)))
+    driver.close()
+    assert drafting == plain_
+
+
+def test_an_answer_goes_on_in_another_engine() -> None:
+    """After some tokens, with drafts before and behind."""
+    rng = random.Random(1)
+    wanted = plain()
+    again, whole = [], {}
+    for submit in submits():
+        if submit.id == "nothing":
+            continue
+        tokens = [token for output in wanted[submit.id] for token in output.tokens]
+        cut = rng.randrange(1, len(tokens) - 1)
+        sampling = changed(submit.sampling, prompt_logprobs=None)
+        again.append(changed(submit, generated=tokens[:cut], replay=True, sampling=sampling))
+        whole[submit.id] = wanted[submit.id][cut:]
+    found, guessers, driver = drafted(again)
+    driver.close()
+    assert found == whole
+    assert sum(g.accepted for g in guessers) > 20
