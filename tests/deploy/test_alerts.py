@@ -40,6 +40,12 @@ def answers(errors: int) -> list[dict[str, str]]:
     ]
 
 
+def held_blocks(values: str) -> list[dict[str, str]]:
+    """Of 100 that a replica has."""
+    blocks = [("corepipe_kv_blocks_held", values), ("corepipe_kv_blocks", "100x60")]
+    return [series(name, one, engine="1") for name, one in blocks]
+
+
 CASES: list[tuple[str, str, bool, list[dict[str, str]]]] = [
     ("CorepipeSlowFirstToken", "2 % are slow", True, first_tokens(2)),
     ("CorepipeSlowFirstToken", "none is slow", False, first_tokens(0)),
@@ -47,20 +53,20 @@ CASES: list[tuple[str, str, bool, list[dict[str, str]]]] = [
     ("CorepipeErrors", "a tenth fails", True, answers(10)),
     ("CorepipeErrors", "one in a hundred fails", False, answers(1)),
     ("CorepipeErrors", "nobody asks", False, answers(0)[:1]),
-    ("CorepipeQueueGrows", "it grows", True, [series("vllm:num_requests_waiting", "0+2x60", engine="0")]),
-    ("CorepipeQueueGrows", "it is long", False, [series("vllm:num_requests_waiting", "50x60", engine="0")]),
+    ("CorepipeQueueGrows", "it grows", True, [series("corepipe_requests_waiting", "0+2x60", engine="0")]),
+    ("CorepipeQueueGrows", "it is long", False, [series("corepipe_requests_waiting", "50x60", engine="0")]),
     (
         "CorepipeQueueGrows",
         "it grows a little",
         False,
-        [series("vllm:num_requests_waiting", "0+0.1x60", engine="0")],
+        [series("corepipe_requests_waiting", "0+0.1x60", engine="0")],
     ),
-    ("CorepipeKVCacheFull", "full", True, [series("vllm:kv_cache_usage_perc", "0.99x60", engine="1")]),
+    ("CorepipeKVCacheFull", "full", True, held_blocks("99x60")),
     (
         "CorepipeKVCacheFull",
         "now and then",
         False,
-        [series("vllm:kv_cache_usage_perc", "0.99 0.2 " * 30, engine="1")],
+        held_blocks("99 20 " * 30),
     ),
     ("CorepipeRestarts", "two within an hour", True, [series(STARTS, "100x10 700x10 1300x40")]),
     ("CorepipeRestarts", "one within an hour", False, [series(STARTS, "100x10 700x50")]),

@@ -6,6 +6,7 @@ its latest Stats when Prometheus asks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -65,6 +66,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families; called by the registry."""
+        yield from self._server_families()
         yield from self._engine_families()
         yield self._restarts()
         yield from self.requests.families(self._model)
@@ -73,12 +75,27 @@ class Metrics(Collector):
             "vllm:iteration_tokens_total", "Tokens in a batch.", {"model_name": self._model}
         )
         yield from self._device_families()
+        yield _adapters()
         if self._ready is not None:
             yield self._cache_config(self._ready)
 
     def _engine_pid(self) -> str:
         """Where /proc has the engine's process; nowhere while there is none."""
         return str(self._ready.pid) if self._ready and self._ready.pid else "none"
+
+    def _server_families(self) -> Iterator[Metric]:
+        """What endpoint pickers read, of which they take a family's first series: one, of all replicas."""
+        stats = self._engine.stats
+        for name, help_text, read in _SERVER_GAUGES:
+            gauge = GaugeMetricFamily(name, help_text, labels=("model_name", "engine"))
+            if stats:
+                gauge.add_metric((self._model, self._engines()), read(stats))
+            yield gauge
+
+    def _engines(self) -> str:
+        """The label of what is told of all replicas together; of one alone it is its number."""
+        stats = self._engine.stats
+        return ALL_REPLICAS if len(stats) > 1 else str(stats[0].replica) if stats else "0"
 
     def _engine_families(self) -> Iterator[Metric]:
         for name, help_text, read in _ENGINE_GAUGES:
@@ -155,25 +172,58 @@ class Metrics(Collector):
         labels = {
             "model_name": self._model,
             "block_size": str(ready.block_size),
-            "num_gpu_blocks": str(ready.blocks),
+            "num_gpu_blocks": str(ready.blocks * max(1, len(self._engine.stats))),
             "cache_dtype": "float32" if self._config.format == "fp32" else "bfloat16",
             "enable_prefix_caching": str(self._config.prefix_cache),
+            "engine": self._engines(),
         }
-        names = (*labels, "engine")
-        family = GaugeMetricFamily("vllm:cache_config_info", "Size of a replica's KV cache.", labels=names)
-        for replica in [str(stats.replica) for stats in self._engine.stats] or ["0"]:
-            family.add_metric((*labels.values(), replica), 1)
+        what = "Size of the KV cache, of all replicas together."
+        family = GaugeMetricFamily("vllm:cache_config_info", what, labels=tuple(labels))
+        family.add_metric(tuple(labels.values()), 1)
         return family
 
 
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    ("vllm:num_requests_running", "Requests in the batch.", lambda s: s.running),
-    ("vllm:num_requests_waiting", "Requests in the queue.", lambda s: s.waiting),
+def _adapters() -> Metric:
+    """Which LoRA adapters are at work: none, as none is served.  Pickers ask for it in any case; of several
+    series they take the one with the highest value, which is when it was told, in seconds since 1970."""
+    labels = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
+    what = "LoRA adapters of requests that wait and run: there are none."
+    family = GaugeMetricFamily("vllm:lora_requests_info", what, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), time.time())
+    return family
+
+
+ALL_REPLICAS = "all"
+"""The label `engine` of what is of several replicas."""
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+_SERVER_GAUGES: tuple[tuple[str, str, Callable[[Sequence[Stats]], float]], ...] = (
+    (
+        "vllm:num_requests_running",
+        "Requests in the batch, of all replicas.",
+        lambda all_: sum(s.running for s in all_),
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "Requests in the queue, of all replicas.",
+        lambda all_: sum(s.waiting for s in all_),
+    ),
     (
         "vllm:kv_cache_usage_perc",
-        "Share of KV blocks held by requests, 0 to 1.",
-        lambda s: s.blocks_held / s.blocks_total if s.blocks_total else 0.0,
+        "Share of the KV blocks of all replicas that is held by requests, 0 to 1.",
+        lambda all_: _share(sum(s.blocks_held for s in all_), sum(s.blocks_total for s in all_)),
     ),
+)
+"""What docs/decisions/2026-11-24-metrics-of-all-replicas.md is about."""
+
+
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    ("corepipe_requests_running", "Requests in a replica's batch.", lambda s: s.running),
+    ("corepipe_requests_waiting", "Requests in a replica's queue.", lambda s: s.waiting),
     ("corepipe_waiting_tokens", "Prompt tokens in the queue.", lambda s: s.waiting_tokens),
     ("corepipe_kv_blocks_held", "KV blocks held by requests.", lambda s: s.blocks_held),
     ("corepipe_kv_blocks_cached", "KV blocks kept by the prefix cache alone.", lambda s: s.blocks_cached),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
 from msgspec.structs import replace
@@ -227,3 +229,48 @@ def test_bounds_belong_to_their_bucket():
     family = type("Family", (), {"add_metric": lambda self, *given: setattr(self, "given", given)})()
     histogram.add_to(family, ("x",))
     assert family.given == (("x",), [("1.0", 3), ("2.0", 3), ("+Inf", 4)], 5.5)
+
+
+def latest(url, name):
+    """Of a family what llm-d-router's extractor takes: the series of the latest timestamp, or the first."""
+    families = {family.name: family for family in parse_text(httpx.get(url + "/metrics").text)}
+    best, recent = None, -1
+    for sample in families[name].samples:
+        if (stamp := int(1000 * (sample.timestamp or 0))) > recent:
+            best, recent = sample, stamp
+    return best
+
+
+def test_who_takes_the_first_series_sees_all_replicas(engine):
+    full = replace(STATS, replica=1, running=3, waiting=40, blocks_held=64, held=2)
+    engine.stats = [replace(STATS, running=0, waiting=0, blocks_held=0), full]
+    with running(engine) as url:
+        assert latest(url, "vllm:num_requests_running").value == 3
+        assert latest(url, "vllm:num_requests_waiting").value == 40
+        assert latest(url, "vllm:kv_cache_usage_perc").value == 0.5
+        config = latest(url, "vllm:cache_config_info").labels
+        assert (config["num_gpu_blocks"], config["block_size"], config["engine"]) == ("128", "32", "all")
+        told = {
+            (s.name, s.labels["engine"]): s.value
+            for family in parse_text(httpx.get(url + "/metrics").text)
+            for s in family.samples
+            if "engine" in s.labels
+        }
+    for name, of_replicas in (("running", (0, 3)), ("waiting", (0, 40))):
+        assert told[f"vllm:num_requests_{name}", "all"] == sum(of_replicas)
+        assert (f"vllm:num_requests_{name}", "0") not in told  # so that a sum counts nothing twice
+        assert tuple(told[f"corepipe_requests_{name}", one] for one in "01") == of_replicas
+    assert [told["corepipe_kv_blocks_held", one] for one in "01"] == [0, 64]
+
+
+def test_one_replica_has_its_number(url):
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
+        assert latest(url, f"vllm:{name}").labels["engine"] == "0"
+
+
+def test_adapters_are_always_told_of(url):
+    """Their value is when they were told of: of several series pickers take the highest."""
+    before = time.time()
+    told = latest(url, "vllm:lora_requests_info")
+    assert told.labels == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert before - 1 <= told.value <= time.time() + 1
