@@ -151,8 +151,9 @@ class AttentionRig:
         if self.dtype.startswith("int8"):
             k, v = turned_back(int8(numerics.hadamard(k))), int8(v)
             q = turned_back(self._rounded(numerics.hadamard(q.astype(np.float32))))
-        k, v = k.astype(np.float64), v.astype(np.float64)
-        scores = np.einsum("tkgd,skd->kgts", q, k) * self.scale
+        of_heads = [x.astype(np.float64).swapaxes(0, 1) for x in (k, v)]  # [kv_heads, length, head_dim]
+        k, v = (x[:, None] for x in of_heads)
+        scores = q.transpose(1, 2, 0, 3) @ k.swapaxes(-1, -2) * self.scale
         age = np.arange(length)[:, None] - np.arange(length)
         if self.softcap is not None:
             scores = self.softcap * np.tanh(scores / self.softcap)
@@ -161,7 +162,7 @@ class AttentionRig:
         seen = (age >= 0) & (age < (self.window or length))
         p = np.exp(np.where(seen, scores, -np.inf) - np.where(seen, scores, -np.inf).max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
-        results = [np.einsum("kgts,skd->tkgd", p, x).reshape(length, -1) for x in (v, np.abs(v))]
+        results = [(p @ x).transpose(2, 0, 1, 3).reshape(length, -1) for x in (v, np.abs(v))]
         return results[0], results[1]
 
 
