@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import uvloop
 from corepipe import __version__
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.placement import print_placement
-from corepipe.cli.ports import open_ports, tell_of_admin_port, tell_of_faults, url_of
+from corepipe.cli.ports import open_ports, tell_of_faults, tell_of_other_ports, urls_of
 from corepipe.errors import UserError
 from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity
@@ -24,6 +24,7 @@ from corepipe.neuron.graph import FORMATS, DType
 from corepipe.neuron.packed_index import weights_size
 from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.api.cassettes.deck import Deck
+from corepipe.serving.api.port_router import Port
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig
@@ -46,7 +47,7 @@ def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     listeners = open_ports(server)
     deck = None if server.record is None and server.replay is None else Deck(server)
     found = [_Found.of(engine, own) for engine, own in asked]
-    urls = [url_of(one, server) for one in listeners]
+    urls = urls_of(listeners, server)
     models = Models([_service(one, urls, found) for one in _with_shares(found)])
     app = create_app_of(models, server, deck)
     tell_of_faults(server)
@@ -112,7 +113,7 @@ def _timed(one: _Found) -> registry.Architecture:
     return registry.load(one.path) if timed is None else timing_model(timed)
 
 
-def _service(one: _Found, urls: list[str], found: Sequence[_Found]) -> Service:
+def _service(one: _Found, urls: Mapping[Port, str], found: Sequence[_Found]) -> Service:
     """Its engine, which is yet to start, and its text."""
     names = [each.name for each in found] if len(found) > 1 else []
     client = _AnnouncedClient(
@@ -172,7 +173,7 @@ class _Announcement:
 
     name: str
     names: Sequence[str]
-    urls: Sequence[str]
+    urls: Mapping[Port, str]
 
     def line(self, ready: Ready) -> str:
         """For stderr."""
@@ -180,7 +181,8 @@ class _Announcement:
         alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
         loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
         room = f"(up to {ready.max_model_len} tokens a request)"
-        return f"{loaded}: {self.urls[0]}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
+        url = self.urls[Port.PUBLIC]
+        return f"{loaded}: {url}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
 
     @property
     def last(self) -> bool:
@@ -214,5 +216,5 @@ class _AnnouncedClient(ProcessClient):
             console.print(note, markup=False)
         console.print(self._said.line(ready), markup=False)
         if self._said.last:
-            tell_of_admin_port(self._said.urls)
+            tell_of_other_ports(self._said.urls)
         return ready

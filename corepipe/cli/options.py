@@ -142,6 +142,17 @@ AdminApiKeys = Annotated[
         envvar="COREPIPE_ADMIN_API_KEY",
     ),
 ]
+MetricsHost = Annotated[str, _option("--metrics-host", help="Address of the port of metrics.", panel=SERVER)]
+MetricsPort = Annotated[
+    int | None,
+    _option(
+        "--metrics-port",
+        help="Port of /metrics and health without a key, for who cannot send one; 0 picks a free one.",
+        panel=SERVER,
+        min=0,
+        max=65535,
+    ),
+]
 SslCertfile = Annotated[
     Path | None, _option("--ssl-certfile", help="Certificate chain in PEM: serve HTTPS.", panel=SERVER)
 ]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from corepipe.cli.common import errors
 from corepipe.serving.api.app import listen_all
 from corepipe.serving.api.connection_limit import make_room, too_few_files
 from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.port_router import Port, open_at
 from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import read_keys
 
 
 def open_ports(server: ServerConfig) -> list[socket.socket]:
-    """The public port and, if there is to be one, the admin port.  Raises UserError."""
+    """The sockets of all ports, the public one first.  Raises UserError."""
     check_bind(server)
     tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
     read_keys(server.api_keys, server.api_key_file)
@@ -26,7 +27,12 @@ def open_ports(server: ServerConfig) -> list[socket.socket]:
     return listeners
 
 
-def url_of(listener: socket.socket, server: ServerConfig) -> str:
+def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[Port, str]:
+    """Of the sockets of all ports."""
+    return {port: _url(one, server) for port, one in zip(open_at(server), listeners, strict=True)}
+
+
+def _url(listener: socket.socket, server: ServerConfig) -> str:
     scheme = "http" if server.ssl_certfile is None else "https"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -38,7 +44,10 @@ def tell_of_faults(server: ServerConfig) -> None:
         errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
 
 
-def tell_of_admin_port(urls: Sequence[str]) -> None:
-    """`urls`: of all ports, the public one first."""
-    for admin_url in urls[1:]:
-        errors().print(f"metrics, placement and control: {admin_url}", markup=False)
+_TOLD = {Port.ADMIN: "metrics, placement and control", Port.METRICS: "metrics, without a key"}
+
+
+def tell_of_other_ports(urls: Mapping[Port, str]) -> None:
+    for port, url in urls.items():
+        if port in _TOLD:
+            errors().print(f"{_TOLD[port]}: {url}", markup=False)

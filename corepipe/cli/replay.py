@@ -6,11 +6,12 @@ import uvloop
 
 from corepipe import __version__
 from corepipe.cli.common import errors
-from corepipe.cli.ports import open_ports, tell_of_admin_port, tell_of_faults, url_of
+from corepipe.cli.ports import open_ports, tell_of_faults, tell_of_other_ports, urls_of
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, serve
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.api.port_router import Port
 from corepipe.serving.config import EngineConfig, ServerConfig
 
 
@@ -26,10 +27,11 @@ def replay(engine: EngineConfig, server: ServerConfig) -> None:
     server = server.model_copy(update={"served_model_names": names})
     app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, deck)
     tell_of_faults(server)
-    urls = [url_of(one, server) for one in listeners]
+    urls = urls_of(listeners, server)
+    url = urls[Port.PUBLIC]
     errors().print(
-        f"ready to replay {len(deck.library)} exchanges of {server.replay}: {urls[0]}/v1; Ctrl-C ends it",
+        f"ready to replay {len(deck.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it",
         markup=False,
     )
-    tell_of_admin_port(urls)
+    tell_of_other_ports(urls)
     uvloop.run(serve(app, server, listeners))

@@ -27,6 +27,8 @@ def serve(
     admin_host: options.AdminHost = "127.0.0.1",
     admin_port: options.AdminPort = None,
     admin_api_key: options.AdminApiKeys = None,
+    metrics_host: options.MetricsHost = "127.0.0.1",
+    metrics_port: options.MetricsPort = None,
     ssl_certfile: options.SslCertfile = None,
     ssl_keyfile: options.SslKeyfile = None,
     max_connections: options.MaxConnections = 4096,

@@ -96,6 +96,8 @@ class ServerConfig(_Config):
     admin_host: str = "127.0.0.1"
     admin_port: int | None = Field(default=None, ge=0, le=65535)
     admin_api_keys: tuple[str, ...] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     api_keys: tuple[str, ...] = ()
     api_key_file: Path | None = None
     max_requests_per_key: int | None = Field(default=None, ge=1)

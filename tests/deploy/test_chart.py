@@ -91,7 +91,10 @@ def test_the_server_takes_its_arguments(case: str) -> None:
             "admin_api_keys": "COREPIPE_ADMIN_API_KEY",
         }.items()
     }
-    served = {name: given[name] for name in ("host", "admin_host", "admin_port", "insecure")}
+    served = {
+        name: given[name]
+        for name in ("host", "admin_host", "admin_port", "metrics_host", "metrics_port", "insecure")
+    }
     check_bind(ServerConfig.model_validate(served | keys))
     assert bool(keys["api_keys"]) != given["insecure"]
 
@@ -304,6 +307,35 @@ def test_the_admin_port_is_for_prometheus_alone() -> None:
     rules = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
     assert len(rules["admin"]) == 2
     assert rules["http"] == [{"podSelector": {}}]
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_a_picker_reads_metrics_where_no_key_is_wanted(admin: bool) -> None:
+    """Beside keys and an admin port; who else may come to that port is said by its own peers alone."""
+    picker = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
+    found = rendered(
+        {
+            "apiKeys": {"existingSecret": "keys"},
+            "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+            "adminPort": {"enabled": admin},
+            "metricsPort": {"from": [picker]},
+        }
+    )
+    given = serve_parameters(found)
+    ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    assert ports["metrics"] == given["metrics_port"] == 8002
+    assert given["metrics_host"] == given["host"]
+    (policy,) = of_kind(found, "NetworkPolicy")
+    rules = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
+    assert rules["metrics"] == [{"podSelector": {}}, picker]
+    assert all(picker not in rules[name] for name in rules.keys() - {"metrics"})
+    exposed = [port["targetPort"] for one in of_kind(found, "Service") for port in one["spec"]["ports"]]
+    assert "metrics" not in exposed
+
+
+def test_the_port_of_metrics_is_there_where_it_is_asked_for() -> None:
+    assert serve_parameters(rendered({}))["metrics_port"] is None
+    assert serve_parameters(rendered({"metricsPort": {"enabled": True}}))["metrics_port"] == 8002
 
 
 def test_the_key_of_the_certificate_is_mounted_where_the_server_reads_it() -> None:

@@ -80,7 +80,8 @@ SETTINGS = {
 
 OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
     "allowed_origin",
-    "admin_host", "admin_port", "admin_api_key", "ssl_certfile", "ssl_keyfile", "api_key_file",
+    "admin_host", "admin_port", "admin_api_key", "metrics_host", "metrics_port",
+    "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections", "also",
     "record", "record_redact", "replay", "replay_else", "replay_pace",
 }  # fmt: skip
@@ -146,9 +147,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {
             "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
-            "adminPort": {"enabled": True},
+            "also": [{"name": "a", "model": "m"}],
         },
-        r"adminPort.enabled: the endpoint picker of inferencePool reads /metrics",
+        r"inferencePool.enabled: an endpoint picker reads the metrics of one model",
+    ),
+    (
+        {
+            "metricsPort": {"enabled": True, "from": [{"podSelector": {}}]},
+            "networkPolicy": {"enabled": False},
+        },
+        r"metricsPort.from: it is networkPolicy.enabled that lets in nobody else",
     ),
     (
         {"autoscaling": {"type": "hpa", "minReplicas": 5}},

@@ -26,13 +26,13 @@ from starlette.types import Lifespan
 from corepipe.errors import UserError
 from corepipe.models.tasks import TaskInfo
 from corepipe.serving.api import http_errors
-from corepipe.serving.api.admin_router import STATE_KEY, AdminRouter
 from corepipe.serving.api.cassettes.deck import Deck, replayed_routes
 from corepipe.serving.api.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.api.limits import Guard
 from corepipe.serving.api.origins import Origins
+from corepipe.serving.api.port_router import STATE_KEY, Port, PortRouter, open_at
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.models import Models
@@ -44,6 +44,7 @@ from corepipe.serving.api.routes.table import (
     KEYLESS_PATHS,
     ROUTES,
     admin_routes,
+    metrics_routes,
     public_routes,
 )
 from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
@@ -61,7 +62,8 @@ if TYPE_CHECKING:  # the client's module loads the engine's, which may run in an
     from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
-ADMIN_CONNECTIONS = 64
+OTHER_CONNECTIONS = 64
+"""Of each port that is not for users."""
 BACKLOG = 2048
 SEND_BUFFER = 128 * 1024
 """Bytes that the kernel takes for a client that does not read; Linux doubles it."""
@@ -99,8 +101,8 @@ def create_app(
 
 
 def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None) -> FastAPI:
-    """The ASGI application of `models`, which are its `state.models`; its `state.admin` is the application of
-    the admin port, if there is one.
+    """The ASGI application of `models`, which are its `state.models`; its `state.others` are the applications
+    of the other ports that there are.
 
     `deck`: what is recorded, or replayed; closed at the end.  Raises UserError for a bad key file.
     """
@@ -126,23 +128,36 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
     app.state.closers = [_trace(app, server, engine, version), models.close]
     if deck is not None:
         app.state.closers.append(deck.close)
-    app.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS)
+    app.add_middleware(Guard, config=server, host=server.host, tenants=tenants, keyless=KEYLESS_PATHS)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
-    if server.admin_port is not None:
-        app.state.admin = _admin_app(models, server, http)
-        app.add_middleware(AdminRouter, admin=app.state.admin)
+    told = {Port.ADMIN: (admin_routes(), server.admin_api_keys), Port.METRICS: (metrics_routes(), ())}
+    app.state.others = {
+        port: _other_app(models, server, http, host, *told[port])
+        for port, (host, _) in open_at(server).items()
+        if port in told
+    }
+    if app.state.others:
+        app.add_middleware(PortRouter, others=app.state.others)
     return app
 
 
-def _admin_app(models: Models, server: ServerConfig, http: HttpMetrics) -> FastAPI:
-    admin = _bare_app(models.first.version, None)
-    tenants = Tenants(server.admin_api_keys)
-    _furnish(admin, models, admin_routes(), keys=bool(tenants))
-    admin.add_middleware(Guard, config=server, tenants=tenants, keyless=KEYLESS_PATHS, admin=True)
-    admin.add_middleware(Origins)
-    admin.add_middleware(Traffic, metrics=http)
-    return admin
+def _other_app(
+    models: Models,
+    server: ServerConfig,
+    http: HttpMetrics,
+    host: str,
+    routes: Sequence[Route],
+    keys: Sequence[str],
+) -> FastAPI:
+    """Of a port for others than users: these routes, for who has one of the keys, if there are any."""
+    other = _bare_app(models.first.version, None)
+    tenants = Tenants(keys)
+    _furnish(other, models, routes, keys=bool(tenants))
+    other.add_middleware(Guard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS)
+    other.add_middleware(Origins)
+    other.add_middleware(Traffic, metrics=http)
+    return other
 
 
 def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
@@ -221,7 +236,7 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     certificate = tls_certificate(server.ssl_certfile, server.ssl_keyfile)
     tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
-    running = Server(config, server.shutdown_timeout, limit, tls, kind)
+    running = Server(config, server.shutdown_timeout, limit, tls, list(open_at(server)), kind)
     running.orders[signal.SIGHUP] = Reload(server, app.state.tenants, certificate).begin
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         running.orders[number] = partial(tell_state, models, limit, running.server_state.tasks)
@@ -229,11 +244,8 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
 
 
 def listen_all(server: ServerConfig) -> list[socket.socket]:
-    """The public socket and, if there is to be one, the admin socket.  Raises UserError as `listen` does."""
-    public = listen(server.host, server.port)
-    if server.admin_port is None:
-        return [public]
-    return [public, listen(server.admin_host, server.admin_port, "admin-")]
+    """The sockets of all ports, the public one first.  Raises UserError as `listen` does."""
+    return [listen(host, number, port.value) for port, (host, number) in open_at(server).items()]
 
 
 def listen(host: str, port: int, prefix: str = "") -> socket.socket:
@@ -267,11 +279,13 @@ class Server(uvicorn.Server):
         drain_seconds: float,
         limit: ConnectionLimit,
         tls: ssl.SSLContext | None,
+        ports: Sequence[Port],
         kind: type[Connection] = Connection,
     ) -> None:
         super().__init__(config)
         self._limit = limit
         self._tls = tls
+        self._ports = ports
         self._kind = kind
         self.on_drain: Callable[[], None] = _nothing
         self.on_late: Callable[[], None] = _nothing
@@ -280,17 +294,17 @@ class Server(uvicorn.Server):
         self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with our connections.  `sockets` are the public one and, if any, the admin one."""
+        """As uvicorn's, with our connections.  `sockets` are those of `ports`."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)
         loop = asyncio.get_running_loop()
-        limits = (self._limit, ConnectionLimit(ADMIN_CONNECTIONS))
         tls, seconds = self._tls, None if self._tls is None else HEAD_SECONDS
         self.servers = []
-        for at, one in enumerate(sockets or []):
-            state = {**self.lifespan.state, STATE_KEY: at == 1}
-            make = partial(self._kind, self.config, self.server_state, state, limits[at], loop)
+        for port, one in zip(self._ports, sockets or [], strict=True):
+            state = {**self.lifespan.state, STATE_KEY: port}
+            limit = self._limit if port is Port.PUBLIC else ConnectionLimit(OTHER_CONNECTIONS)
+            make = partial(self._kind, self.config, self.server_state, state, limit, loop)
             self.servers.append(
                 await loop.create_server(
                     make, sock=one, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=seconds

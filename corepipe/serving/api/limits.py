@@ -28,7 +28,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def check_bind(server: ServerConfig) -> None:
-    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`)."""
+    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`).
+
+    That of metrics has none, wherever it is: it is there for who cannot send one, and tells counts alone.
+    """
     _check_bind("", server.host, keys=server.has_api_keys, insecure=server.insecure)
     if server.admin_port is not None:
         keys = any(server.admin_api_keys)
@@ -85,7 +88,7 @@ def read_again(body: bytes, receive: Receive) -> Receive:
 class Guard:
     """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
 
-    keyless: paths that need no API key.
+    host: where the port listens.  keyless: paths that need no API key.
 
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
@@ -95,16 +98,15 @@ class Guard:
         self,
         app: ASGIApp,
         config: ServerConfig,
+        host: str,
         tenants: Tenants,
         keyless: Collection[str],
-        *,
-        admin: bool = False,
     ) -> None:
         self._app = app
         self._tenants = tenants
         self._keyless = keyless
         self._max_body = config.max_body_bytes
-        self._check_host = is_loopback(config.admin_host if admin else config.host) and not tenants
+        self._check_host = is_loopback(host) and not tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -28,8 +28,11 @@
 {{- if and .inferencePool.enabled (not .inferencePool.endpointPicker.name) }}
 {{- fail "inferencePool.endpointPicker.name: name the endpoint picker's Service" }}
 {{- end }}
-{{- if and .inferencePool.enabled .adminPort.enabled }}
-{{- fail "adminPort.enabled: the endpoint picker of inferencePool reads /metrics from the port that it sends requests to" }}
+{{- if and .inferencePool.enabled .also }}
+{{- fail "inferencePool.enabled: an endpoint picker reads the metrics of one model; give each of `also` a release of its own" }}
+{{- end }}
+{{- if and .metricsPort.enabled .metricsPort.from (not .networkPolicy.enabled) }}
+{{- fail "metricsPort.from: it is networkPolicy.enabled that lets in nobody else" }}
 {{- end }}
 {{- if and .loadTest.rate .loadTest.concurrency }}
 {{- fail "loadTest.rate is an open loop and loadTest.concurrency a closed one: give one of them" }}

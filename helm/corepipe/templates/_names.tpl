@@ -44,3 +44,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "corepipe.series" -}}
 namespace="{{ .Release.Namespace }}",service="{{ include "corepipe.fullname" . }}"
 {{- end }}
+
+{{/* Whether there is a port of metrics without keys: "true", or nothing. */}}
+{{- define "corepipe.metricsPort" -}}
+{{- if or .Values.metricsPort.enabled .Values.inferencePool.enabled }}true{{ end }}
+{{- end }}

@@ -92,6 +92,10 @@
 {{- include "corepipe.flag" (list "admin-host" .bindAddress) }}
 {{- include "corepipe.flag" (list "admin-port" 8001) }}
 {{- end }}
+{{- if include "corepipe.metricsPort" $ }}
+{{- include "corepipe.flag" (list "metrics-host" .bindAddress) }}
+{{- include "corepipe.flag" (list "metrics-port" 8002) }}
+{{- end }}
 {{- if .tls.existingSecret }}
 {{- include "corepipe.flag" (list "ssl-certfile" "/etc/corepipe-tls/tls.crt") }}
 {{- include "corepipe.flag" (list "ssl-keyfile" "/etc/corepipe-tls/tls.key") }}

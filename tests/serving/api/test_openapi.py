@@ -32,7 +32,7 @@ def url():
 def test_the_document_has_the_routes_of_the_application_and_no_others(split, keys):
     config = ServerConfig(admin_port=0 if split else None, api_keys=keys, admin_api_keys=keys)
     app = create_app(FakeEngine(), tokenizer(), EngineConfig(model="tiny"), config, "0")
-    for one in [app, app.state.admin] if split else [app]:
+    for one in [app, *app.state.others.values()]:
         operations = {
             (route.path.replace(":path}", "}"), method.lower())
             for route in one.router.routes

@@ -69,6 +69,7 @@ ROUTES = (
         "as text, or in OpenMetrics' form",
         Audience.WATCHERS,
         others=_EXPOSITIONS,
+        scraped=True,
         counted=False,
     ),
     Route(

@@ -26,7 +26,10 @@ object repeats a name the last one counts.
 @ROUTES@
 
 With `--admin-port` the routes @ADMIN@ are on that
-port alone, beside the probes; it has keys of its own (`--admin-api-key`).
+port alone, beside the probes; it has keys of its own (`--admin-api-key`). With `--metrics-port` there is a
+port with `/metrics` and the probes alone, which wants no key; they stay where they are besides. It is for
+scrapers that cannot send one, such as the endpoint pickers of [gateways](gateways.md): let nobody else
+reach it.
 
 With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
 route needs one but @KEYLESS@. Without,

@@ -39,7 +39,7 @@ class Audience(Enum):
     USERS = "users"
     """The public port alone."""
     ALL = "all"
-    """Both ports."""
+    """All ports."""
     WATCHERS = "watchers"
     """The admin port, or the public one where there is no other."""
     OPERATORS = "operators"
@@ -56,8 +56,9 @@ class Route:
     without its model.  failures: types of what fails, beside that of all routes.  statuses, others: further
     ones, and content types of a 200.
 
-    keyless: needs no API key.  counted: is in the metrics of HTTP.  generates: has the model answer, so that
-    it is traced and meets faults that are injected.  of_model: has its tokenizer work, or tells of it.
+    scraped: is on the port of metrics, too.  keyless: needs no API key.  counted: is in the metrics of HTTP.
+    generates: has the model answer, so that it is traced and meets faults that are injected.  of_model: has
+    its tokenizer work, or tells of it.
     """
 
     method: str
@@ -74,6 +75,7 @@ class Route:
     statuses: Mapping[int, str] = field(default_factory=dict)
     others: Sequence[str] = ()
     failures: Sequence[type[msgspec.Struct]] = ()
+    scraped: bool = False
     keyless: bool = False
     counted: bool = True
     generates: bool = False

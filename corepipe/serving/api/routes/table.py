@@ -68,3 +68,9 @@ def public_routes(*, admin_port: bool) -> list[Route]:
 def admin_routes() -> list[Route]:
     """Those of the admin port."""
     return [route for route in ROUTES if route.audience is not Audience.USERS]
+
+
+def metrics_routes() -> list[Route]:
+    """Those of the port of metrics, where nobody has a key."""
+    probes = [one for one in ROUTES if one.audience is Audience.ALL and one.keyless]
+    return [*probes, *(one for one in ROUTES if one.scraped)]

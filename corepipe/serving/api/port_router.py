@@ -1,0 +1,44 @@
+"""Several ports of one server: the public one, the one of those who run it, the one of who scrapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from corepipe.serving.config import ServerConfig
+
+
+class Port(Enum):
+    """Which of them; the value is how its flags begin."""
+
+    PUBLIC = ""
+    ADMIN = "admin-"
+    METRICS = "metrics-"
+
+
+STATE_KEY = "port"
+"""In the state of connections: the Port that they came in by.  The socket says it, not the request."""
+
+
+def open_at(server: ServerConfig) -> dict[Port, tuple[str, int]]:
+    """Host and port number of each that the server has, the public one first."""
+    ports = {Port.PUBLIC: (server.host, server.port)}
+    if server.admin_port is not None:
+        ports[Port.ADMIN] = server.admin_host, server.admin_port
+    if server.metrics_port is not None:
+        ports[Port.METRICS] = server.metrics_host, server.metrics_port
+    return ports
+
+
+class PortRouter:
+    """Pure ASGI: leads what came in by one of the other ports to that port's application."""
+
+    def __init__(self, app: ASGIApp, others: Mapping[Port, ASGIApp]) -> None:
+        self._public = app
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        came_by: Port = scope["state"].get(STATE_KEY, Port.PUBLIC) if scope["type"] == "http" else Port.PUBLIC
+        await self._others.get(came_by, self._public)(scope, receive, send)
