@@ -13,6 +13,7 @@ result.  What becomes of that at the logits depends on the model: `reference.ten
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,6 +201,7 @@ def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
     return round_to(rotated.reshape(x.shape), compute)
 
 
+@functools.cache
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     """By how much each head's scores fall a position: 2 ** (-most * i / heads), i from 1 (Press et al. 2022).
 
