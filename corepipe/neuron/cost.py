@@ -97,6 +97,7 @@ class CostModel:
         self._groups = groups(programs)
         self._matrices = _matrix_bytes(programs)
         self._scales = profile.scales
+        self._rates: list[CoreRates] = []
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -122,7 +123,15 @@ class CostModel:
         other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
         return other
 
+    def on_replica(self, replica: int) -> CostModel:
+        """The same on the cores of another replica: where they are as fast, the two share times of steps."""
+        other = copy(self)
+        other._place = (self._place[0], replica)
+        other._use(self._constants)
+        return other
+
     def _use(self, constants: Constants) -> None:
+        self._constants = constants
         self.lone = self
         self._time(self._core_rates(constants))
         if self.stages > 1 and self.instance.cores_per_bank > 1:
@@ -131,10 +140,11 @@ class CostModel:
             self.lone._time(self._core_rates(constants, lone=True))
 
     def _time(self, rates: list[CoreRates]) -> None:
-        replica = self._place[1]
-        self._rates = rates
-        self._tables = shared_tables(self._programs, self._groups, self._rates)
-        self._transfers = self._stage_transfers(replica * len(self._programs))
+        before, self._rates = self._rates, rates
+        self._transfers = self._stage_transfers(self._place[1] * len(self._programs))
+        if before == rates:
+            return
+        self._tables = shared_tables(self._programs, self._groups, rates)
         self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
         self._graphs: dict[StepShape, list[float]] = {}
         self._graph_totals: dict[StepShape, list[tuple[float, Engines]]] = {}

@@ -49,6 +49,24 @@ class Repeated:
     last: Timing
 
 
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Batches that will follow one another if nothing comes between.
+
+    moments: of each when it is handed over, begins and ends, and at last when the last one is ready.
+    host: seconds of the host for the first one and for each of the others.
+    """
+
+    sequences: int
+    moments: Floats
+    host: tuple[float, float]
+
+    @property
+    def end(self) -> float:
+        """When the last one is ready."""
+        return float(self.moments[-1])
+
+
 class Timeline:
     """Runs batches through the stages in the order in which they are submitted.
 
@@ -73,7 +91,8 @@ class Timeline:
 
     def submit(self, shape: StepShape, now: float) -> Timing:
         """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
-        host = self._host_seconds(shape)
+        host = self._host_seconds(shape, self._decoding)
+        self._decoding = shape.sequences if shape.decodes else 0
         self._host_free = max(self._host_free, now) + host
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
@@ -92,19 +111,26 @@ class Timeline:
         ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
-    def repeat(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float, until: float) -> Repeated:
+    def foresee(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float) -> Foreseen:
         """Of a single stage that is idle at `now`: decode steps with these contexts in all, the first handed
-        over now, each of the others when the one before is ready, none after `until`.
+        over now, each of the others when the one before is ready.
 
         The same as `submit` for each, to the last bit: the sums are taken in the same order.
         """
         step = StepShape.decode(sequences, 1)
-        first, host = self._host_seconds(step), self._host_seconds(step)
+        first, host = (self._host_seconds(step, before) for before in (self._decoding, sequences))
         terms = np.full((len(kv_tokens), 3), (host, 0.0, self._cost.sampling_seconds(step)))
         terms[0, 0] = first
         terms[:, 1] = self._decoded(sequences, kv_tokens)
-        moments = np.add.accumulate(np.concatenate([[now], terms.ravel()]))
+        return Foreseen(sequences, np.add.accumulate(np.concatenate([[now], terms.ravel()])), (first, host))
+
+    def repeat(self, foreseen: Foreseen, until: float) -> Repeated | None:
+        """Runs what was foreseen, as far as it is handed over at `until` at the latest; None: nothing is."""
+        moments, (first, host) = foreseen.moments, foreseen.host
         count = int(np.searchsorted(moments[:-1:3], until, side="right"))
+        if count == 0:
+            return None
+        self._decoding = foreseen.sequences
         submitted, starts, ends = (moments[i : 3 * count : 3] for i in range(3))
         ready = moments[3 : 3 * count + 1 : 3]
         self._host_free = float(starts[-1])
@@ -121,15 +147,14 @@ class Timeline:
         )  # fmt: skip
         return Repeated(submitted, starts, ready, timing)
 
-    def _host_seconds(self, shape: StepShape) -> float:
+    def _host_seconds(self, shape: StepShape, before: int) -> float:
         """Of the host for the next batch, before the device has all of it: more where its sequences are not
-        those of the one before.
+        those of the one before, in which so many generated and nobody else was.
 
         As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
         """
-        before, self._decoding = self._decoding, shape.sequences if shape.decodes else 0
         sent, changed = self._cost.input_seconds(shape), self._profile.change_seconds
-        if changed is None or before == self._decoding != 0:
+        if changed is None or (shape.decodes and before == shape.sequences):
             return self._profile.host_seconds + sent
         return changed + sent
 

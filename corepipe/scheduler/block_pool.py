@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+
+from corepipe.scheduler.prefix_index import PrefixIndex
 
 
 class BlockPool:
@@ -19,9 +21,15 @@ class BlockPool:
         self._max_cached = total if max_cached is None else max_cached
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
-        self._cached: dict[int, None] = {}  # the least recently held first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently held first
         self._block_of: dict[Hashable, int] = {}
         self._key_of: dict[int, Hashable] = {}
+        self._index: PrefixIndex | None = None
+        self._bit = 0
+
+    def announce(self, index: PrefixIndex, bit: int) -> None:
+        """Tells `index` from now on what can be found here, by this bit; while nothing can."""
+        self._index, self._bit = index, bit
 
     @property
     def free(self) -> int:
@@ -75,6 +83,8 @@ class BlockPool:
     def publish(self, block: int, key: Hashable) -> None:
         """Lets a held block be found by its key; where another has the key, that one stays."""
         if self._block_of.setdefault(key, block) == block:
+            if self._index is not None and block not in self._key_of:
+                self._index.add(key, self._bit)
             self._key_of[block] = key
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
@@ -102,7 +112,9 @@ class BlockPool:
             self._free.append(block)
 
     def _evict(self) -> None:
-        block = next(iter(self._cached))
-        del self._cached[block]
-        del self._block_of[self._key_of.pop(block)]
+        block, _ = self._cached.popitem(last=False)
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if self._index is not None:
+            self._index.drop(key, self._bit)
         self._free.append(block)

@@ -7,6 +7,7 @@ once it is computed, not before.
 from __future__ import annotations
 
 from corepipe.scheduler.block_pool import BlockPool
+from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
 
 
@@ -24,6 +25,11 @@ class KVCache:
         self._prefix_cache = prefix_cache
         self.prefix_queries = 0
         self.prefix_hits = 0
+
+    def announce(self, index: PrefixIndex, bit: int) -> bool:
+        """Tells `index` from now on which blocks can be found; False: a prefix needs more than them."""
+        self.pool.announce(index, bit)
+        return True
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""

@@ -21,6 +21,7 @@ from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
 from corepipe.scheduler.policy import Policy, mixed
+from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
@@ -124,6 +125,11 @@ class Scheduler:
         """Tokens that a request would find in the prefix cache now."""
         return self._kv.cached_prefix(request)
 
+    def announce(self, index: PrefixIndex, bit: int) -> bool:
+        """Tells `index` from now on what is in the prefix cache, before anything is; False: that would not
+        tell which prefix a request finds, and `cached_prefix` must be asked."""
+        return self._kv.announce(index, bit)
+
     def __contains__(self, request_id: str) -> bool:
         """Whether a request of this id has not ended."""
         return request_id in self._requests
@@ -141,6 +147,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether a request has not ended, or an aborted one is still in flight."""
         return bool(self._requests or self._leaving)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self._config.block_size
 
     @property
     def most_in_flight(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
 
 EMPTY = -1
@@ -34,6 +35,9 @@ class WindowedKVCache(KVCache):
         self._windowed = [
             (group, window) for group, window in enumerate(config.windows) if window is not None
         ]
+
+    def announce(self, index: PrefixIndex, bit: int) -> bool:  # noqa: ARG002 -- it depends on windows, too
+        return False
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that are held at most while so many tokens are computed, a batch after the other."""

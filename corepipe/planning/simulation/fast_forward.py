@@ -1,4 +1,4 @@
-"""Runs through the steps of replicas in which nothing happens but one more token for everyone.
+"""Runs through the steps of pipelines in which nothing happens but one more token for everyone.
 
 What comes out is what `Loop.complete` and `Loop.submit` would have done, step for step and to the last
 bit, without touching every request at every step.
@@ -7,40 +7,36 @@ bit, without touching every request at every step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
-
-import numpy as np
 
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timing
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.rotation import Group, Rotation, advance, find
+from corepipe.serving.engine.loop import Loop
 from corepipe.serving.engine.replica import InFlight, Replica
 from corepipe.serving.engine.runner import Step
 
 WORTHWHILE = 2
 """Fewer steps than this are not run through."""
 
-MANY = 6
-"""From so many steps of a lone batch on they are computed together, as arrays, which take time to make."""
 
-
-def fast_forward(replicas: Sequence[Replica], until: float, record: Record) -> None:
+def fast_forward(loop: Loop, until: float, record: Record) -> None:
     """Runs each replica on its own to `until` at most, as far as it only repeats itself."""
-    for replica in replicas:
+    for replica in loop.replicas:
         ahead = FastForward.of(replica, record)
         if ahead is not None:
             ahead.move_alone(until)
             ahead.end()
+            loop.changed(replica)
 
 
-def fast_forward_together(replicas: Sequence[Replica], until: float, record: Record) -> None:
+def fast_forward_together(loop: Loop, until: float, record: Record) -> None:
     """As `fast_forward`, but no replica gets to the moment at which another one does something new."""
     moving, news = [], inf
-    for replica in replicas:
+    for replica in loop.replicas:
         ahead = FastForward.of(replica, record)
         if ahead is None:
             news = min(news, replica.next_event())
@@ -53,6 +49,7 @@ def fast_forward_together(replicas: Sequence[Replica], until: float, record: Rec
         first.move()
     for ahead in moving:
         ahead.end()
+        loop.changed(ahead.replica)
 
 
 @dataclass(slots=True)
@@ -80,7 +77,7 @@ class FastForward:
     """
 
     def __init__(self, replica: Replica, rotation: Rotation, record: Record) -> None:
-        self._replica = replica
+        self.replica = replica
         self._rotation = rotation
         self._record = record
         self._held = replica.scheduler.blocks_held
@@ -135,54 +132,19 @@ class FastForward:
         """Moves to `until` at most, whatever the other replicas do."""
         while self.can_move(until):
             self.move()
-            if self._lone and self.can_move(until) and self._expected(until) >= MANY:
-                self._move_together(until)
-
-    @property
-    def _lone(self) -> bool:
-        """Whether one batch goes through one stage: each step then begins where the one before ended."""
-        return len(self._groups) == 1 and len(self._groups[0].timing.stages) == 1
-
-    def _expected(self, until: float) -> int:
-        """Moves until then, about: steps get longer, hardly."""
-        timing, left = self._groups[0].timing, self._rotation.most - self._moves
-        if until == inf:
-            return left
-        return min(left, int((until - timing.ready_at) / (timing.ready_at - timing.submitted_at)) + 1)
-
-    def _move_together(self, until: float) -> None:
-        """Makes many moves of the lone batch at once; the first is one that can be made."""
-        group, size = self._groups[0], len(self._groups[0].requests)
-        rounds = group.rounds + np.arange(self._expected(until))
-        kv_tokens = group.shape.kv_tokens + size * (1 + rounds - group.rounds)
-        times = self._replica.timeline.repeat(size, kv_tokens, group.due, until)
-        moves = len(times.ready_at)
-        kv_tokens = kv_tokens[:moves]
-        taken = np.array(group.growth)[(rounds[:moves] + 1) % len(group.growth)]
-        held = self._held + np.cumsum(taken)
-        self._record.gaps_between(np.concatenate([[group.landed_at], times.submitted_at]), size)
-        self._record.steps_of(self._replica, size, kv_tokens, times, held)
-        self._now = group.landed_at = times.last.submitted_at
-        self._device_now = max(self._device_now, self._now)
-        group.shape = StepShape.decoding(size, int(kv_tokens[-1]))
-        group.timing, group.due = times.last, times.last.ready_at
-        group.rounds += moves
-        self._held = int(held[-1])
-        self._moves += moves
-        self.next_move = self._plan(group.timing.accepts_at)
 
     def end(self) -> None:
         """Leaves the replica as if every move had been made for itself."""
         if self._moves == 0:
             return
-        batches = advance(self._replica.scheduler, self._rotation, self._moves)
+        batches = advance(self.replica.scheduler, self._rotation, self._moves)
         in_flight = []
         for group, batch in zip(self._groups, batches, strict=True):
             step = replace(group.step, batch=batch, shape=group.shape)
             in_flight.append(InFlight(step, group.timing, max(group.due, self._now)))
             if group.rounds:
                 self._record.repeated(group.requests, group.landed_at)
-        self._replica.resume(in_flight, self._groups[-1].timing.accepts_at, self._device_now)
+        self.replica.resume(in_flight, self._groups[-1].timing.accepts_at, self._device_now)
 
     def _plan(self, accepts_at: float) -> float | None:
         if self._moves == self._rotation.most:
@@ -204,7 +166,7 @@ class FastForward:
         size, shape = len(group.requests), group.shape
         kv_tokens = shape.kv_tokens + size
         group.shape = StepShape.decoding(size, kv_tokens)
-        group.timing = self._replica.timeline.submit(group.shape, self._device_now)
+        group.timing = self.replica.timeline.submit(group.shape, self._device_now)
         group.due = group.timing.ready_at
         self._held += group.growth[group.rounds % len(group.growth)]
-        self._record.step(self._replica, group.shape, group.timing, self._held)
+        self._record.step(self.replica, group.shape, group.timing, self._held)

@@ -113,6 +113,7 @@ class Record:
 
     def tokens(self, requests: Sequence[Request], now: float) -> None:
         """Each of these has got a token."""
+        gaps: dict[float, int] = {}  # most are alike, and a long run has many
         for request in requests:
             assert isinstance(request, SimulatedRequest)
             if request.first_at < 0:
@@ -120,8 +121,11 @@ class Record:
                 if self._patience is not None:
                     self._patience.started(request)
             else:
-                self._gaps.extend((now - request.last_at, 1))
+                gap = now - request.last_at
+                gaps[gap] = gaps.get(gap, 0) + 1
             request.last_at = now
+        for alike in gaps.items():
+            self._gaps.extend(alike)
 
     def gap(self, seconds: float, tokens: int) -> None:
         """So many tokens came so long after the ones before."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from math import inf
 
 from corepipe.models import registry
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.fast_forward import fast_forward, fast_forward_together
+from corepipe.planning.simulation.lazy_replica import CatchingUp, LazyReplica
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Report
@@ -25,7 +28,7 @@ from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_d
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.loop import Loop
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
-from corepipe.serving.engine.router import load_margin
+from corepipe.serving.engine.router import Router, load_margin
 
 PROGRESS_REQUESTS = 100
 """Progress is told of so many requests at a time."""
@@ -74,11 +77,10 @@ def play(
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
         limits = replace(limits, prefix_cache=False)
-    timelines = [device.timeline(replica) for replica in range(device.placement.data)]
     simulation = Simulation(
         limits,
         batch_policy(engine, device),
-        timelines,
+        device.timelines(),
         workload,
         patience,
         encoding=device.encoding,
@@ -117,25 +119,31 @@ class Simulation:
         max_batch_delay: float = 0.0,
     ) -> None:
         self._clock = VirtualClock()
-        replicas = [
-            replica_of(
-                number,
-                Scheduler(limits, policy, timeline.rounds),
-                NullRunner(encoding),
-                timeline,
-                paced=True,
-                delay=max_batch_delay,
-            )
-            for number, timeline in enumerate(timelines)
-        ]
-        self._loop = Loop(replicas, self._clock, self, load_margin(limits.max_num_seqs))
+        self._stirred: set[LazyReplica] = set()
+        margin = load_margin(limits.max_num_seqs)
+        schedulers = [Scheduler(limits, policy, timeline.rounds) for timeline in timelines]
+        parts = list(zip(count(), schedulers, timelines, strict=False))
+        replicas: list[Replica]
+        router: Router
+        lazy = limits.stages == 1 and encoding is None and not (max_batch_delay or step_by_step)
+        if lazy:
+            waiting = [LazyReplica(n, s, NullRunner(), t, self._stirred) for n, s, t in parts]
+            replicas, router = [*waiting], CatchingUp(waiting, margin)
+        else:
+            delay = max_batch_delay
+            replicas = [
+                replica_of(n, s, NullRunner(encoding), t, paced=True, delay=delay) for n, s, t in parts
+            ]
+            router = Router(schedulers, margin)
+        self._loop = Loop(replicas, self._clock, self, router)
         self._record = Record(limits, replicas, patience)
         self._source = WorkloadSource(
             workload, self._loop, self._clock, self._record, generates=encoding is None
         )
         self._lost = False
         apart = len(replicas) == 1 or not workload.chained
-        self._run_through = None if step_by_step else fast_forward if apart else fast_forward_together
+        together = fast_forward if apart else fast_forward_together
+        self._run_through = None if lazy or step_by_step else together
 
     def run(self, progress: Progress = _silent) -> Record:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
@@ -144,10 +152,21 @@ class Simulation:
             if self._record.sent >= shown:
                 progress("simulating", self._source.share)
                 shown = self._record.sent + PROGRESS_REQUESTS
-            if self._run_through is not None and not self._lost and self._source.waits:
-                self._run_through(self._loop.replicas, self._source.next_arrival(), self._record)
+            if not self._lost:
+                self._between_events()
         progress("simulating", 1.0)
         return self._record
+
+    def _between_events(self) -> None:
+        """Leaves out the steps in which nothing happens but one more token for everyone."""
+        if self._run_through is not None and self._source.waits:
+            self._run_through(self._loop, self._source.next_arrival(), self._record)
+        coming = self._source.next_arrival() if len(self._loop.replicas) == 1 else inf
+        for replica in self._stirred:
+            if replica.due < coming:  # else who comes stirs it before it has made a move
+                replica.run_ahead(self._record)
+            self._loop.changed(replica)
+        self._stirred.clear()
 
     def submitted(self, replica: Replica, batch: InFlight) -> None:
         """See `loop.Listener`."""

@@ -57,8 +57,16 @@ class DevicePlan:
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
+        return Timeline(self._cost(replica))
+
+    def timelines(self) -> list[Timeline]:
+        """Those of all replicas, idle, which share the times of steps where their cores are as fast."""
+        cost = self._cost(0)
+        return [Timeline(cost.on_replica(replica)) for replica in range(self.placement.data)]
+
+    def _cost(self, replica: int) -> CostModel:
         cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
-        return Timeline(cost.with_batch(self.batch, self.chunk))
+        return cost.with_batch(self.batch, self.chunk)
 
     def interval(
         self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL

@@ -18,7 +18,7 @@ from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Re
 from corepipe.serving.engine.replica_stats import ReplicaStats
 from corepipe.serving.engine.reporter import Reporter
 from corepipe.serving.engine.requests import SampledRequest, to_request
-from corepipe.serving.engine.router import load_margin
+from corepipe.serving.engine.router import Router, load_margin
 from corepipe.serving.engine.runner import Failure, OnStart, Runner
 from corepipe.serving.engine.sampling import derive_seed
 from corepipe.serving.messages import Abort, Output, Started, Stats, Submit
@@ -63,7 +63,8 @@ class Driver:
         self._deployment = deployment
         self._max_model_len = limits.max_model_len
         self._task = deployment.ready.task
-        self._loop = Loop(replicas, deployment.clock, self, load_margin(limits.max_num_seqs))
+        router = Router([replica.scheduler for replica in replicas], load_margin(limits.max_num_seqs))
+        self._loop = Loop(replicas, deployment.clock, self, router)
         self._stats = [ReplicaStats(replica, encodes=deployment.encoding is not None) for replica in replicas]
         self._reporter = Reporter()
         self._grammars = GrammarPool(self._constrain, on_compiled)

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from corepipe.neuron.clock import Clock
 from corepipe.scheduler.request import Request
+from corepipe.serving.engine.agenda import Agenda
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
-from corepipe.serving.engine.router import choose_replica
+from corepipe.serving.engine.router import Router
 
 LEAD_SECONDS = 2e-4
 """How long before an event a wait for what comes from outside ends, so that the clock can end it on time."""
@@ -43,14 +44,17 @@ class Listener(Protocol):
 class Loop:
     """Runs the replicas of a deployment under one clock.
 
-    margin: how many more requests than the least loaded replica one may have, to be given another.
+    router: chooses among the replicas' schedulers.  When each of them is next due, and next takes a batch, is
+    noted whenever it is acted upon, so that nobody has to be asked at each event.
     """
 
-    def __init__(self, replicas: Sequence[Replica], clock: Clock, listener: Listener, margin: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], clock: Clock, listener: Listener, router: Router) -> None:
         self.replicas = tuple(replicas)
+        self._router = router
+        self._dues = Agenda(len(self.replicas))
+        self._starts = Agenda(len(self.replicas))
         self._clock = clock
         self._listener = listener
-        self._margin = margin
         self._moment: float | None = None  # of what comes in this turn
         self._came_last = -inf  # the moment of an earlier turn's
 
@@ -69,7 +73,7 @@ class Loop:
 
     def next_event(self) -> float:
         """When there is anything to do, on the clock; infinity: not before a request comes."""
-        return min([replica.next_event() for replica in self.replicas])
+        return min(self._dues.first[0], self._starts.first[0])
 
     def patience(self) -> float | None:
         """Host seconds to wait for what comes from outside; None: as long as it takes."""
@@ -85,13 +89,13 @@ class Loop:
         event = self.next_event()
         if event == inf or event > until or self._clock.host_seconds_until(event) > within:
             return
-        replica = min(self.replicas, key=_due)
-        if replica.due > event:
+        due, number = self._dues.first
+        if due > event:
             self._clock.wait_until(event)
             return
-        self._take(replica)
-        while self._clock.paced and self._due() <= event:
-            self._take(min(self.replicas, key=_due))
+        self._take(self.replicas[number])
+        while self._clock.paced and self._dues.first[0] <= event:
+            self._take(self.replicas[self._dues.first[1]])
 
     def submit(self) -> None:
         """Starts a batch wherever a replica accepts one."""
@@ -99,6 +103,7 @@ class Loop:
         now = self._clock.now()
         while (replica := self._next_to_start(now)) is not None:
             batch = replica.submit(now)
+            self.changed(replica)
             if batch is not None:
                 self._listener.submitted(replica, batch)
 
@@ -116,14 +121,17 @@ class Loop:
     def _paced_moment(self) -> float:
         self.submit()
         now = max(self._clock.now(), nextafter(self._came_last, inf))
-        self._came_last = min(now, nextafter(self._due(), -inf))
+        self._came_last = min(now, nextafter(self._dues.first[0], -inf))
         return self._came_last
 
     def add(self, request: Request) -> Replica:
         """The replica that has taken the request on, which comes at its `arrival`.  Raises QueueFull, and
         ValueError for one that can never run."""
-        replica = self._route(request)
-        replica.add(request)
+        replica = self.replicas[self._router.choose(request)]
+        try:
+            replica.add(request)
+        finally:  # one that is refused has been heard of, too
+            self.changed(replica)
         return replica
 
     def release(self, request: Request) -> Replica:
@@ -131,27 +139,29 @@ class Loop:
         moment = self.moment()
         replica = next(one for one in self.replicas if request.id in one.scheduler)
         replica.release(request, moment)
+        self.changed(replica)
         return replica
 
     def abort(self, request_id: str) -> Request | None:
         """Gives a request up; None where it is unknown or has ended."""
         moment = self.moment()
-        aborted = (replica.abort(request_id, moment) for replica in self.replicas)
-        return next((request for request in aborted if request is not None), None)
+        for replica in self.replicas:
+            request = replica.abort(request_id, moment)
+            if request is not None:
+                self.changed(replica)
+                return request
+        return None
 
-    def _route(self, request: Request) -> Replica:
-        if len(self.replicas) == 1:
-            return self.replicas[0]
-        views = [replica.view(request) for replica in self.replicas]
-        return self.replicas[choose_replica(views, self._margin)]
-
-    def _due(self) -> float:
-        """When the next batch is due, on the clock; infinity: none is in flight."""
-        return min([replica.due for replica in self.replicas])
+    def changed(self, replica: Replica) -> None:
+        """A replica was acted upon; whoever does so in the loop's place has to say it."""
+        self._dues.put(replica.number, replica.due)
+        self._starts.put(replica.number, replica.starts_at)
+        self._router.loaded(replica.number)
 
     def _take(self, replica: Replica) -> None:
         """Completes its oldest batch: waits for the runner, and then until the device would have it."""
         batch = replica.complete()
+        self.changed(replica)
         behind = self._clock.behind(batch.due)
         self._clock.wait_until(batch.due)
         self._listener.completed(replica, batch, behind)
@@ -159,16 +169,7 @@ class Loop:
     def _next_to_start(self, now: float) -> Replica | None:
         """A replica that takes a batch now.  Where the device sets the pace, they start in the order of its
         time, and what is due before comes before, even where the host is late with both."""
-        waiting = [replica for replica in self.replicas if replica.accepts(now)]
-        if not waiting or not self._clock.paced:
-            return waiting[0] if waiting else None
-        first = min(waiting, key=_accepts_at)
-        return first if first.accepts_at < self._due() else None
-
-
-def _accepts_at(replica: Replica) -> float:
-    return replica.accepts_at
-
-
-def _due(replica: Replica) -> float:
-    return replica.due
+        if not self._clock.paced:
+            return next((replica for replica in self.replicas if replica.accepts(now)), None)
+        moment, number = self._starts.first
+        return self.replicas[number] if moment <= now and moment < self._dues.first[0] else None

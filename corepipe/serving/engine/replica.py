@@ -14,7 +14,6 @@ from typing import Protocol
 from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.scheduler.request import Batch, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
-from corepipe.serving.engine.router import ReplicaView
 from corepipe.serving.engine.runner import Failure, Step, StepResult
 
 
@@ -93,18 +92,18 @@ class Replica:
 
     def next_event(self) -> float:
         """When a batch is due or another can be submitted; infinity: not before a request comes."""
-        due = self.in_flight[0].due if self.in_flight else inf
+        return min(self.due, self.starts_at)
+
+    @property
+    def starts_at(self) -> float:
+        """When another batch can be tried; infinity: not before something happens."""
         if self._idle or len(self.in_flight) >= self._most_in_flight:
-            return due
-        return min(due, self.accepts_at)
+            return inf
+        return self.accepts_at
 
     def accepts(self, now: float) -> bool:
         """Whether another batch can be tried."""
-        return self.accepts_at <= now and not self._idle and len(self.in_flight) < self._most_in_flight
-
-    def view(self, request: Request) -> ReplicaView:
-        """What the router asks about this replica."""
-        return ReplicaView(self.scheduler.cached_prefix(request), self.scheduler.unfinished)
+        return self.starts_at <= now
 
     def add(self, request: Request) -> None:
         """Queues a request that comes now, at its `arrival`.

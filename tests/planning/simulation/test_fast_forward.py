@@ -9,9 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from corepipe.planning.simulation import fast_forward
+from corepipe.planning.simulation import fast_forward, lazy_replica, rotation
 from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.rotation import Rotation
 from corepipe.planning.workload import PrefixTree
+from corepipe.scheduler.request import Batch
+from corepipe.scheduler.scheduler import Scheduler
 from tests.planning.simulations import Cost, bytes_of, check_at_rest, play, workload
 
 
@@ -82,13 +85,14 @@ def test_most_steps_are_run_through(
     replicas: int, stages: int, users: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = []
-    end = fast_forward.FastForward.end
+    make = rotation.advance
 
-    def counted(run: fast_forward.FastForward) -> None:
-        moves.append(run._moves)
-        end(run)
+    def counted(scheduler: Scheduler, repeated: Rotation, times: int) -> tuple[Batch, ...]:
+        moves.append(times)
+        return make(scheduler, repeated, times)
 
-    monkeypatch.setattr(fast_forward.FastForward, "end", counted)
+    for by in (fast_forward, lazy_replica):
+        monkeypatch.setattr(by, "advance", counted)
     load = workload(30, None if users else 0.5, input_len=20, output_len=200, users=users)
     record = play(load, cost=[Cost(stages)] * replicas)
     assert sum(moves) > 0.7 * sum(len(steps) for steps in record.steps)

@@ -14,6 +14,7 @@ from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.engine.loop import LEAD_SECONDS, Loop
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
 from corepipe.serving.engine.requests import to_request
+from corepipe.serving.engine.router import Router
 from corepipe.serving.engine.runner import Runner
 from tests.null_executor import NullExecutor
 from tests.serving.engine_support import VOCAB, FlatCost, scheduler_config, submit
@@ -51,7 +52,8 @@ def make(clock: Clock, *seconds: float) -> tuple[Loop, Diary]:
         for number, fixed in enumerate(seconds)
     ]
     diary = Diary(clock)
-    return Loop(replicas, clock, diary, margin=2), diary
+    router = Router([replica.scheduler for replica in replicas], margin=2)
+    return Loop(replicas, clock, diary, router), diary
 
 
 def asked(name: str, arrival: float = 0.0, tokens: int = 3) -> Request:

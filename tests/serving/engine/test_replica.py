@@ -82,15 +82,6 @@ def test_what_comes_moves_the_device_to_its_moment() -> None:
     assert (replica.device_now, replica.submit(5.0)) == (5.0, None)
 
 
-def test_the_router_sees_cached_tokens_and_load() -> None:
-    replica = replica_of()
-    replica.add(asked("a", prompt=40, max_tokens=1))
-    assert replica.submit(0.0)
-    replica.complete()
-    replica.add(asked("b", prompt=40))
-    assert (replica.view(asked("c", prompt=40)).cached, replica.view(asked("c")).load) == (32, 1)
-
-
 def test_it_goes_on_from_moves_that_were_made_in_its_place() -> None:
     replica = replica_of()
     replica.add(asked("a"))

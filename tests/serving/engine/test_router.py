@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.serving.engine.router import ReplicaView, choose_replica
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.engine.router import ReplicaView, Router, choose_replica
+from tests.serving.engine_support import scheduler_config
 
 views = st.lists(st.builds(ReplicaView, cached=st.integers(0, 100), load=st.integers(0, 40)), min_size=1)
 
@@ -37,3 +43,25 @@ def test_the_choice_is_within_the_margin_and_none_within_it_has_more(
     limit = min(view.load for view in replicas) + margin
     assert chosen.load <= limit
     assert all(view.cached <= chosen.cached for view in replicas if view.load <= limit)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([(None,), (40, None)]))
+def test_a_router_chooses_as_if_it_asked_everybody(seed: int, windows: tuple[int | None, ...]) -> None:
+    """Requests of few prompts come, are computed and end; blocks are so few that some are evicted."""
+    rng = random.Random(seed)
+    limits = replace(scheduler_config(num_blocks=60, block_size=4), windows=windows)
+    schedulers = [Scheduler(limits) for _ in range(rng.randint(1, 5))]
+    router = Router(schedulers, margin=2)
+    for number in range(60):
+        tree = [rng.randrange(2)] * 8 + [rng.randrange(2)] * 8 + [rng.randrange(3)] * rng.randint(1, 9)
+        request = Request(str(number), tree, rng.randint(1, 6))
+        views = [ReplicaView(s.cached_prefix(request), s.unfinished) for s in schedulers]
+        chosen = router.choose(request)
+        assert chosen == choose_replica(views, 2)
+        schedulers[chosen].add(request)
+        router.loaded(chosen)
+        for at, scheduler in enumerate(schedulers):
+            if rng.random() < 0.6 and (batch := scheduler.schedule()) is not None:
+                scheduler.update(batch, [(0,) if chunk.samples else () for chunk in batch.chunks])
+                router.loaded(at)

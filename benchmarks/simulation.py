@@ -1,0 +1,102 @@
+"""What simulations cost: CPU time of this process for requests through a deployment in virtual time.
+
+    .venv/bin/python benchmarks/simulation.py [--requests 10000] [--replicas 256]
+
+A 70B on 16 cores of a trn2.48xlarge: Poisson arrivals near what it takes, prompts and answers of spread
+lengths, behind a system prompt and one of eight documents.  Then a fleet of the same replicas under one
+router, with as many requests in all as one replica by itself, and requests a second of CPU beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from dataclasses import dataclass
+
+from corepipe.models import registry
+from corepipe.neuron.timeline import Timeline
+from corepipe.planning.arrivals import Arrivals
+from corepipe.planning.lengths import Lengths
+from corepipe.planning.simulation.report import Report
+from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.slo import NO_SLO
+from corepipe.planning.workload import PrefixTree, Synthetic, Workload
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+
+ENGINE = EngineConfig(
+    model="llama-3.1-70b",
+    instance="trn2.48xlarge",
+    tensor=16,
+    pipeline=1,
+    data=1,
+    max_model_len=8192,
+    max_num_seqs=128,
+    clock="virtual",
+)
+RATE = 2.0
+"""Requests a second for each replica: three quarters of what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU seconds of a simulation."""
+
+    requests: int
+    replicas: int
+    steps: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Requests a second of CPU."""
+        return self.requests / self.seconds
+
+
+def workload(requests: int, replicas: int) -> Workload:
+    """Alike for any number of replicas, but for the rate."""
+    prompts = Lengths.parse("lognormal:600:0.8:4000", "input-len")
+    answers = Lengths.parse("lognormal:150:0.7:1000", "output-len")
+    shared = PrefixTree.parse("1x512,8x256")
+    arrivals = Arrivals(RATE * replicas)
+    return Synthetic(prompts, answers, requests, arrivals=arrivals, prefixes=shared, seed=1).workload()
+
+
+def simulated(device: DevicePlan, requests: int, replicas: int) -> Cost:
+    """Plays the workload and sums it up."""
+    start = time.process_time()
+    limits = scheduler_config(
+        ENGINE, device, device.memory.num_blocks, device.graph.max_positions, max_cached_blocks=None
+    )
+    cost = device.timeline(0).cost
+    timelines = [Timeline(cost) for _ in range(replicas)]
+    load = workload(requests, replicas)
+    record = Simulation(limits, batch_policy(ENGINE, device), timelines, load).run()
+    Report.of(record, device, NO_SLO, load).to_json()
+    return Cost(requests, replicas, sum(map(len, record.steps)), time.process_time() - start)
+
+
+def show(cost: Cost) -> None:
+    """A line of text."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{cost.requests:>9,} requests, {cost.replicas:>3} replicas, {cost.steps:>10,} steps: "
+        f"{cost.seconds:7.2f} s CPU, {cost.rate:6,.0f} requests/s, at most {peak:,.0f} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--replicas", type=int, default=256)
+    given = parser.parse_args()
+    device = plan_device(ENGINE, registry.architecture(ENGINE.model))
+    one, fleet = (simulated(device, given.requests, replicas) for replicas in (1, given.replicas))
+    show(one)
+    show(fleet)
+    print(f"{given.replicas} replicas under one router: {fleet.rate / one.rate:.2f} of one's requests/s")
+
+
+if __name__ == "__main__":
+    main()

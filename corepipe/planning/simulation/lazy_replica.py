@@ -1,0 +1,154 @@
+"""Replicas that make many alike steps at once, when somebody acts upon them and not before.
+
+While nothing comes and nobody ends, a batch on a single stage lands and is submitted again, token by token.
+When each of these moves will be complete is known beforehand; they are made when a request comes, as many as
+are complete by then, or when something new happens.  So a fleet costs what happens in it, not its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timeline import Timeline
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.rotation import Rotation, advance, find
+from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import Scheduler
+from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Replica
+from corepipe.serving.engine.router import Router
+
+WORTHWHILE = 2
+"""Fewer moves than this are made one by one."""
+
+MOST = 1024
+"""Moves that are foreseen at a time."""
+
+
+class LazyReplica(Replica):
+    """A replica of one stage under a virtual clock.
+
+    stirred: takes up each that was acted upon, and that may run ahead again.  While it runs ahead its batch
+    is due for everybody else when the last of its moves is.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        scheduler: Scheduler,
+        runner: BatchRunner,
+        timeline: Timeline,
+        stirred: set[LazyReplica],
+    ) -> None:
+        super().__init__(number, scheduler, runner, timeline, paced=True)
+        self._stirred = stirred
+        self._ahead: _Ahead | None = None
+
+    @property
+    def due(self) -> float:
+        """When the oldest batch is due, or the one that is in flight after all moves that are foreseen."""
+        return super().due if self._ahead is None else self._ahead.due
+
+    def run_ahead(self, record: Record) -> None:
+        """Foresees what comes, if it is a repetition."""
+        self._ahead = _Ahead.of(self, record)
+
+    def catch_up(self, moment: float) -> bool:
+        """Makes the foreseen moves that are complete at `moment`, and foresees nothing more; whether there
+        were any."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return False
+        self._stirred.add(self)
+        return ahead.move(self, moment)
+
+    def add(self, request: Request) -> None:
+        self.catch_up(request.arrival)
+        self._stirred.add(self)
+        super().add(request)
+
+    def submit(self, now: float) -> InFlight | None:
+        self._stirred.add(self)
+        return super().submit(now)
+
+    def complete(self) -> Completed:
+        self.catch_up(inf)
+        return super().complete()
+
+
+class CatchingUp(Router):
+    """Chooses among replicas that catch up when they are chosen."""
+
+    def __init__(self, replicas: Sequence[LazyReplica], margin: int) -> None:
+        super().__init__([replica.scheduler for replica in replicas], margin)
+        self._replicas = replicas
+
+    def choose(self, request: Request) -> int:
+        """Whoever runs ahead seems to have all blocks that it had: some may have gone since, none that a
+        request asks for has come.  So the one that is chosen catches up, and is then still the best or not.
+        """
+        if not self.indexed:
+            for replica in self._replicas:
+                replica.catch_up(request.arrival)
+        number = super().choose(request)
+        while self._replicas[number].catch_up(request.arrival):
+            number = super().choose(request)
+        return number
+
+
+class _Ahead:
+    """The moves of the batch in flight of a replica; `due`: the batch after the last of them."""
+
+    def __init__(self, batch: InFlight, rotation: Rotation, record: Record, timeline: Timeline) -> None:
+        shape, moves = batch.step.shape, min(rotation.most, MOST)
+        self._batch = batch
+        self._rotation = rotation
+        self._record = record
+        self._kv_tokens = shape.kv_tokens + shape.sequences * np.arange(1, moves + 1)
+        self._foreseen = timeline.foresee(shape.sequences, self._kv_tokens, batch.due)
+        self.due = self._foreseen.end
+
+    @classmethod
+    def of(cls, replica: LazyReplica, record: Record) -> _Ahead | None:
+        """None where what comes next is no mere repetition."""
+        if not replica.in_flight:
+            return None
+        (batch,) = replica.in_flight
+        shape = batch.step.shape
+        if (
+            not shape.decodes
+            or shape.sequences != replica.scheduler.running
+            or replica.accepts_at > batch.due
+        ):
+            return None
+        rotation = find(replica.scheduler, [batch.step.batch])
+        if rotation is None or rotation.most < WORTHWHILE:
+            return None
+        return cls(batch, rotation, record, replica.timeline)
+
+    def move(self, replica: LazyReplica, until: float) -> bool:
+        """Makes the moves that are complete at `until`; whether there are any.
+
+        What comes out is what `Loop.complete` and `Loop.submit` would have done, step for step and to the
+        last bit, without touching every request at every step.
+        """
+        times = replica.timeline.repeat(self._foreseen, until)
+        if times is None:
+            return False
+        moves, (requests,) = len(times.ready_at), self._rotation.groups
+        kv_tokens, moments, last = self._kv_tokens[:moves], times.submitted_at, float(times.submitted_at[-1])
+        growth = np.array(self._rotation.growth(0, self._record.limits.block_size))
+        held = replica.scheduler.blocks_held + np.cumsum(growth[np.arange(1, moves + 1) % len(growth)])
+        self._record.tokens(requests, float(moments[0]))
+        self._record.gaps_between(moments, len(requests))
+        self._record.steps_of(replica, len(requests), kv_tokens, times, held)
+        self._record.repeated(requests, last)
+        (batch,) = advance(replica.scheduler, self._rotation, moves)
+        shape = StepShape.decoding(len(requests), int(kv_tokens[-1]))
+        step = replace(self._batch.step, batch=batch, shape=shape)
+        replica.resume([InFlight(step, times.last, times.last.ready_at)], times.last.accepts_at, last)
+        return True
