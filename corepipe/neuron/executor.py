@@ -16,6 +16,7 @@ import numpy.typing as npt
 from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL, Kind
 from corepipe.neuron import packed_int4
+from corepipe.neuron.attention_numerics import distance_buckets
 from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.layer_groups import KEY_BLOCK, ONE_GROUP, LayerGroups, places, slots
 from corepipe.neuron.lowering import (
@@ -27,7 +28,7 @@ from corepipe.neuron.lowering import (
     assign_buffers,
     lower,
 )
-from corepipe.neuron.numerics import F32, distance_buckets, quantize_weight, rope_tables
+from corepipe.neuron.numerics import F32, quantize_weight, rope_tables
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
 from corepipe.neuron.program import (
     AxisShard,

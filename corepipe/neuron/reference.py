@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import numerics
+from corepipe.neuron.attention_numerics import Vectors
 from corepipe.neuron.collectives import Links
 from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored, matrices_of
-from corepipe.neuron.numerics import F32, I32, Matrix, Vectors
+from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.ops import AllReduce
 from corepipe.neuron.program import (
     Program,

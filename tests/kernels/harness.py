@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from corepipe.kernels import _native
-from corepipe.neuron import numerics
+from corepipe.neuron.attention_numerics import hadamard, hadamard_order
 from corepipe.neuron.program import SamplingBatch
 
 
@@ -65,7 +65,7 @@ def int8(x: np.ndarray) -> np.ndarray:
 
 def turned_back(rotated: np.ndarray) -> np.ndarray:
     """What `hadamard` made the vectors of."""
-    return numerics.hadamard(rotated.astype(np.float64)) / numerics.hadamard_order(rotated.shape[-1])
+    return hadamard(rotated.astype(np.float64)) / hadamard_order(rotated.shape[-1])
 
 
 class AttentionRig:
@@ -149,8 +149,8 @@ class AttentionRig:
         q = seq.q.reshape(length, self.kv_heads, group, self.head_dim).astype(np.float64)
         k, v = (x.reshape(length, self.kv_heads, self.head_dim) for x in (seq.k, seq.v))
         if self.dtype.startswith("int8"):
-            k, v = turned_back(int8(numerics.hadamard(k))), int8(v)
-            q = turned_back(self._rounded(numerics.hadamard(q.astype(np.float32))))
+            k, v = turned_back(int8(hadamard(k))), int8(v)
+            q = turned_back(self._rounded(hadamard(q.astype(np.float32))))
         of_heads = [x.astype(np.float64).swapaxes(0, 1) for x in (k, v)]  # [kv_heads, length, head_dim]
         k, v = (x[:, None] for x in of_heads)
         scores = q.transpose(1, 2, 0, 3) @ k.swapaxes(-1, -2) * self.scale

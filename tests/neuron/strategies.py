@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from corepipe.neuron.attention_numerics import alibi_slopes
 from corepipe.neuron.graph import (
     FORMATS,
     TOKENS,
@@ -35,7 +36,6 @@ from corepipe.neuron.graph import (
     hidden,
     vocabulary,
 )
-from corepipe.neuron.numerics import alibi_slopes
 from corepipe.neuron.ops import (
     Activation,
     Add,

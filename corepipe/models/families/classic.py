@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, Norm, common
 from corepipe.models.families.blocks import Projected, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.neuron.attention_numerics import alibi_slopes
 from corepipe.neuron.graph import Value
-from corepipe.neuron.numerics import alibi_slopes
 
 Attend = Callable[[GraphBuilder, Projected], Value]
 """Appends attention over projected queries, keys and values."""

@@ -12,8 +12,8 @@ from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected, fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap, heads_by_group
+from corepipe.neuron.attention_numerics import alibi_slopes
 from corepipe.neuron.graph import Format, Graph, Value
-from corepipe.neuron.numerics import alibi_slopes
 
 EMBEDDING = "transformer.word_embeddings.weight"
 TRAINED_POSITIONS = 2048

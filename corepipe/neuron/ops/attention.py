@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from corepipe.neuron import numerics
+from corepipe.neuron.attention_numerics import Scores, Vectors, attend
 from corepipe.neuron.engines import AttentionCost, Cost
 from corepipe.neuron.graph import (
     TOKENS,
@@ -22,7 +23,7 @@ from corepipe.neuron.graph import (
     Value,
     WeightSpec,
 )
-from corepipe.neuron.numerics import F32, Scores, Vectors
+from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.profiles import AttentionKernel
@@ -150,8 +151,7 @@ class Attention(Keeps):
         q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
         parts = [slice(a, b) for a, b in pairwise(starts)]
         out = [
-            numerics.attend(q[s], Vectors(k[s]), Vectors(v[s]), positions[s], kind, at.format.compute)
-            for s in parts
+            attend(q[s], Vectors(k[s]), Vectors(v[s]), positions[s], kind, at.format.compute) for s in parts
         ]
         return np.concatenate(out)
 
@@ -168,7 +168,7 @@ class Attention(Keeps):
             keys.put_keys(own, new_keys[rows])
             values.put(own, new_values[rows])
             seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
-            out[rows] = numerics.attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
+            out[rows] = attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
         return out
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 import numpy.typing as npt
 
+from corepipe.neuron.attention_numerics import Vectors
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import (
     Axis,
@@ -27,7 +28,7 @@ from corepipe.neuron.graph import (
     weight_bytes,
 )
 from corepipe.neuron.int4 import Int4
-from corepipe.neuron.numerics import F32, I32, Matrix, Vectors
+from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.rates import CoreRates
 
