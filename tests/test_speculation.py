@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
+import os
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +17,7 @@ import pytest
 from llguidance import LLMatcher
 from msgspec.structs import replace as changed
 
+from corepipe.errors import UserError
 from corepipe.scheduler.drafts import Drafter
 from corepipe.scheduler.request import Request
 from corepipe.serving.config import EngineConfig
@@ -20,9 +25,12 @@ from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.messages import Output, Sampling, Submit
+from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests import tiny_encoders
 from tests.parity import expected
-from tests.servers import TINY
-from tests.serving.engine_support import by_request, run
+from tests.servers import PATIENCE_SECONDS, TINY, served
+from tests.serving.engine_support import by_request, run, tokens_of
 from tests.test_constrained import GRAMMARS, tokenizer
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]
@@ -214,3 +222,117 @@ def test_an_answer_goes_on_in_another_engine() -> None:
     driver.close()
     assert found == whole
     assert sum(g.accepted for g in guessers) > 20
+
+
+NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 2}
+
+
+def test_what_guesses_by_itself_changes_nothing() -> None:
+    """By n-grams, and by predictions: of the answer, of a part of it, and of something else."""
+    wanted = plain()
+    driver = engine(speculative_config=NGRAM, clock="virtual")  # as many guesses as they like
+    asked = []
+    for at, submit in enumerate(submits()):
+        tokens = [token for output in wanted[submit.id] for token in output.tokens]
+        predicted = [tokens, tokens[9:] + tokens[:9], [], PROMPT][at % 4]
+        asked.append(changed(submit, prediction=predicted))
+        driver.handle(asked[-1])
+    news = by_request(run(driver))
+    (stats,) = driver.stats()
+    driver.close()
+    found = {name: [changed(o, predicted=None) for o in outputs] for name, outputs in told(news).items()}
+    assert found == wanted
+    assert 40 < stats.accepted_tokens < stats.draft_tokens
+    assert stats.accepted_per_position[0] >= stats.accepted_per_position[1] > 0
+    assert sum(stats.accepted_per_position) == stats.accepted_tokens
+    for submit in asked:
+        predicted = [output.predicted for output in news[submit.id] if output.tokens]
+        assert all((one is not None) == bool(submit.prediction) for one in predicted)
+    last = news["greedy"][-1].predicted
+    assert last is not None
+    assert last.accepted > TOKENS // 2 > last.rejected
+
+
+def test_a_server_tells_what_became_of_a_prediction() -> None:
+    """Plain and streamed; the answer is that without."""
+    flags = ("--speculative-config", json.dumps(NGRAM), "--max-model-len", 256)
+    with served(TINY, "--served-model-name", "tiny", *flags) as server:
+        body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        alone = server.post("/v1/completions", json=body).json()
+        assert "completion_tokens_details" not in alone["usage"]
+        said = {"type": "content", "content": alone["choices"][0]["text"]}
+        answer = server.post("/v1/completions", json={**body, "prediction": said}).json()
+        assert answer["choices"] == alone["choices"]
+        details = answer["usage"].pop("completion_tokens_details")
+        assert answer["usage"]["completion_tokens"] == 60
+        assert details.keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+        assert 0 < details["accepted_prediction_tokens"] <= 59
+        parts = {"type": "content", "content": [{"type": "text", "text": "something else"}]}
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}
+        one, other = (
+            server.post("/v1/chat/completions", json=chat | more).json()
+            for more in ({}, {"prediction": parts})
+        )
+        assert one["choices"] == other["choices"]
+        assert other["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] <= 8
+        wrong = server.post("/v1/completions", json={**body, "prediction": {"type": "text", "content": ""}})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prediction.type")
+        tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert tokens >= accepted >= details["accepted_prediction_tokens"]
+        first = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"')
+        assert 0 < first <= server.metric("vllm:spec_decode_num_drafts_total")
+
+
+async def _killed(asked: Sequence[Submit], kills: int) -> dict[str, list[int]]:
+    """Tokens from a server's engine that is killed whenever some more have come."""
+    config = EngineConfig(
+        model=str(TINY),
+        threads=1,
+        max_model_len=256,
+        speculative_config=SpeculativeConfig(**NGRAM),
+    )
+    client = ProcessClient(config)
+    await client.start()
+    found: dict[str, list[int]] = {submit.id: [] for submit in asked}
+    heard = asyncio.Event()
+
+    async def follow(submit: Submit) -> None:
+        async for output in client.submit(submit):
+            found[submit.id] += output.tokens
+            heard.set()
+
+    try:
+        following = [asyncio.create_task(follow(submit)) for submit in asked]
+        for number in range(kills):
+            while sum(map(len, found.values())) < 60 * (number + 1):
+                heard.clear()
+                await heard.wait()
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            while client.restarts.get("killed", 0) == number or client.restarting:
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*following)
+        return found
+    finally:
+        await client.close()
+
+
+def test_engines_that_are_killed_change_no_answer() -> None:
+    """Predictions are right but for some tokens: several come at a time, and the next engine goes on after
+    any."""
+    asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
+    driver = engine()
+    for submit in asked:
+        driver.handle(submit)
+    wanted = tokens_of(run(driver))
+    driver.close()
+    guesses = {name: [t if at % 7 else 3 for at, t in enumerate(tokens)] for name, tokens in wanted.items()}
+    predicted = [changed(submit, prediction=guesses[submit.id]) for submit in asked]
+    assert asyncio.run(asyncio.wait_for(_killed(predicted, 2), PATIENCE_SECONDS)) == wanted
+
+
+def test_who_generates_nothing_guesses_nothing(tmp_path: Path) -> None:
+    model = tiny_encoders.write_bert(tmp_path)
+    with pytest.raises(UserError, match=r"--speculative-config: .* generates nothing"):
+        engine(model=model, speculative_config=NGRAM, max_model_len=128)

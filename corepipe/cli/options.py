@@ -422,6 +422,16 @@ KVCacheDtype = Annotated[
         panel=BATCHING,
     ),
 ]
+SpeculativeConfig = Annotated[
+    str | None,
+    _option(
+        "--speculative-config",
+        help="Guess how answers go on, so that they come sooner and are the same. JSON in vLLM's names: "
+        "method (ngram), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max.",
+        metavar="JSON",
+        panel=BATCHING,
+    ),
+]
 PrefixCaching = Annotated[
     bool,
     _option(

@@ -74,6 +74,7 @@ def serve(
     num_blocks: options.NumBlocks = None,
     kv_cache_memory_bytes: options.KVCacheBytes = None,
     kv_cache_dtype: options.KVCacheDtype = options.CacheDtype.AUTO,
+    speculative_config: options.SpeculativeConfig = None,
     enable_prefix_caching: options.PrefixCaching = True,
     max_num_queued_reqs: options.MaxQueuedReqs = defaults.MAX_QUEUED_REQUESTS,
     max_num_queued_tokens: options.MaxQueuedTokens = defaults.MAX_QUEUED_TOKENS,

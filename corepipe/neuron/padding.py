@@ -1,6 +1,7 @@
 """What a runtime profile makes of a batch before the device sees it: static shapes.
 
 Contexts are padded by their mean over the sequences: the real stack takes the bucket of the longest one.
+Where tokens are guessed every sequence has as many rows, whoever guesses; its keys and values are read once.
 Sequences that are computed whole are padded to that.
 """
 
@@ -25,10 +26,12 @@ def pad(
         return _whole(shape, profile, longest, batch)
     if shape.decodes:
         running, context = _decode(shape.sequences, shape.kv_tokens, profile, longest, batch)
-        if context is None and running == shape.sequences:
+        if context is None and running == shape.rows:
             return shape
         tokens = shape.kv_tokens * profile.beams if context is None else running * context
-        return StepShape((running, running, *shape.counts[2:]), running, tokens, tokens)
+        rows = running * shape.each
+        counts = (rows, rows, *shape.counts[2:])
+        return StepShape(counts, running, tokens, tokens * shape.each, each=shape.each)
     if profile.prefill_buckets is Buckets.CHUNKS:
         chunk = profile.chunk or longest
         whole = profile.attention.kernel_of(chunk, lnc) is not AttentionKernel.CAUSAL

@@ -13,6 +13,8 @@ class StepShape(NamedTuple):
     sequences: those that the tokens belong to; kv_tokens: sum of their context lengths, the tokens included;
     attended: sum over tokens of the keys that each attends to.
     longest: rows of the longest sequence, where all are computed whole; 0: they grow, and nobody asks.
+    each: rows of a sequence, where the last of them are guesses of how it goes on: those of the one with the
+    most, since a graph has as many for all; 1: there are no guesses.
     """
 
     counts: tuple[int, ...]
@@ -20,6 +22,7 @@ class StepShape(NamedTuple):
     kv_tokens: int
     attended: int
     longest: int = 0
+    each: int = 1
 
     @classmethod
     def whole(cls, lengths: Sequence[int], results: int) -> StepShape:
@@ -28,7 +31,7 @@ class StepShape(NamedTuple):
         return cls((sum(lengths), results), len(lengths), sum(lengths), attended, max(lengths))
 
     @classmethod
-    def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int) -> StepShape:
+    def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int, each: int = 1) -> StepShape:
         """The shape of a batch of (start, count) chunks, one a sequence."""
         rows = sequences = kv_tokens = attended = 0
         for start, count in chunks:
@@ -36,7 +39,7 @@ class StepShape(NamedTuple):
             sequences += 1
             kv_tokens += start + count
             attended += count * start + count * (count + 1) // 2
-        return cls((rows, logit_rows), sequences, kv_tokens, attended)
+        return cls((rows, logit_rows), sequences, kv_tokens, attended, each=each)
 
     @classmethod
     def decode(cls, sequences: int, context: int) -> StepShape:
@@ -60,8 +63,8 @@ class StepShape(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """Whether each sequence computes one token."""
-        return self.counts[0] == self.sequences
+        """Whether each sequence computes one token, and perhaps guesses of those that follow."""
+        return self.counts[0] == self.sequences or self.each > 1
 
     def rows_of(self, number: int) -> int:
         """Rows of the set with this number."""

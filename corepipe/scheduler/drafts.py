@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # a request has a Drafter
@@ -20,6 +21,26 @@ class Drafter(Protocol):
 
     def verified(self, drafts: int, accepted: int) -> None:
         """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What has come of guesses: how many there were, of how many tokens; how many of these were right, in all
+    and by their place in the guess."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def count(self, tokens: int, accepted: int) -> None:
+        """A guess of so many tokens has come back."""
+        self.drafts += 1
+        self.tokens += tokens
+        self.accepted += accepted
+        self.accepted_per_position += [0] * (accepted - len(self.accepted_per_position))
+        for place in range(accepted):
+            self.accepted_per_position[place] += 1
 
 
 def add_drafts(

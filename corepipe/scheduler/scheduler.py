@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import add_drafts
+from corepipe.scheduler.drafts import Drafted, add_drafts
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
@@ -57,6 +57,7 @@ class Scheduler:
         self._num_updated = 0
         self._generating: deque[bool] = deque()  # whether anybody generates in it, of each batch in flight
         self.preemptions = 0
+        self.drafted = Drafted()
 
     def add(self, request: Request) -> None:
         """Queues a new request; one that is held starts only after its `release`.
@@ -356,8 +357,10 @@ class Scheduler:
         count = request.num_done - done
         if request.num_done % self._config.block_size < count:
             self._kv.commit(request, count)
+        accepted = min(len(events), len(standing) - 1)
+        self.drafted.count(len(chunk.drafts), accepted)
         if request.drafter is not None:
-            request.drafter.verified(len(chunk.drafts), len(events) - 1)
+            request.drafter.verified(len(chunk.drafts), accepted)
         if reason is not None:
             self._end(request, reason)
         return events

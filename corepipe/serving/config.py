@@ -14,6 +14,7 @@ from corepipe.errors import UserError
 from corepipe.scheduler import defaults
 from corepipe.serving.faults import Fault, parse_faults
 from corepipe.serving.keys import digest_of
+from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 
 Mode = Literal["latency", "throughput", "auto"]
 ClockName = Literal["host", "device", "virtual"]
@@ -68,6 +69,7 @@ class EngineConfig(_Config):
     num_blocks: int | None = Field(default=None, ge=1)
     kv_cache_bytes: int | None = Field(default=None, ge=1)
     kv_cache_dtype: KVCacheDtypeName = "auto"
+    speculative_config: SpeculativeConfig | None = None
     prefix_cache: bool = True
     max_queued_requests: int = Field(default=defaults.MAX_QUEUED_REQUESTS, ge=1)
     max_queued_tokens: int = Field(default=defaults.MAX_QUEUED_TOKENS, ge=1)
@@ -76,6 +78,11 @@ class EngineConfig(_Config):
     seed: int = 0
     first_core: int = Field(default=0, ge=0)
     cores: int | None = Field(default=None, ge=1)
+
+    @field_validator("speculative_config", mode="before")
+    @classmethod
+    def _read_speculation(cls, value: object) -> object:
+        return read_speculation(value) if isinstance(value, str | dict) else value
 
     @field_validator("time_scale")
     @classmethod

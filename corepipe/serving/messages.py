@@ -67,6 +67,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `grammar`: what the answer must be, in llguidance's own text; empty where anything may be answered.
 
+    `prediction`: what the answer may be, or be made of: it comes sooner then, and is the same.
+
     `second`: the index in the prompt from which on it is the second text of a pair; 0 where there is one.
 
     `image`: what is read in the place of tokens, [channels, height, width] as fp32 in little-endian order;
@@ -86,6 +88,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     owner: str = ""
     bad_words: list[list[int]] = []
     grammar: str = ""
+    prediction: list[int] = []
     second: int = 0
     image: bytes = b""
 
@@ -130,6 +133,13 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     total_ms: float
 
 
+class Predicted(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a prediction that were computed: those that the answer has, and the others."""
+
+    accepted: int
+    rejected: int
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of one request.
 
@@ -145,6 +155,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
     has computed no numbers, "constraint" where the answer could not go on as its grammar wants, and where a
     retry helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
+    `predicted`: so far, of a request that has a prediction.
     """
 
     id: str
@@ -160,6 +171,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
     values: bytes = b""
     rows: int = 1
+    predicted: Predicted | None = None
 
 
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
@@ -230,6 +242,13 @@ class Stats(msgspec.Struct, frozen=True):
     padded_tokens: int = 0
     """Rows that the device computed beside those of tokens, as its graphs are of fixed sizes; counted where
     nothing is generated."""
+    drafts: int = 0
+    """Guesses of how an answer goes on, of a token at least, that were computed."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of these, those that were drawn."""
+    accepted_per_position: list[int] = []
+    """The same by place in their guess, as far as any was right."""
 
     def stage_work(self, core: int) -> StageWork:
         """What a core of the replica has done; nothing, where nothing was counted."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from corepipe.serving.detokenizer import Detokenizer, Pieces
-from corepipe.serving.messages import Output, Submit, TokenLogprobs
+from corepipe.serving.messages import Output, Predicted, Submit, TokenLogprobs
 from corepipe.serving.parsing.reading import AnswerReader, Reading
 from corepipe.serving.parts import Finish, Logprobs, Said, Text
 
@@ -39,7 +39,8 @@ class TextAnswer:
     echo: what the answer begins with, if anything.  silent: nothing but the prompt is wanted.
     reading: how calls and reasoning are told from text, where the model may write them.
     finish: None until the answer has ended; `cut`: it did so at a stop string, while the engine goes on.
-    generated: tokens of the answer so far; cached: those of the prompt that the cache had.
+    generated: tokens of the answer so far; cached: those of the prompt that the cache had; predicted: what
+    has become of its prediction, if it has one.
     last: the engine's last word, if it came.
     """
 
@@ -60,6 +61,7 @@ class TextAnswer:
         self.silent = silent
         self.generated = 0
         self.cached = 0
+        self.predicted: Predicted | None = None
         self.cut = False
         self.finish: Finish | None = None
         self.last: Output | None = None
@@ -77,6 +79,7 @@ class TextAnswer:
             return []
         parts: list[Said] = []
         self.cached = max(self.cached, output.cached)
+        self.predicted = output.predicted or self.predicted
         if not self._begun:
             self._begun = True
             parts.append(self._prompt(output))

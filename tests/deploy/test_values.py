@@ -66,6 +66,10 @@ SETTINGS = {
     "batching.numBlocks": (100, "num_blocks"),
     "batching.kvCacheMemoryBytes": (2_000_000_000, "kv_cache_bytes"),
     "batching.kvCacheDtype": ("int8", "kv_cache_dtype"),
+    "batching.speculativeConfig": (
+        '{"method": "ngram", "num_speculative_tokens": 3}',
+        "speculative_config",
+    ),
     "batching.prefixCaching": (False, "prefix_cache"),
     "batching.maxNumQueuedReqs": (10, "max_queued_requests"),
     "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),

@@ -522,3 +522,25 @@ def test_timing_needs_one_program_of_each_width():
 @pytest.mark.parametrize(("name", "cores", "steps"), [("inf2.48xlarge", 24, 23), ("trn1.32xlarge", 32, 7)])
 def test_steps_around_a_ring_and_a_torus(name, cores, steps):
     assert ring_steps(instance(name), range(cores)) == steps
+
+
+@pytest.mark.parametrize("profile", ["async", "vllm-neuron", "nxdi"])
+@pytest.mark.parametrize("context", [200, 4000])
+def test_guesses_are_rows_of_a_decode_step_and_no_prompt(profile, context):
+    """Weights, and the keys and values of each context, are read once for all rows of a sequence: four
+    guesses cost more than none, and far less than four steps."""
+    model = CostModel(
+        compile_graph(llama(LLAMA_70B), Placement(tensor=8)), INF2, PROFILES[profile], batch=8, longest=8192
+    )
+    plain = model.seconds(0, StepShape.decode(8, context))
+    guessed = StepShape.of([(context - 1, 5)] * 8, 40, each=5)
+    some = StepShape.of([(context - 1, 5)] * 2 + [(context - 1, 1)] * 6, 16, each=5)
+    assert guessed.decodes
+    assert model.padded(guessed).rows == model.padded(some).rows == 5 * model.padded(plain_shape(8)).rows
+    assert model.padded(guessed).kv_tokens < 1.1 * model.padded(StepShape.decode(8, context + 4)).kv_tokens
+    assert plain <= model.seconds(0, guessed) < 2.5 * plain
+    assert StepShape.of([(context - 1, 1)] * 8, 8, each=1) == StepShape.decode(8, context)
+
+
+def plain_shape(sequences):
+    return StepShape.decode(sequences, 100)

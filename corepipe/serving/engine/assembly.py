@@ -38,6 +38,7 @@ from corepipe.serving.engine.device_plan import (
 )
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
+from corepipe.serving.engine.speculation import speculation_of
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
@@ -127,6 +128,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         ready,
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
+        drafter=lambda request: speculation_of(request, config.speculative_config),
     )
 
 

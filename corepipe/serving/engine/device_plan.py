@@ -28,6 +28,10 @@ from corepipe.serving.engine.encoding import Encoding
 DEFAULT_MODEL_LEN = 8192
 """Longest sequence of a model that takes more, unless the config says otherwise."""
 
+HOST_DRAFT_ROWS = 14
+"""Of a batch on the host, whose weights are read once for so many (docs/kernels.md); on a device guesses cost
+less the more are in a batch, and everybody has as many as are asked for."""
+
 HOST_PROFILE, DEVICE_PROFILE, ONCE_PROFILE = "async", "vllm-neuron", "traced"
 """Of a server that runs as fast as the host can, and of one that behaves like the deployment to come: of a
 model that generates, and of one that is run once over its input."""
@@ -155,6 +159,11 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
             f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
             "max_batch_delay",
         )
+    if config.speculative_config is not None and not generates(graph):
+        raise UserError(
+            f"--speculative-config: {graph.name} generates nothing that could be guessed",
+            "speculative_config",
+        )
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
@@ -281,4 +290,5 @@ def scheduler_config(
         whole_prompts=not device.graph.causal,
         keeps_state=keeps,
         windows=windows,
+        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" else None,
     )

@@ -58,6 +58,12 @@ class Constraint:
         other.error, other.finished = self.error, self.finished
         return other
 
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, may follow."""
+        if self.error is not None:
+            return 0
+        return int(self._matcher.validate_tokens(list(tokens)))
+
     def fill(self, mask: Mask) -> None:
         """Which tokens may follow, into a row that is contiguous; other threads run meanwhile.
 

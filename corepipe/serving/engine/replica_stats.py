@@ -126,4 +126,8 @@ class ReplicaStats:
             compile_seconds=compile_seconds,
             mask_seconds=mask_seconds,
             padded_tokens=self._padded_tokens,
+            drafts=scheduler.drafted.drafts,
+            draft_tokens=scheduler.drafted.tokens,
+            accepted_tokens=scheduler.drafted.accepted,
+            accepted_per_position=scheduler.drafted.accepted_per_position[:],
         )

@@ -12,7 +12,8 @@ from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
 from corepipe.serving.engine.encoding import values_of
 from corepipe.serving.engine.replica import Completed
 from corepipe.serving.engine.runner import Failure, StepResult
-from corepipe.serving.messages import DeviceTimes, Output, TokenLogprobs
+from corepipe.serving.engine.speculation import Speculation
+from corepipe.serving.messages import DeviceTimes, Output, Predicted, TokenLogprobs
 
 MILLISECONDS = 1e3
 
@@ -100,6 +101,8 @@ class Reporter:
                 prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
                 output = replace(output, prompt_logprobs=prompt_logprobs, cached=cached)
             record.device.add(device_now)
+        if request.drafter is not None:
+            output = replace(output, predicted=_predicted(request))
         if event.finish_reason is not None:
             output = self._last(request, replace(output, finish_reason=event.finish_reason.value))
         return output
@@ -133,6 +136,13 @@ class Reporter:
                 record.prompt_logprobs += result.prompt_logprobs(index)
                 drawn[chunk.request.id] = iter(result.logprobs(index))
         return drawn
+
+
+def _predicted(request: Request) -> Predicted | None:
+    """What has become of a request's prediction; None where it had none."""
+    if not isinstance(request.drafter, Speculation) or not request.drafter.predicts:
+        return None
+    return Predicted(request.drafter.accepted[0], request.drafter.rejected[0])
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:

@@ -25,6 +25,7 @@ class SampledRequest(Request):
 
     bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
     constraint: the grammar, and how far the answer has come in it; None before it is compiled.
+    prediction: what the answer may be, for speed alone.
     second: where the second text of a pair begins in the prompt; 0: there is one text.  image: see `Submit`.
     """
 
@@ -33,6 +34,7 @@ class SampledRequest(Request):
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
     allowed: Mask | None = field(default=None, kw_only=True)
     grammar: str = field(default="", kw_only=True)
+    prediction: Sequence[int] = field(default=(), kw_only=True)
     second: int = field(default=0, kw_only=True)
     image: bytes = field(default=b"", kw_only=True)
     constraint: Constraint | None = field(default=None, init=False)
@@ -58,6 +60,8 @@ def to_request(
     _check_prompt(submit.prompt, vocab_size, max_model_len, answered=task == GENERATE)
     _check_generated(submit, vocab_size, max_model_len)
     allowed = submit.sampling.allowed_token_ids if submit.max_tokens else None
+    if not all(0 <= token < vocab_size for token in submit.prediction):
+        raise ValueError(f"prediction holds a token outside the vocabulary of {vocab_size}")
     if submit.max_tokens:  # otherwise nothing is drawn
         _check_sampling(submit.sampling, vocab_size)
         _check_bad_words(submit.bad_words, vocab_size)
@@ -77,6 +81,7 @@ def to_request(
         bad_words=submit.bad_words,
         allowed=None if allowed is None else mask_of(allowed, vocab_size),
         grammar=submit.grammar,
+        prediction=submit.prediction if submit.max_tokens else (),
         second=submit.second,
         image=submit.image,
     )

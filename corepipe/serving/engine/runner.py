@@ -154,8 +154,9 @@ class Runner:
         )
         sampling = wanted.sampling()
         ticket = self._executor.submit(inputs, sampling)
+        each = max(drafting.values()) if drafting else 1
         masked = self._give_masks(ticket, states, chunks, drafting) if wanted.masked else ((), ())
-        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows))
+        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows), each)
         top = sampling.top_logprobs
         return Step(ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None)
 

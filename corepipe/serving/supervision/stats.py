@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -23,6 +24,9 @@ COUNTERS = (
     "overflows",
     "constraint_failures",
     "padded_tokens",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 
@@ -31,6 +35,10 @@ def total(before: Stats, stats: Stats) -> Stats:
     return replace(
         stats,
         core_busy_seconds=_sums(before.core_busy_seconds, stats.core_busy_seconds),
+        accepted_per_position=[
+            a + b
+            for a, b in zip_longest(before.accepted_per_position, stats.accepted_per_position, fillvalue=0)
+        ],
         work=[_both(*pair) for pair in zip(before.work, stats.work, strict=True)],
         **{name: getattr(before, name) + getattr(stats, name) for name in COUNTERS},
     )

@@ -117,7 +117,18 @@ class Metrics(Collector):
             for family, parts in ((waiting, _WAITING), (prompts, _SOURCES)):
                 for part, read in parts.items():
                     family.add_metric((self._model, str(stats.replica), part), read(stats))
-        yield from (waiting, prompts)
+        yield from (waiting, prompts, self._accepted())
+
+    def _accepted(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens that were guessed, and then drawn, by their place in the guess.",
+            labels=("model_name", "engine", "position"),
+        )
+        for stats in self._engine.stats:
+            for position, accepted in enumerate(stats.accepted_per_position):
+                family.add_metric((self._model, str(stats.replica), str(position)), accepted)
+        return family
 
     def _restarts(self) -> Metric:
         family = CounterMetricFamily(
@@ -250,6 +261,13 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "corepipe_constraint_failures",
         "Requests that ended with an error, as the answer could not go on as its grammar wants.",
         lambda s: s.constraint_failures,
+    ),
+    ("vllm:spec_decode_num_drafts", "Guesses of how an answer goes on.", lambda s: s.drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed.", lambda s: s.draft_tokens),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Tokens that were guessed, and then drawn.",
+        lambda s: s.accepted_tokens,
     ),
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
     (

@@ -79,6 +79,7 @@
 {{- include "corepipe.flag" (list "num-blocks" .numBlocks) }}
 {{- include "corepipe.flag" (list "kv-cache-memory-bytes" .kvCacheMemoryBytes) }}
 {{- include "corepipe.flag" (list "kv-cache-dtype" .kvCacheDtype) }}
+{{- include "corepipe.flag" (list "speculative-config" .speculativeConfig) }}
 {{- include "corepipe.flag" (list "max-num-queued-reqs" .maxNumQueuedReqs) }}
 {{- include "corepipe.flag" (list "max-num-queued-tokens" .maxNumQueuedTokens) }}
 {{- if not .prefixCaching }}

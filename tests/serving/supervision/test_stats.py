@@ -14,7 +14,7 @@ GAUGES = {"replica", "running", "waiting", "held", "waiting_tokens"} | {
 def test_every_field_is_a_counter_or_a_gauge() -> None:
     fields = {field.name for field in msgspec.structs.fields(Stats)}
     told = {"core_busy_seconds", "work", "iteration_tokens", "step_seconds", "paces"}
-    told |= {"compile_seconds", "mask_seconds"}
+    told |= {"compile_seconds", "mask_seconds", "accepted_per_position"}
     assert fields == GAUGES | set(COUNTERS) | told
 
 
@@ -30,6 +30,13 @@ def test_counters_go_on_and_gauges_are_the_last_ones() -> None:
     assert work.engine_seconds == [2 * seconds for seconds in one.engine_seconds]
     assert (work.flops, work.memory_bytes) == (2 * one.flops, 2 * one.memory_bytes)
     assert all(getattr(both, name) == getattr(STATS, name) + getattr(new, name) for name in COUNTERS)
+
+
+def test_guesses_are_added_up_by_their_places() -> None:
+    before, after = (msgspec.structs.replace(STATS, accepted_per_position=n) for n in ([5, 2, 1], [3, 1]))
+    assert total(before, after).accepted_per_position == [8, 3, 1]
+    assert total(after, before).accepted_per_position == [8, 3, 1]
+    assert total(STATS, after).accepted_per_position == [3, 1]
 
 
 def test_an_engine_that_is_gone_holds_nothing() -> None:

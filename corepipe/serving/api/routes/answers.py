@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 FinishReason = Literal["stop", "length"]
 ErrorType = Literal[
@@ -45,11 +46,20 @@ class PromptTokensDetails(Strict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Strict):
+    """Of a request with a `prediction`: tokens of it that were computed and are in the answer, and that are
+    not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Strict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class DeviceTimes(Strict):

@@ -121,17 +121,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
 
 
-_PredictedPart = Annotated[dict[Literal["type", "text"], str], Meta(min_length=2)]
-Prediction = Annotated[dict[Literal["type", "content"], str | list[_PredictedPart]], Meta(min_length=2)]
-"""What the client expects the answer to be, for speed alone: the answer is the same without it."""
-
 NEUTRAL_CHAT: Mapping[str, Neutral] = {
     **NEUTRAL_EVERYWHERE,
     "functions": Neutral(([],)),
     "function_call": Neutral(("none", "auto")),
     "modalities": Neutral((["text"],)),
     "audio": Neutral(),
-    "prediction": Neutral(type=Prediction),
     "moderation": Neutral(),
     "web_search_options": Neutral(),
     "verbosity": Neutral(("medium",)),

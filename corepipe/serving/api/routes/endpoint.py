@@ -21,6 +21,9 @@ from corepipe.serving.api.routes.submission import TRACE
 from corepipe.serving.api.routes.token_details import NamedById, Vocabulary
 from corepipe.serving.api.tenants import tenant_of
 
+PREDICTED_CHARACTERS = 16
+"""Of a prediction, so many for each token of the context: few answers have more."""
+
 R = TypeVar("R", bound=ModelRequest)
 B = TypeVar("B", bound=GenerationRequest)
 
@@ -68,6 +71,7 @@ class Endpoint(ABC, Generic[B]):
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
         plans = await self.plan(body, await service.grammar(body))
+        prediction = await self._predicted(body)
         drawn = secrets.token_hex(12)
         envelope = Envelope(
             id=f"{self.prefix}-{body.request_id or drawn}",
@@ -80,6 +84,7 @@ class Endpoint(ABC, Generic[B]):
             sequences=f"{self.prefix}-{drawn}",
             body=body,
             plans=plans,
+            prediction=prediction,
             renderer=self.renderer(body, envelope),
             operation=self.operation,
             arrival=arrival,
@@ -87,6 +92,15 @@ class Endpoint(ABC, Generic[B]):
             tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
+
+    async def _predicted(self, body: GenerationRequest) -> list[int]:
+        """What its client has predicted, as far as an answer could have it."""
+        if body.prediction is None:
+            return []
+        context, tokenizer = self.service.require_ready().max_model_len, self.service.tokenizer
+        text = body.prediction.text[: PREDICTED_CHARACTERS * context]
+        ids = await self.service.beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+        return ids[:context]
 
 
 class ChoicesEndpoint(Endpoint[B]):

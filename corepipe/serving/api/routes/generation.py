@@ -16,7 +16,7 @@ from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.submission import Trace, charged, followed
 from corepipe.serving.api.tenants import ANYONE, Tenant
 from corepipe.serving.bans import require_some, spelled
-from corepipe.serving.messages import Submit
+from corepipe.serving.messages import Predicted, Submit
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parts import Prompt
 from corepipe.serving.supervision.streams import OutputStream
@@ -69,13 +69,14 @@ class Exchange:
     """A request made ready: what was asked, what to compute for it, and who writes the answer.
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
-    names of its sequences in the engine begin with `sequences`.
+    names of its sequences in the engine begin with `sequences`.  prediction: tokens that answers may have.
     """
 
     id: str
     sequences: str
     body: GenerationRequest
     plans: Sequence[Plan]
+    prediction: list[int]
     renderer: Renderer
     operation: str
     arrival: float
@@ -165,6 +166,7 @@ class Generation:
             cache_salt=tenant.salt + body.cache_salt,
             bad_words=self._bad_words,
             grammar=plan.grammar,
+            prediction=self._exchange.prediction,
         )
         return require_some(submit)
 
@@ -234,6 +236,7 @@ class Generation:
             prompt=sum(len(answer.submit.prompt) for answer in firsts),
             completion=sum(choice.answer.generated for choice in self._choices),
             cached=sum(answer.cached for answer in firsts),
+            predicted=_sum([choice.answer for choice in self._choices]),
         )
 
     def _emulated(self) -> list[Emulated]:
@@ -261,7 +264,16 @@ class Generation:
 
 
 def _usage_of(answer: TextAnswer, completion: int) -> Usage:
-    return Usage(prompt=len(answer.submit.prompt), completion=completion, cached=answer.cached)
+    prompt, cached = len(answer.submit.prompt), answer.cached
+    return Usage(prompt, completion, cached, _sum([answer]))
+
+
+def _sum(answers: Sequence[TextAnswer]) -> Predicted | None:
+    """What has become of their prediction; None where they have none."""
+    if not answers[0].submit.prediction:
+        return None
+    known = [answer.predicted for answer in answers if answer.predicted is not None]
+    return Predicted(sum(one.accepted for one in known), sum(one.rejected for one in known))
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -122,7 +122,9 @@ holds an answer to a grammar is not told, and a key is not charged.
   of text, and goes with neither `echo` nor `truncate_prompt_tokens`.
 - `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is another name, of the
   exchange; it comes back as a header. Neither need be unique.
-- `prediction` is without effect: it could only make an answer faster.
+- `prediction` makes an answer that has much of it come sooner, and changes none: several of its tokens are
+  computed at once, and stand where they are drawn ([speculation](speculation.md)). `usage` then has
+  `completion_tokens_details`: tokens that were computed so and are in the answer, and those that are not.
 - What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as
   such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
   `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it

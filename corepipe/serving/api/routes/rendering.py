@@ -13,7 +13,7 @@ import msgspec
 
 from corepipe.serving.api.routes.choice import AnswerPart
 from corepipe.serving.api.routes.token_details import Vocabulary, prompt_fields
-from corepipe.serving.messages import DeviceTimes
+from corepipe.serving.messages import DeviceTimes, Predicted
 from corepipe.serving.parts import (
     Finish,
     Logprobs,
@@ -30,19 +30,26 @@ encode = msgspec.json.encode
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens counted over all choices, each prompt once."""
+    """Tokens counted over all choices, each prompt once; predicted: where there was a prediction."""
 
     prompt: int
     completion: int
     cached: int
+    predicted: Predicted | None = None
 
     def fields(self) -> dict[str, Any]:
-        return {
+        fields: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        if self.predicted is not None:
+            fields["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self.predicted.accepted,
+                "rejected_prediction_tokens": self.predicted.rejected,
+            }
+        return fields
 
 
 class Emulated(msgspec.Struct, frozen=True):

@@ -1,0 +1,76 @@
+"""Who guesses for a request: what its client predicted, or what its own text says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from corepipe.scheduler.request import Request
+from corepipe.serving.engine.drafters.depth import Depth
+from corepipe.serving.engine.drafters.ngram import NGram
+from corepipe.serving.engine.drafters.prediction import Prediction
+from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.speculative import SpeculativeConfig
+
+PREDICTED_TOKENS = 12
+"""Of a prediction that are computed at once, where nobody has said how many."""
+
+
+class Guesser(Protocol):
+    """One way to guess; see `drafts.Drafter.propose`."""
+
+    def propose(self, request: Request, most: int) -> Sequence[int]: ...
+
+
+class Speculation:
+    """Implements `drafts.Drafter`: the first of its guessers that has an idea, as deep as those of its ideas
+    before were good.
+
+    accepted, rejected: by the place of the guesser, how many of its guesses were drawn, and how many not.
+    """
+
+    def __init__(self, guessers: Sequence[Guesser], most: int) -> None:
+        self._guessers = guessers
+        self._depths = [Depth(most) for _ in guessers]
+        self._last = 0
+        self.accepted = [0] * len(guessers)
+        self.rejected = [0] * len(guessers)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its first guesser knows what the client has predicted."""
+        return isinstance(self._guessers[0], Prediction)
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        for place, (guesser, depth) in enumerate(zip(self._guessers, self._depths, strict=True)):
+            wanted = min(most, depth.next(request.num_tokens))
+            found = _allowed(request, guesser.propose(request, wanted)) if wanted else ()
+            if found:
+                self._last = place
+                return found
+        return ()
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        self._depths[self._last].verified(drafts, accepted)
+        self.accepted[self._last] += accepted
+        self.rejected[self._last] += drafts - accepted
+
+
+def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) -> Speculation | None:
+    """Who guesses for it; None where nobody is to."""
+    guessers: list[Guesser] = []
+    if request.prediction:
+        guessers.append(Prediction(request.prediction))
+    if config is not None and request.max_tokens:
+        guessers.append(NGram(config.prompt_lookup_min, config.prompt_lookup_max))
+    if not guessers:
+        return None
+    return Speculation(guessers, PREDICTED_TOKENS if config is None else config.num_speculative_tokens)
+
+
+def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
+    """As much of it as the request's grammar allows."""
+    assert isinstance(request, SampledRequest)
+    if not guess or request.constraint is None:
+        return guess
+    return guess[: request.constraint.allows(guess)]
