@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -134,31 +134,28 @@ class Journal:
         """Those that came before `moment` and still wait."""
         return [name for name, _ in takewhile(lambda item: item[1].joined < moment, self._waiting.items())]
 
-    def lose_engine(self, *, broke: bool) -> list[Output]:
-        """The engine of all these is gone: the last news of those that end with it.
+    def lose_engine(self, *, broke: bool, of: Collection[str] | None = None) -> list[Output]:
+        """The engine of these requests, or of all, is gone: the last news of those that end with it.
 
         broke: by itself, so that one of them may be why; otherwise it was killed.
         """
-        idle = not any(entry.running for entry in self._entries.values())
-        for entry in self._entries.values():
+        lost = self._of(of)
+        idle = not any(entry.running for entry in lost.values())
+        for entry in lost.values():
             entry.lose_engine(broke=broke, idle=idle)
-        ended = list(self._ended())
+        ended = list(_ended(lost))
         for output in ended:
             self.end(output.id)
         return ended
 
-    def submits(self) -> list[Submit]:
-        """All of them, for another engine."""
-        return [entry.again() for entry in self._entries.values()]
+    def submits(self, of: Collection[str] | None = None) -> list[Submit]:
+        """These requests, or all, for another engine; in the order in which they came."""
+        return [entry.again() for entry in self._of(of).values()]
 
-    def _ended(self) -> Iterator[Output]:
-        for request_id, entry in self._entries.items():
-            if entry.given_up:
-                yield Output(request_id, finish_reason=FinishReason.ABORT.value)
-            elif entry.spent:
-                ended = FinishReason.ERROR.value
-                yield Output(request_id, finish_reason=ended, error=LOST, error_kind="unavailable")
-
+    def _of(self, ids: Collection[str] | None) -> dict[str, _Entry]:
+        if ids is None:
+            return self._entries
+        return {name: entry for name, entry in self._entries.items() if name in ids}
     def _start(self, started: Started) -> None:
         entry = self._entries.get(started.id)
         if entry is not None:
@@ -174,3 +171,12 @@ class Journal:
         for load in (self.waiting, self._waiting_of[submit.owner]):
             load.requests += times
             load.tokens += times * len(submit.prompt)
+
+
+def _ended(lost: dict[str, _Entry]) -> Iterator[Output]:
+    for request_id, entry in lost.items():
+        if entry.given_up:
+            yield Output(request_id, finish_reason=FinishReason.ABORT.value)
+        elif entry.spent:
+            ended = FinishReason.ERROR.value
+            yield Output(request_id, finish_reason=ended, error=LOST, error_kind="unavailable")

@@ -181,7 +181,7 @@ def test_a_failed_start_says_why(
         with pytest.raises(error, match=message):
             await client.start()
         await client.close()
-        assert client._child.returncode == code
+        assert client._engines.child.returncode == code
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 

@@ -17,7 +17,7 @@ import uvloop
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Outputs, Ready
 from corepipe.serving.supervision import child as child_module
-from corepipe.serving.supervision import supervisor
+from corepipe.serving.supervision import succession
 from corepipe.serving.supervision.child import Child, EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.serving.supervision.watchdog import Patience
@@ -39,13 +39,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine is waited for before it is started."""
-    monkeypatch.setattr(supervisor, "MOST_PAUSE", 0.0)
+    monkeypatch.setattr(succession, "MOST_PAUSE", 0.0)
 
 
 def loads_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """A load may be still, or at work without a word, for so long."""
-    monkeypatch.setattr(supervisor, "LEAST_LOAD_SECONDS", seconds)
-    monkeypatch.setattr(supervisor, "LOAD_RATIO", 0.0)
+    monkeypatch.setattr(succession, "LEAST_LOAD_SECONDS", seconds)
+    monkeypatch.setattr(succession, "LOAD_RATIO", 0.0)
 
 
 PATIENT = Patience(still=1e9, busy=1e9)
@@ -90,18 +90,18 @@ def signalled(client: ProcessClient, number: signal.Signals = signal.SIGKILL) ->
 
 async def next_is(client: ProcessClient, assemble: str) -> None:
     """The next engine loads otherwise."""
-    assert client._spare is not None
-    await client._spare.kill()
-    client._program = child(assemble)
+    assert client._engines.spare is not None
+    await client._engines.spare.kill()
+    client._engines.command = child(assemble)
 
 
 async def spare_is(client: ProcessClient, assemble: str) -> None:
     """As `next_is`, and its imports, which say nothing of their progress, are over when it is started."""
     await next_is(client, assemble)
-    client._program = child(assemble, begin="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    client._prepare()
-    assert client._spare is not None
-    spare = psutil.Process(client._spare.pid)
+    client._engines.command = child(assemble, begin="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    client._engines.prepare()
+    assert client._engines.spare is not None
+    spare = psutil.Process(client._engines.spare.pid)
     while spare.status() != psutil.STATUS_STOPPED:
         await asyncio.sleep(0.005)
 
@@ -181,7 +181,7 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
     hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as they have loaded, more often than engines in a row may fail to load."""
-    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
     times = 4
 
     async def body(client: ProcessClient) -> None:
@@ -276,7 +276,7 @@ def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) 
 def test_engines_that_do_not_load_any_more_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 3)
+    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 3)
 
     async def body(client: ProcessClient) -> None:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -299,7 +299,7 @@ def test_engines_that_do_not_load_any_more_end_it(
 
 def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loads_within(monkeypatch, 0.6)
-    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
 
     async def body(client: ProcessClient) -> None:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -327,7 +327,7 @@ def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: py
 
 def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each but the first, whose spare is gone, there is one with its imports done or under way."""
-    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
     spares: list[bool] = []
     start = Child.start
 
@@ -346,7 +346,7 @@ def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pyt
                 await asyncio.sleep(0.005)
             last = client.engine_pid
             if times == 3:
-                client._program = child("assemble_fragile")
+                client._engines.command = child("assemble_fragile")
             signalled(client)
         await restarted(client)
         assert ends_of(await collect(client.submit(submit("a")))) == ["length"]
@@ -359,10 +359,10 @@ def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pyt
 def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
     async def body(client: ProcessClient) -> None:
         for spare_is_gone in (False, True):
-            assert client._spare is not None
-            spare = client._spare.pid or 0
+            assert client._engines.spare is not None
+            spare = client._engines.spare.pid or 0
             if spare_is_gone:
-                await client._spare.kill()
+                await client._engines.spare.kill()
             else:
                 os.kill(spare, signal.SIGSTOP)
             signalled(client)

@@ -1,0 +1,172 @@
+"""Engines that follow each other: where one is lost the next is started, until that makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from corepipe.errors import UserError
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import Command, Outputs, Progress, Ready
+from corepipe.serving.supervision.child import Child, End, EngineError
+from corepipe.serving.supervision.watchdog import Patience
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.engine.process")
+
+MOST_FAILED_LOADS = 10
+"""Engines in a row that may fail to load; then another one would, too.  One that somebody killed while it
+loaded tells nothing of the next."""
+
+PROVEN_SECONDS = 2.0
+"""An engine that has lived for so long, or has computed for a request, was good for something."""
+
+FIRST_PAUSE, MOST_PAUSE = 0.1, 3.0
+"""Seconds before the third engine in a row after such as were good for nothing; twice as long before each one
+more."""
+
+LEAST_LOAD_SECONDS = 10.0
+"""A new engine may work on its load for so long without telling of progress, or `LOAD_RATIO` times as long as
+the first one needed: see `Patience`."""
+
+LOAD_RATIO = 3.0
+
+
+class Heir(Protocol):
+    """Who has the engines, and is told what becomes of them."""
+
+    def take(self, news: Outputs) -> None:
+        """The engine of the moment says something."""
+
+    def lost(self, end: End) -> None:
+        """The engine is gone; another one will be started."""
+
+    def not_loaded(self) -> None:
+        """One that was to take its place has failed; it is tried again."""
+
+    def replaced(self, ready: Ready) -> None:
+        """Another engine has taken the place of a lost one."""
+
+    def gave_up(self, error: Exception) -> None:
+        """No engine will come any more."""
+
+
+class Succession:
+    """The engine of the moment and, ready to be started, its spare.
+
+    `command` starts a child; see `Child`.  `called`: what the log calls the engine.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str], heir: Heir, called: str) -> None:
+        self.command = command
+        self.spare: Child | None = None
+        self._config = config
+        self._heir = heir
+        self._called = called
+        self._child = Child(command, 0, heir.take)
+        self._epoch = 0
+        self._fruitless = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of the engine of the moment."""
+        return self._epoch
+
+    @property
+    def child(self) -> Child:
+        """The engine of the moment."""
+        return self._child
+
+    async def start(self, progress: Callable[[Progress], None]) -> Ready:
+        """Loads the first.  Raises UserError where the config is at fault, EngineError where the engine is."""
+        began = monotonic()
+        ready = await self._child.start(self._config, progress)
+        self.prepare()
+        load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
+        self._task = asyncio.create_task(self._supervise(Patience(load_seconds, load_seconds)))
+        return ready
+
+    def send(self, command: Command) -> None:
+        """For the engine of the moment."""
+        self._child.send(command)
+
+    def prove(self) -> None:
+        """The engine has computed something: it was good for something."""
+        self._fruitless = 0
+
+    async def close(self) -> None:
+        """Ends the engine, which first says its last news; the spare, too."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self.spare is not None:
+            await self.spare.kill()
+        await self._child.close()
+
+    def prepare(self) -> None:
+        """A spare engine, with its imports done: more than half of the time until a lost one is replaced."""
+        with contextlib.suppress(EngineError):  # it is made when it is needed, or that is told then
+            self.spare = Child(self.command, self._epoch + 1, self._heir.take)
+            self.spare.spawn()
+
+    async def _supervise(self, loading: Patience) -> None:
+        """Replaces each engine that is lost, until that makes no sense."""
+        try:
+            while True:
+                born = monotonic()
+                end = await self._child.ended()
+                if monotonic() - born >= PROVEN_SECONDS:
+                    self._fruitless = 0
+                self._heir.lost(end)
+                await self._replace(loading)
+        except Exception as error:  # whatever it is: without an engine there is nothing to serve
+            self._heir.gave_up(error)
+
+    async def _replace(self, loading: Patience) -> None:
+        """Starts engines until one has loaded.  Raises UserError or EngineError where none does."""
+        failed = 0
+        while True:
+            await self._pause()
+            self._child = self._next()
+            try:
+                ready = await self._child.start(self._config, _ignore, loading)
+                break
+            except (UserError, EngineError) as error:
+                await self._child.kill()
+                self._heir.not_loaded()
+                _log().warning("%s did not load again: %s", self._called, error)
+                failed += not self._child.killed
+                if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
+                    words = f"{failed} engines in a row did not load; the last: {error}"
+                    raise EngineError(words) from error
+                if failed >= MOST_FAILED_LOADS:
+                    raise
+                self.prepare()
+        self.prepare()
+        self._heir.replaced(ready)
+        _log().warning("%s is back, loaded in %.1f s", self._called, ready.load_seconds)
+
+    def _next(self) -> Child:
+        """The spare engine, or a new one where that is gone."""
+        self._epoch += 1
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and spare.waits else Child(self.command, self._epoch, self._heir.take)
+
+    async def _pause(self) -> None:
+        """Longer with each engine in a row that was good for nothing."""
+        self._fruitless += 1
+        if self._fruitless > 2:
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(self._fruitless - 3, 10), MOST_PAUSE))
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
+
+
+def _ignore(_news: object) -> None:
+    """For those who want no news."""
