@@ -15,7 +15,7 @@ CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test fleet-test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -41,6 +41,9 @@ soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile an
 	$(BIN)/python -m tests.reliability.soak --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py $(ARGS)
 	$(BIN)/python benchmarks/slowloris.py
+
+fleet-test: $(VENV)/.fleet-$(SETUP_ID)  ## a fleet of three machines on this one, joined by Ray: strikes, drain, strangers; figures
+	$(BIN)/python -m pytest -m fleet -s tests/fleet $(ARGS)
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -142,6 +145,10 @@ $(VENV)/.setup-$(SETUP_ID): | $(VENV)/bin/python
 $(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[test]'
 	@rm -f $(VENV)/.test-*; touch $@
+
+$(VENV)/.fleet-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
+	$(PIP_INSTALL) 'corepipe[ray]'
+	@rm -f $(VENV)/.fleet-*; touch $@
 
 $(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[lint,test]'

@@ -16,6 +16,7 @@ from corepipe import __version__
 from corepipe.cli.bench import bench
 from corepipe.cli.cache import cache
 from corepipe.cli.fit import fit
+from corepipe.cli.fleet import fleet
 from corepipe.cli.ls import ls
 from corepipe.cli.monitor import monitor
 from corepipe.cli.plain import write_plainly
@@ -67,6 +68,7 @@ app.command()(plan)
 app.command()(profile)
 app.command()(pull)
 app.add_typer(cache, name="cache")
+app.add_typer(fleet, name="fleet")
 app.command()(predict)
 app.command()(validate)
 app.command()(fit)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 import uvloop
 
 from corepipe import __version__
+from corepipe.cli.announce import AnnouncedClient, Announcement
 from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.placement import print_placement
-from corepipe.cli.ports import open_ports, tell_of_faults, tell_of_other_ports, urls_of
+from corepipe.cli.ports import open_ports, tell_of_faults, urls_of
 from corepipe.errors import UserError
 from corepipe.models import cache, hub, registry
 from corepipe.models.checkpoints import integrity
 from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
-from corepipe.neuron.graph import FORMATS, DType
 from corepipe.neuron.packed_index import weights_size
 from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.api.cassettes.deck import Deck
@@ -32,9 +32,10 @@ from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
 from corepipe.serving.engine.device_plan import graph_of
 from corepipe.serving.engine.host_limits import host_cpus, host_memory
 from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
-from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.child import EngineError
-from corepipe.serving.supervision.supervisor import ProcessClient
+
+if TYPE_CHECKING:
+    from corepipe.cli.fleet_client import AnnouncedFleet
 
 
 def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
@@ -44,6 +45,8 @@ def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     port in use is known at once; the engines load behind the open port.
     """
     _, server = asked[0]
+    if server.fleet is not None and len(asked) > 1:
+        raise UserError("--also: a fleet serves one model", "also")
     listeners = open_ports(server)
     deck = None if server.record is None and server.replay is None else Deck(server)
     found = [_Found.of(engine, own) for engine, own in asked]
@@ -116,9 +119,7 @@ def _timed(one: _Found) -> registry.Architecture:
 def _service(one: _Found, urls: Mapping[Port, str], found: Sequence[_Found]) -> Service:
     """Its engine, which is yet to start, and its text."""
     names = [each.name for each in found] if len(found) > 1 else []
-    client = _AnnouncedClient(
-        one.resolved, _Announcement(one.name, names, urls), one.server.max_queue_seconds
-    )
+    client = _client(one, Announcement(one.name, names, urls))
     tokenizer, template = one.tokenizer, one.server.chat_template
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
@@ -144,18 +145,6 @@ def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
     return tokenizer
 
 
-def _weights(model: str, fmt: str) -> str | None:
-    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it."""
-    checkpoint, weights = registry.load(Path(model)).checkpoint, FORMATS[fmt].weights
-    if checkpoint.stored_as is None:
-        return None
-    if weights is not DType.INT4:
-        return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
-    direct = checkpoint.four_bits_as
-    kept = "stored as int8" if direct is None else f"{direct} as they are, others that are quantised as int8"
-    return f"weights: {checkpoint.stored_as} -> {kept}"
-
-
 def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
     if deck is not None and deck.library is not None:
         errors().print(f"replaying {len(deck.library)} exchanges of {server.replay}", markup=False)
@@ -164,57 +153,11 @@ def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
         errors().print(f"recording into {folder}", markup=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Announcement:
-    """What is said when a model has loaded: where the server is, once the last of them has.
+def _client(one: _Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
+    """Its engine here, or its engines on hosts of a fleet.  Raises UserError."""
+    server = one.server
+    if server.fleet is None:
+        return AnnouncedClient(one.resolved, said, server.max_queue_seconds)
+    from corepipe.cli.fleet_client import AnnouncedFleet  # noqa: PLC0415 -- who has no fleet does without
 
-    names: of all models, where there are several.
-    """
-
-    name: str
-    names: Sequence[str]
-    urls: Mapping[Port, str]
-
-    def line(self, ready: Ready) -> str:
-        """For stderr."""
-        whose = f"{self.name}: " if self.names else ""
-        alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
-        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
-        room = f"(up to {ready.max_model_len} tokens a request)"
-        url = self.urls[Port.PUBLIC]
-        return f"{loaded}: {url}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
-
-    @property
-    def last(self) -> bool:
-        return not self.names or self.name == self.names[-1]
-
-
-class _AnnouncedClient(ProcessClient):
-    """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
-
-    def __init__(self, config: EngineConfig, said: _Announcement, queue_seconds: float | None) -> None:
-        whose = f"the engine of {said.name}" if said.names else "the engine"
-        super().__init__(config, queue_seconds=queue_seconds, called=whose)
-        self.notes: list[str] = []
-        self._said = said
-        self._model, self._format = config.model, config.format
-
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        console = errors()
-        with progress_bar(console) as report:
-
-            def show(event: Progress) -> None:
-                report(event.what, event.done)
-                if progress is not None:
-                    progress(event)
-
-            ready = await super().start(show)
-        print_placement(console, ready.placement)
-        if (weights := _weights(self._model, self._format)) is not None:
-            console.print(weights, markup=False)
-        for note in self.notes:
-            console.print(note, markup=False)
-        console.print(self._said.line(ready), markup=False)
-        if self._said.last:
-            tell_of_other_ports(self._said.urls)
-        return ready
+    return AnnouncedFleet.of(one.engine, one.path, said, server)

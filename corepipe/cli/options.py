@@ -298,6 +298,18 @@ MaxQueueSeconds = Annotated[
     ),
 ]
 
+FleetAddress = Annotated[
+    str | None,
+    _option(
+        "--fleet",
+        help="Compute on the machines of the fleet whose head is at HOST:PORT; needs corepipe\\[ray].",
+        panel=SERVER,
+    ),
+]
+Replicas = Annotated[
+    int | None, _option("--replicas", help="Machines of the fleet that serve.", panel=SERVER, min=1, max=64)
+]
+
 Format = Annotated[
     Dtype,
     _option(

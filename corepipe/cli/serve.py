@@ -52,6 +52,8 @@ def serve(
     inject: options.Inject = None,
     inject_with_keys: options.InjectWithKeys = False,
     max_queue_seconds: options.MaxQueueSeconds = None,
+    fleet: options.FleetAddress = None,
+    replicas: options.Replicas = None,
     dtype: options.Format = options.Dtype.INT8,
     bits: options.Bits = options.BitsChoice.FAST,
     max_model_len: options.MaxModelLen = None,

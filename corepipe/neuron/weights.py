@@ -84,6 +84,12 @@ class PackedWeights:
         self.path = path
         self._check_content()
 
+    @property
+    def digest(self) -> str:
+        """16 hex digits that stand for all of the content, by its checksums."""
+        said = [(name, each.kind, each.shape, each.crc) for name, each in sorted(self._index.tensors.items())]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
     def __getitem__(self, name: str) -> PackedTensor:
         entry = self._index.tensors[name]
         scale = None if entry.scale is None else self._bytes(entry.scale).view(np.float32)

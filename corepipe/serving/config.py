@@ -132,6 +132,8 @@ class ServerConfig(_Config):
     otlp_traces_endpoint: str | None = None
     inject: tuple[Fault, ...] = ()
     inject_with_keys: bool = Field(default=False, validate_default=True)
+    fleet: str | None = None
+    replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)
 
     @property
     def has_api_keys(self) -> bool:
@@ -146,6 +148,13 @@ class ServerConfig(_Config):
     def recorded_into(self) -> tuple[Path | None, str]:
         """The directory of what is recorded, if anything is, and the flag that names it."""
         return (self.replay, "replay") if self.replay_else == "record" else (self.record, "record")
+
+    @field_validator("replicas")
+    @classmethod
+    def _are_of_a_fleet(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if (count is None) != (info.data.get("fleet") is None):
+            raise ValueError("goes with --fleet: how many hosts of it are to serve")
+        return count
 
     @field_validator("replay")
     @classmethod

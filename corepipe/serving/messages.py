@@ -277,6 +277,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process.
 
     `threads`: how many compute, and what has limited them, in words.  `task`: what is made of texts.
+    `weights`: a hash of what the engine computes with; empty where that is not known.
     """
 
     placement: dict[str, Any]
@@ -288,6 +289,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     pid: int = 0
     threads: str = ""
     task: str = "generate"
+    weights: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -87,9 +87,10 @@ OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_nam
     "admin_host", "admin_port", "admin_api_key", "metrics_host", "metrics_port",
     "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections", "also",
-    "record", "record_redact", "replay", "replay_else", "replay_pace",
+    "record", "record_redact", "replay", "replay_else", "replay_pace", "fleet", "replicas",
 }  # fmt: skip
-"""Flags that tests of their own look at, that follow from other values, or that are for CI alone."""
+"""Flags that tests of their own look at, that follow from other values, or that are for CI alone or for
+machines without Kubernetes."""
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"instance": "inf9.large"}, r"at '/instance': value must be one of .*'inf2.xlarge'"),

@@ -119,6 +119,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         pid=os.getpid(),
         threads=str(cpus),
         task=task.task.value,
+        weights=weights.digest,
     )
     return Deployment(
         replicas,

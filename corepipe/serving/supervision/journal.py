@@ -156,6 +156,7 @@ class Journal:
         if ids is None:
             return self._entries
         return {name: entry for name, entry in self._entries.items() if name in ids}
+
     def _start(self, started: Started) -> None:
         entry = self._entries.get(started.id)
         if entry is not None:

@@ -66,7 +66,7 @@ class JournaledClient(StreamingClient):
     def _refusal(self, submit: Submit) -> Output | None:
         """Told here, not by the engine, which hears of a request only between two steps."""
         journal, now = self._journal, monotonic()
-        bounds = self._bounds.times(max(1, len(self._stats)))
+        bounds = self._bounds.times(self._queues())
         own = journal.waiting_of(submit.owner) if submit.owner else None
         reason = bounds.refusal(journal.waiting, len(submit.prompt), own)
         if reason is None and len(journal) and self._memory.full(now):
@@ -80,6 +80,10 @@ class JournaledClient(StreamingClient):
             error_kind="overloaded",
             retry_seconds=self._drain.retry_seconds(journal.waiting.requests, now),
         )
+
+    def _queues(self) -> int:
+        """Replicas that have a queue each."""
+        return max(1, len(self._stats))
 
     def _finish(self, outputs: Sequence[Output]) -> None:
         """The last news of requests, from here."""

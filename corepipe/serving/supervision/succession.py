@@ -83,7 +83,7 @@ class Succession:
         return self._child
 
     async def start(self, progress: Callable[[Progress], None]) -> Ready:
-        """Loads the first.  Raises UserError where the config is at fault, EngineError where the engine is."""
+        """Loads the first.  Raises UserError or EngineError, whichever is at fault."""
         began = monotonic()
         ready = await self._child.start(self._config, progress)
         self.prepare()
@@ -155,7 +155,9 @@ class Succession:
         """The spare engine, or a new one where that is gone."""
         self._epoch += 1
         spare, self.spare = self.spare, None
-        return spare if spare is not None and spare.waits else Child(self.command, self._epoch, self._heir.take)
+        return (
+            spare if spare is not None and spare.waits else Child(self.command, self._epoch, self._heir.take)
+        )
 
     async def _pause(self) -> None:
         """Longer with each engine in a row that was good for nothing."""

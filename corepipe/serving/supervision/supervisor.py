@@ -1,4 +1,4 @@
-"""A server's engine in child processes: where one is lost another takes its place, and open requests go on."""
+"""An engine in a child process that is replaced when it is lost, with the requests that it had."""
 
 from __future__ import annotations
 

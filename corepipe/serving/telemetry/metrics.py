@@ -24,6 +24,7 @@ from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.requests import RequestMetrics
 
 RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
+"""Of an engine; a fleet has others besides."""
 
 
 class HasStats(Protocol):
@@ -134,8 +135,9 @@ class Metrics(Collector):
         family = CounterMetricFamily(
             "corepipe_engine_restarts", "Engines that were lost and replaced, by reason.", labels=("reason",)
         )
-        for reason in RESTART_REASONS:
-            family.add_metric((reason,), self._engine.restarts.get(reason, 0))
+        restarts = self._engine.restarts
+        for reason in dict.fromkeys((*RESTART_REASONS, *restarts)):
+            family.add_metric((reason,), restarts.get(reason, 0))
         return family
 
     def _device_families(self) -> Iterator[Metric]:

@@ -1,0 +1,103 @@
+"""What stderr says while a model loads, and of what is served where when it has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from corepipe.cli.common import errors, progress_bar
+from corepipe.cli.placement import print_placement
+from corepipe.cli.ports import tell_of_other_ports
+from corepipe.models import registry
+from corepipe.neuron.graph import FORMATS, DType
+from corepipe.serving.api.port_router import Port
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import Progress, Ready
+from corepipe.serving.supervision.supervisor import ProcessClient
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What is said when a model has loaded: where the server is, once the last of them has.
+
+    names: of all models, where there are several.
+    """
+
+    name: str
+    names: Sequence[str]
+    urls: Mapping[Port, str]
+
+    def line(self, ready: Ready) -> str:
+        """For stderr."""
+        whose = f"{self.name}: " if self.names else ""
+        alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
+        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
+        room = f"(up to {ready.max_model_len} tokens a request)"
+        url = self.urls[Port.PUBLIC]
+        return f"{loaded}: {url}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
+
+    @property
+    def last(self) -> bool:
+        return not self.names or self.name == self.names[-1]
+
+
+class Loading:
+    """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
+
+    def __init__(self, config: EngineConfig, said: Announcement) -> None:
+        self.notes: list[str] = []
+        self._said = said
+        self._format = config.format
+
+    async def shown(
+        self,
+        start: Callable[[Callable[[Progress], None]], Awaitable[Ready]],
+        progress: Callable[[Progress], None] | None,
+        model: str,
+    ) -> Ready:
+        """What `start` gives, which is told of as it loads the `model`, a path."""
+        console = errors()
+        with progress_bar(console) as report:
+
+            def show(event: Progress) -> None:
+                report(event.what, event.done)
+                if progress is not None:
+                    progress(event)
+
+            ready = await start(show)
+        print_placement(console, ready.placement)
+        if (weights := _weights(model, self._format)) is not None:
+            console.print(weights, markup=False)
+        for note in self.notes:
+            console.print(note, markup=False)
+        console.print(self._said.line(ready), markup=False)
+        if self._said.last:
+            tell_of_other_ports(self._said.urls)
+        return ready
+
+
+class AnnouncedClient(ProcessClient):
+    """An engine here, and what is said of it."""
+
+    def __init__(self, config: EngineConfig, said: Announcement, queue_seconds: float | None) -> None:
+        whose = f"the engine of {said.name}" if said.names else "the engine"
+        super().__init__(config, queue_seconds=queue_seconds, called=whose)
+        self._loading = Loading(config, said)
+        self.notes = self._loading.notes
+        self._path = config.model
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        return await self._loading.shown(super().start, progress, self._path)
+
+
+def _weights(model: str, fmt: str) -> str | None:
+    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it."""
+    checkpoint, weights = registry.load(Path(model)).checkpoint, FORMATS[fmt].weights
+    if checkpoint.stored_as is None:
+        return None
+    if weights is not DType.INT4:
+        return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
+    direct = checkpoint.four_bits_as
+    kept = "stored as int8" if direct is None else f"{direct} as they are, others that are quantised as int8"
+    return f"weights: {checkpoint.stored_as} -> {kept}"

@@ -1,0 +1,41 @@
+"""Engines on the hosts of a fleet, and what stderr says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from corepipe.cli.announce import Announcement, Loading
+from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.fleet.client import Fleet, FleetClient
+from corepipe.serving.fleet.cluster import check_fleet
+from corepipe.serving.fleet.identity import Identity
+from corepipe.serving.fleet.ray_fleet import RayFleet
+from corepipe.serving.messages import Progress, Ready
+
+
+class AnnouncedFleet(FleetClient):
+    """Shows on stderr how far the first host is, then what is served where.
+
+    The model's files are at `path` here, for its text; hosts look for `engine.model` themselves.
+    """
+
+    def __init__(
+        self, engine: EngineConfig, path: Path, said: Announcement, fleet: Fleet, queue_seconds: float | None
+    ) -> None:
+        super().__init__(engine, fleet, Identity.make("front"), queue_seconds)
+        self._loading = Loading(engine, said)
+        self.notes = self._loading.notes
+        self._path = path
+
+    @classmethod
+    def of(cls, engine: EngineConfig, path: Path, said: Announcement, server: ServerConfig) -> AnnouncedFleet:
+        """As `server` has it, which names a fleet.  Raises UserError."""
+        assert server.fleet is not None
+        assert server.replicas is not None
+        check_fleet(server.fleet)
+        fleet = RayFleet(server.fleet, server.replicas, said.name)
+        return cls(engine, path, said, fleet, server.max_queue_seconds)
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        return await self._loading.shown(super().start, progress, str(self._path))

@@ -1,0 +1,171 @@
+"""What `corepipe fleet` does: starts Ray's processes and watches them, and asks Ray what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import typer
+from rich.table import Column
+
+from corepipe.cli.common import errors, print_json, results, until_interrupted
+from corepipe.cli.tables import Figures
+from corepipe.errors import UserError
+from corepipe.serving.fleet.cluster import HOST, MISSING, Cluster, use_token
+
+OBJECT_STORE_BYTES = 80_000_000
+"""Ray's least and a little: nothing goes through it."""
+
+HEADLESS_SECONDS = 10_000_000
+"""For which Ray's processes live without a head: what they compute goes on, see docs/fleet.md."""
+
+PAUSE_SECONDS = 3.0
+"""Before a machine joins again."""
+
+END_SECONDS = 20.0
+
+
+def run_head(host: str | None, port: int) -> None:
+    """Until it is interrupted.  Raises UserError where the port is in use, or Ray does not start."""
+    command = _ray(
+        "--head", "--node-name=head", f"--port={port}", *_address(host), "--include-dashboard=false"
+    )
+    token = use_token(make=True)
+    _check_free(host, port)
+    said = f"{host or socket.gethostname()}:{port}"
+    errors().print(
+        f"a fleet at {said} (token: {token}); on each machine: corepipe fleet join {said}", markup=False
+    )
+    with until_interrupted():
+        code = _run(command)
+        errors().print(f"corepipe: Ray ended with code {code}")
+        raise typer.Exit(1)
+
+
+def run_join(address: str, host: str | None, name: str | None) -> None:
+    """Until it is interrupted; where Ray ends on this machine, or the head is gone, it joins again.
+
+    Raises UserError where there is no such fleet, or the name is taken.
+    """
+    called = name or socket.gethostname()
+    command = _ray(
+        f"--address={address}",
+        *_address(host),
+        f"--node-name={called}",
+        f"--resources={json.dumps({HOST: 1})}",
+    )
+    _check_name(Cluster(address), called)
+    errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it", markup=False)
+    with until_interrupted():
+        while True:
+            code = _run(command)
+            errors().print(f"{called}: Ray ended with code {code}; joining again", markup=False)
+            time.sleep(PAUSE_SECONDS)
+
+
+def show_status(address: str, *, as_json: bool) -> None:
+    """Machines, and what the fronts that serve have told of their hosts.  Raises UserError."""
+    cluster = Cluster(address)
+    nodes, notes = cluster.nodes(), cluster.notes()
+    hosts = {host.node: (note.told.model, host) for note in notes for host in note.told.hosts}
+    rows = []
+    for node in nodes:
+        model, host = hosts.get(node.name, ("", None))
+        kind = "head" if not node.takes_host else "drained" if node.drained else "free"
+        rows.append(
+            {
+                "node": node.name,
+                "address": node.address,
+                "state": host.state if host is not None else kind,
+                "model": model,
+                "open_requests": host.open if host is not None else 0,
+            }
+        )
+    if as_json:
+        print_json({"nodes": rows})
+        return
+    table = Figures(*(Column(name.replace("_", " ")) for name in rows[0]))
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    results().print(table)
+
+
+def drain_node(address: str, name: str) -> None:
+    """Raises UserError."""
+    cluster = Cluster(address)
+    node = cluster.node(name)
+    if not node.takes_host:
+        raise UserError(f"NODE {name}: it is the head, and computes nothing")
+    cluster.drain(node)
+    errors().print(
+        f"{name} gets nothing more; corepipe fleet status {address} says when it is free", markup=False
+    )
+
+
+def _ray(*arguments: str) -> list[str]:
+    """Ray's own command.  Raises UserError where it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(MISSING)
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or shutil.which("ray")
+    if ray is None:
+        raise UserError(MISSING)
+    common = (
+        "--num-cpus=0",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--disable-usage-stats",
+        "--block",
+    )
+    return [ray, "start", *arguments, *common]
+
+
+def _address(host: str | None) -> list[str]:
+    return [] if host is None else [f"--node-ip-address={host}"]
+
+
+def _run(command: list[str]) -> int:
+    """Ray's processes in the foreground, to their end; its exit code."""
+    environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS), **os.environ}
+    # A folder of its own: what Ray finds of an earlier fleet in a shared one it takes for a running one.
+    with tempfile.TemporaryDirectory(prefix="corepipe-", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(  # noqa: S603
+            [*command, f"--temp-dir={folder}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return process.wait()
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _check_free(host: str | None, port: int) -> None:
+    try:
+        socket.create_server((host or "", port)).close()
+    except OSError as error:
+        raise UserError(f"--port {port}: {error.strerror}") from error
+
+
+def _check_name(cluster: Cluster, name: str) -> None:
+    if any(node.name == name for node in cluster.nodes()):
+        raise UserError(f"--name {name}: a machine of the fleet is called so; give another name")

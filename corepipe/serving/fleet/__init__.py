@@ -1,0 +1,1 @@
+"""One endpoint over several machines: engines on hosts, one journal in front of them."""

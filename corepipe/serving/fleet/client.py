@@ -1,0 +1,353 @@
+"""The engines of a fleet behind one client: a journal in front, a replica on each host behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from corepipe.errors import UserError
+from corepipe.scheduler.request import FinishReason
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.sampling import derive_seed
+from corepipe.serving.fleet.alike import difference
+from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
+from corepipe.serving.fleet.identity import Identity
+from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.router import Router
+from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
+from corepipe.serving.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
+from corepipe.serving.supervision.child import EngineError
+from corepipe.serving.supervision.journaled import JournaledClient
+from corepipe.serving.supervision.stats import idle
+from corepipe.serving.supervision.streams import OutputStream
+
+UNREACHABLE_SECONDS = 5.0
+"""After which a host that does not come back is replaced."""
+
+
+class Fleet(Protocol):
+    """Where hosts come from.  All of it belongs to the event loop of the client."""
+
+    async def start(self, client: FleetClient) -> None:
+        """From now on the client is told of hosts.  Raises UserError."""
+
+    def replace(self, name: str) -> None:
+        """This host is of no use any more; another one, if any is to be had."""
+
+    async def close(self) -> None:
+        """No host is needed any more."""
+
+
+class FleetClient(JournaledClient):
+    """An engine on each of several hosts.  What one of them loses goes on at once on another.
+
+    `queue_seconds`: the longest that a request waits before anything is computed for it.
+    """
+
+    def __init__(
+        self, config: EngineConfig, fleet: Fleet, identity: Identity, queue_seconds: float | None
+    ) -> None:
+        super().__init__(config, queue_seconds)
+        self.refused: Counter[str] = Counter()
+        self._fleet = fleet
+        self._identity = identity
+        self._remotes: dict[str, Remote] = {}
+        self._at: dict[str, Remote] = {}
+        self._router = Router(config)
+        self._restarts: Counter[str] = Counter(link=0, host=0)
+        self._accepted = 0
+        self._first: asyncio.Future[Ready] | None = None
+        self._kind: Ready | None = None
+        self._progress: Callable[[Progress], None] = _ignore
+        self._links: LinkThread | None = None
+        self._closed = False
+
+    @property
+    def alive(self) -> bool:
+        return any(remote.serves for remote in self._remotes.values())
+
+    @property
+    def restarting(self) -> bool:
+        return self._kind is not None and not self._closed and not self.alive
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        return self._restarts
+
+    @property
+    def certificate(self) -> str:
+        """Ours, in PEM: hosts are to trust it."""
+        return self._identity.certificate
+
+    @property
+    def remotes(self) -> Sequence[Remote]:
+        """The hosts, by their places."""
+        return sorted(self._remotes.values(), key=lambda remote: remote.slot)
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        """Until the first host serves; the others join when they have loaded."""
+        self._progress = progress or _ignore
+        self._first = asyncio.get_running_loop().create_future()
+        self._links = LinkThread()
+        await self._fleet.start(self)
+        self._kind = await self._first
+        self._watch_queue()
+        return self._told()
+
+    def submit(self, submit: Submit) -> OutputStream:
+        """Draws with seeds of the front's: engines that count each for itself would give the same twice."""
+        if submit.max_tokens and submit.sampling.seed is None:
+            seed = derive_seed(self._config.seed, self._accepted)
+            submit = replace(submit, sampling=replace(submit.sampling, seed=seed))
+        self._accepted += 1
+        return super().submit(submit)
+
+    def abort(self, ids: Sequence[str]) -> None:
+        self._journal.give_up(ids)
+        self._command(Abort(list(ids)))
+        aborted = FinishReason.ABORT.value
+        self._finish([Output(name, finish_reason=aborted) for name in ids if name not in self._at])
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._leave_queue()
+        for remote in list(self._remotes.values()):
+            self._drop(remote)
+        await self._fleet.close()
+        if self._links is not None:
+            await self._links.close()
+        self._die()
+
+    def add(self, at: HostAddress) -> None:
+        """A host of the fleet is there; it is connected to, and loads."""
+        if self._closed or at.name in self._remotes or self._links is None:
+            return
+        taken = {remote.slot for remote in self._remotes.values()}
+        slot = next(number for number in range(len(taken) + 1) if number not in taken)
+        remote = self._remotes[at.name] = Remote(at, slot)
+        context = self._identity.client(at.certificate)
+        limits = {
+            "max_queued_requests": self._config.max_queued_requests * MOST_HOSTS,
+            "max_queued_tokens": self._config.max_queued_tokens * MOST_HOSTS,
+        }  # how many may wait is the front's to say
+        config = self._config.model_copy(update=limits).model_dump(mode="json")
+        remote.connector = Connector(self._links, at, context, config, _Hearer(self, remote))
+        self._given_up_unless_back(remote)
+
+    def drain(self, name: str) -> None:
+        """A host gets nothing more; when it has answered what it has it is let go."""
+        remote = self._remotes.get(name)
+        if remote is not None and not remote.draining:
+            remote.draining = True
+            _log().warning("host %s is drained; %d requests are open there", name, len(remote.open))
+            self._let_go(remote)
+
+    def remove(self, name: str) -> None:
+        """A host is gone from the fleet."""
+        remote = self._remotes.get(name)
+        if remote is not None:
+            self._lose(remote, "host", "is gone from the fleet")
+            self._drop(remote)
+
+    def fail(self, error: UserError) -> None:
+        """There is no fleet to be had hosts of."""
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    def heard(self, remote: Remote, lease: int, messages: Sequence[FromHost]) -> None:
+        """A host said something.  What belongs to a lease that is over is ignored."""
+        for message in messages:
+            if lease < remote.lease or self._remotes.get(remote.at.name) is not remote:
+                self.refused["lease"] += 1
+                return
+            remote.lease = lease
+            self._hear(remote, message)
+
+    def down(self, remote: Remote, lease: int, reason: str) -> None:
+        """The link to a host is lost; whatever comes of that lease is ignored from now on."""
+        if lease >= remote.lease and self._remotes.get(remote.at.name) is remote:
+            remote.lease = lease + 1
+            self._lose(remote, "link", f"cannot be heard ({reason})")
+            self._given_up_unless_back(remote)
+
+    def _hear(self, remote: Remote, message: FromHost) -> None:
+        if isinstance(message, Outputs):
+            self._news(remote, message)
+        elif isinstance(message, Beat):
+            remote.refused = message.refused
+        elif isinstance(message, Loaded):
+            self._loaded(remote, message)
+        elif isinstance(message, Gone):
+            if message.epoch == remote.epoch:
+                self._lose(remote, message.reason, message.words, broke=message.reason != "killed")
+        elif isinstance(message, Failed):
+            self._failed(remote, message)
+        else:
+            self._progress(message)
+
+    def _news(self, remote: Remote, news: Outputs) -> None:
+        if news.epoch != remote.epoch:
+            self.refused["epoch"] += 1
+            return
+        lie = remote.lies(news)
+        if lie is not None:
+            self.refused[lie] += 1
+            self._distrust(remote, lie)
+            return
+        for output in news.outputs:
+            if output.finish_reason is not None:
+                remote.open.discard(output.id)
+                self._at.pop(output.id, None)
+        stats = None if news.stats is None else remote.numbered(news.stats)
+        self._take(replace(news, stats=stats))
+        if remote.draining:
+            self._let_go(remote)
+
+    def _loaded(self, remote: Remote, loaded: Loaded) -> None:
+        kind = self._kind or (
+            self._first.result() if self._first is not None and self._first.done() else None
+        )
+        differs = None if kind is None else difference(kind, loaded.ready)
+        if differs is not None:
+            self.refused["differs"] += 1
+            _log().error("host %s is refused: %s", remote.at.name, differs)
+            self._replace(remote)
+            return
+        remote.load(loaded.epoch, loaded.ready)
+        _log().warning("host %s serves, on %s", remote.at.name, remote.at.node)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(loaded.ready)
+        elif self._kind is not None:
+            self.on_ready(self._told())
+        for submit in self._journal.submits():
+            if submit.id not in self._at:
+                self._command(submit)
+
+    def _failed(self, remote: Remote, failed: Failed) -> None:
+        """A host cannot load, or does not take us."""
+        error = UserError(failed.message) if failed.user_error else EngineError(failed.message)
+        _log().error("host %s: %s", remote.at.name, failed.message)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+        else:
+            self._restarts["load"] += 1
+        self._lose(remote, "load", failed.message)
+        self._replace(remote)
+
+    def _lose(self, remote: Remote, reason: str, words: str, *, broke: bool = False) -> None:
+        """All that a host had goes on elsewhere."""
+        served = remote.serves
+        lost = remote.lose()
+        for name in lost:
+            self._at.pop(name, None)
+        if not served:
+            return
+        self._restarts[reason] += 1
+        for stats in self.stats:
+            if stats.replica // remote.replicas == remote.slot:
+                super()._show(idle(stats))
+        self._finish(self._journal.lose_engine(broke=broke, of=lost))
+        again = self._journal.submits(lost)
+        _log().warning("host %s: %s; %d open requests go on elsewhere", remote.at.name, words, len(again))
+        for submit in again:
+            self._command(submit)
+        if self._kind is not None:
+            self.on_ready(self._told())
+
+    def _distrust(self, remote: Remote, lie: str) -> None:
+        _log().error("host %s is not believed (%s)", remote.at.name, lie)
+        self._lose(remote, "link", lie)
+        self._replace(remote)
+
+    def _command(self, command: Command) -> None:
+        """To the host that has it; what is new to the one that is the best for it, if any serves."""
+        if isinstance(command, Submit):
+            remote = self._router.choose(self.remotes, command)
+            if remote is not None:
+                self._at[command.id] = remote
+                remote.submit(command)
+        elif isinstance(command, Abort):
+            for remote in self._remotes.values():
+                theirs = [name for name in command.ids if self._at.get(name) is remote]
+                if theirs:
+                    remote.abort(theirs)
+
+    def _finish(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._at.pop(output.id, None)
+        super()._finish(outputs)
+
+    def _queues(self) -> int:
+        return max(1, sum(remote.replicas for remote in self._remotes.values() if remote.serves))
+
+    def _told(self) -> Ready:
+        """What is told of the fleet: the first host's word, and which hosts there are."""
+        kind = self._kind or (self._first.result() if self._first is not None else None)
+        assert kind is not None
+        hosts = [
+            {
+                "name": remote.at.name,
+                "node": remote.at.node,
+                "address": f"{remote.at.address}:{remote.at.port}",
+                "state": remote.state,
+                "replicas": [remote.slot * remote.replicas + number for number in range(remote.replicas)],
+            }
+            for remote in self.remotes
+        ]
+        return replace(kind, placement={**kind.placement, "hosts": hosts}, pid=0)
+
+    def _given_up_unless_back(self, remote: Remote) -> None:
+        lease = remote.lease
+
+        def look() -> None:
+            away = remote.lease == lease and not remote.serves
+            if away and self._remotes.get(remote.at.name) is remote and not self._closed:
+                self._replace(remote)
+
+        asyncio.get_running_loop().call_later(UNREACHABLE_SECONDS, look)
+
+    def _let_go(self, remote: Remote) -> None:
+        if not remote.open:
+            self._replace(remote)
+
+    def _replace(self, remote: Remote) -> None:
+        self._drop(remote)
+        self._fleet.replace(remote.at.name)
+
+    def _drop(self, remote: Remote) -> None:
+        self._remotes.pop(remote.at.name, None)
+        if remote.connector is not None:
+            remote.connector.close()
+        if self._kind is not None and not self._closed:
+            self.on_ready(self._told())
+
+
+class _Hearer:
+    """See `connector.Listener`: of one host."""
+
+    def __init__(self, client: FleetClient, remote: Remote) -> None:
+        self._client = client
+        self._remote = remote
+
+    def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
+        self._client.heard(self._remote, lease, messages)
+
+    def down(self, lease: int, reason: str) -> None:
+        self._client.down(self._remote, lease, reason)
+
+
+MOST_HOSTS = 64
+"""Of a front."""
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
+
+
+def _ignore(_news: object) -> None:
+    """For those who want no news."""

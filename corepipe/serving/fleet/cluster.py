@@ -1,0 +1,185 @@
+"""What is asked of Ray's control plane, without being a part of the cluster: nodes, and a few notes.
+
+All that is not Ray's public API is here: its client of the GCS, which Ray's own commands use too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corepipe.errors import UserError
+from corepipe.serving.fleet.orders import Tell
+
+HOST = "corepipe_host"
+"""The resource of a node that takes a host; it has one."""
+
+NAMESPACE = "corepipe"
+NOTES = b"corepipe"
+PATIENCE_SECONDS = 10.0
+REACH_SECONDS = 3.0
+
+STALE_SECONDS = 10.0
+"""After which a front that has told nothing of itself is gone."""
+
+MISSING = "a fleet needs corepipe[ray]: pip install 'corepipe[ray]'"
+
+TOKEN_FILE = Path("~/.ray/auth_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the fleet.  takes_host: the head does not."""
+
+    id: str
+    name: str
+    address: str
+    alive: bool
+    takes_host: bool
+    drained: bool
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a front has left of itself, at a moment of the wall clock of its machine."""
+
+    at: float
+    told: Tell
+
+
+def use_token(*, make: bool = False) -> str:
+    """Has Ray in this process and its children ask for a token, and says where the token is from.
+
+    A cluster without one runs anybody's code.  Raises UserError where there is none and none is to be made.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what is wrong is told by us
+    if os.environ["RAY_AUTH_MODE"] != "token":
+        return f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
+    if not path.exists():
+        if not make:
+            raise UserError(f"the fleet's token is missing: copy {path} from the machine of the head")
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    return str(path)
+
+
+def parse(address: str, flag: str) -> tuple[str, int]:
+    """HOST:PORT.  Raises UserError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"{flag} {address}: give the head's HOST:PORT, as 10.0.0.1:6379")
+    return host.strip("[]"), int(port)
+
+
+class Cluster:
+    """The fleet whose head is at `address`; `flag` names that in what is said of it.
+
+    Raises UserError where none answers there, or it does not take our token.
+    """
+
+    def __init__(self, address: str, flag: str = "ADDRESS") -> None:
+        self._said = f"{flag} {address}"
+        _reach(*parse(address, flag), self._said)
+        use_token()  # before Ray is imported, which reads it once
+        try:
+            raylet = importlib.import_module("ray._raylet")  # of the extra
+        except ImportError as error:
+            raise UserError(MISSING) from error
+        with self._asking():
+            self._gcs: Any = raylet.GcsClient(address=address)
+
+    def nodes(self) -> list[Node]:
+        """All that are alive, by name.  Raises UserError."""
+        with self._asking():
+            known = self._gcs.get_all_node_info(timeout=PATIENCE_SECONDS)
+            drained = set(self._gcs.internal_kv_keys(b"drained/", NOTES, timeout=PATIENCE_SECONDS))
+        found = [
+            Node(
+                key.hex(),
+                info.node_name,
+                info.node_manager_address,
+                info.state == 0,
+                HOST in info.resources_total,
+                _drained(key.hex()) in drained,
+            )
+            for key, info in known.items()
+        ]
+        return sorted((node for node in found if node.alive), key=lambda node: node.name)
+
+    def node(self, name: str) -> Node:
+        """By its name, or by the begin of its id.  Raises UserError."""
+        nodes = self.nodes()
+        found = [node for node in nodes if node.name == name or (len(name) >= 6 and node.id.startswith(name))]
+        if len(found) != 1:
+            there = ", ".join(node.name for node in nodes if node.takes_host) or "none"
+            raise UserError(f"NODE {name}: no machine of the fleet is called so (there are: {there})")
+        return found[0]
+
+    def drain(self, node: Node) -> None:
+        """No host is to be on this node any more.  Raises UserError."""
+        with self._asking():
+            self._put(_drained(node.id), b"1")
+
+    def leave_note(self, front: str, told: Tell) -> None:
+        """What a front wants to be known of it.  Raises UserError."""
+        note = msgspec.json.encode(Note(time.time(), told))
+        with self._asking():
+            self._put(f"front/{front}".encode(), note)
+
+    def notes(self) -> list[Note]:
+        """Of the fronts that have told something lately.  Raises UserError."""
+        with self._asking():
+            keys = self._gcs.internal_kv_keys(b"front/", NOTES, timeout=PATIENCE_SECONDS)
+            texts = [self._gcs.internal_kv_get(key, NOTES, timeout=PATIENCE_SECONDS) for key in keys]
+        notes = [msgspec.json.decode(text, type=Note) for text in texts if text]
+        return [note for note in notes if abs(time.time() - note.at) < STALE_SECONDS]
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        overwrite = True
+        self._gcs.internal_kv_put(key, value, overwrite, NOTES, timeout=PATIENCE_SECONDS)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        known = importlib.import_module("ray.exceptions")  # of the extra
+        try:
+            yield
+        except known.AuthenticationError as error:
+            raise UserError(f"{self._said}: the fleet does not take this token; copy the head's") from error
+        except (known.RayError, known.RpcError) as error:
+            raise UserError(f"{self._said}: no head of a fleet answers ({type(error).__name__})") from error
+
+
+def check_fleet(address: str) -> None:
+    """What can be known of `serve --fleet` without waiting.  Raises UserError."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"--fleet: {MISSING}")
+    _reach(*parse(address, "--fleet"), f"--fleet {address}")
+    use_token()
+
+
+def _reach(host: str, port: int, said: str) -> None:
+    """Ray would try for most of a minute."""
+    try:
+        socket.create_connection((host, port), REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"{said}: nothing answers there ({error.strerror or error})") from error
+
+
+def _drained(node_id: str) -> bytes:
+    return f"drained/{node_id}".encode()

@@ -1,0 +1,165 @@
+"""The front's links to its hosts, in a thread of their own: a link beats whatever else the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import uvloop
+
+from corepipe import __version__
+from corepipe.serving.fleet.identity import PEER
+from corepipe.serving.fleet.link import Link
+from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello, host_decoder
+
+FIRST_PAUSE, MOST_PAUSE = 0.1, 2.0
+"""Seconds before a host is tried again that cannot be reached; twice as long each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """Where a host is, and who: `certificate` in PEM, from the control plane.  node: its machine's name."""
+
+    name: str
+    node: str
+    address: str
+    port: int
+    certificate: str
+
+
+class LinkThread:
+    """A thread with an event loop for all links."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Has `work` done there."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Has it called there; in the order of the calls."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    async def close(self) -> None:
+        """Ends the thread; links that are open end with it."""
+        self.call(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+class Listener(Protocol):
+    """Who is told, in its own event loop, what comes of a connector."""
+
+    def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
+        """The host said something."""
+
+    def down(self, lease: int, reason: str) -> None:
+        """The link is lost; another one is tried, with the next lease."""
+
+
+class Connector:
+    """Keeps a link to a host, one after the other; each is a lease of its own.
+
+    Made and asked by the thread of `listener`, whose loop is the running one.
+    """
+
+    def __init__(
+        self,
+        links: LinkThread,
+        at: HostAddress,
+        context: ssl.SSLContext,
+        config: dict[str, Any],
+        listener: Listener,
+    ) -> None:
+        self._links = links
+        self._at = at
+        self._context = context
+        self._config = config
+        self._listener = listener
+        self._home = asyncio.get_running_loop()
+        self._lease = 0
+        self._link: Link[FromHost] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        links.run(self._keep())
+
+    def send(self, lease: int, *messages: object) -> None:
+        """To the host, unless the lease is over."""
+        self._links.call(self._send, lease, messages)
+
+    def close(self) -> None:
+        """No further link."""
+        self._links.call(self._close)
+
+    def _send(self, lease: int, messages: Sequence[object]) -> None:
+        if lease == self._lease and self._link is not None:
+            self._link.send(*messages)
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._link is not None:
+            self._link.close()
+
+    async def _keep(self) -> None:
+        if self._closed:
+            return
+        self._task = asyncio.current_task()
+        pause = FIRST_PAUSE
+        while True:
+            self._lease += 1
+            lost = asyncio.get_running_loop().create_future()
+            try:
+                await self._connect(self._lease, lost)
+                self._tell(self._listener.down, self._lease, await lost)
+                pause = FIRST_PAUSE
+            except (OSError, TimeoutError):
+                pause = min(2 * pause, MOST_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _connect(self, lease: int, lost: asyncio.Future[str]) -> None:
+        """Raises OSError or TimeoutError where the host cannot be reached, or is another one."""
+
+        def take(messages: Sequence[FromHost]) -> None:
+            self._tell(self._listener.heard, lease, messages)
+
+        def end(reason: str) -> None:
+            if not lost.done():
+                lost.set_result(reason)
+
+        self._link = link = Link(host_decoder(), take, end)
+        loop = asyncio.get_running_loop()
+        connection = socket.socket(socket.AF_INET6 if ":" in self._at.address else socket.AF_INET)
+        try:
+            connection.settimeout(0.0)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(SILENT_SECONDS):
+                await loop.sock_connect(connection, (self._at.address, self._at.port))
+                await loop.create_connection(
+                    lambda: link, sock=connection, ssl=self._context, server_hostname=PEER
+                )
+        except BaseException:
+            connection.close()
+            raise
+        link.send(Hello(lease, __version__, self._config))
+
+    def _tell(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the server's loop has ended
+            self._home.call_soon_threadsafe(function, *arguments)

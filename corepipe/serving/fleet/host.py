@@ -1,0 +1,264 @@
+"""A host: engines on one machine, one after the other, for a front that is elsewhere.
+
+It supervises them as a server does its own, but keeps no journal: what an engine had is the front's to give
+to another replica.  It obeys one front, by the latest of its leases; when it hears nothing of it, it gives up
+all that it computes, for by then the front has begun it elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Sequence
+
+from corepipe import __version__
+from corepipe.errors import UserError, shown
+from corepipe.serving.config import EngineConfig, validated
+from corepipe.serving.fleet.link import Link
+from corepipe.serving.fleet.wire import Beat, FromFront, Gone, Hello, Loaded, Order, front_decoder
+from corepipe.serving.messages import Abort, Failed, Outputs, Ready, Submit
+from corepipe.serving.supervision.child import End, EngineError
+from corepipe.serving.supervision.succession import ENGINE_COMMAND, Succession
+
+HANDSHAKES = 16
+"""Strangers that may be at the door at a time."""
+
+HANDSHAKE_SECONDS = 5.0
+
+ORPHAN_SECONDS = 60.0
+"""Without a front, after which a host ends: whoever asked for it is not coming back."""
+
+
+class Host:
+    """Listens once `listen` is called; `ended` is set where it has nothing more to do.
+
+    `context` lets one peer in: see `identity`.  `command` starts an engine.
+    """
+
+    def __init__(self, context: ssl.SSLContext, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self.ended = asyncio.Event()
+        self.refused: Counter[str] = Counter()
+        self._context = context
+        self._command = command
+        self._config: EngineConfig | None = None
+        self._engines: Succession | None = None
+        self._ready: Ready | None = None
+        self._failure: Failed | None = None
+        self._open: set[str] = set()
+        self._lease = 0
+        self._front: Link[FromFront] | None = None
+        self._told = False
+        self._door = asyncio.Semaphore(HANDSHAKES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._orphaned: asyncio.TimerHandle | None = None
+
+    async def listen(self, address: str) -> tuple[str, int]:
+        """From now on the front may come; the address and port at which.  Raises OSError."""
+        listener = socket.create_server((address, 0), family=_family(address))
+        listener.settimeout(0.0)
+        self._start(self._accept(listener))
+        self._wait_for_front()
+        host, port = listener.getsockname()[:2]
+        return host, port
+
+    async def close(self) -> None:
+        """Ends the engine and all links."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._orphaned is not None:
+            self._orphaned.cancel()
+        if self._front is not None:
+            self._front.close()
+        if self._engines is not None:
+            await self._engines.close()
+        self.ended.set()
+
+    def take(self, news: Outputs) -> None:
+        """See `succession.Heir`."""
+        if news.outputs and self._engines is not None:
+            self._engines.prove()
+        self._open.difference_update(out.id for out in news.outputs if out.finish_reason is not None)
+        if self._told and self._front is not None:
+            self._front.send(news)
+        else:
+            self._tell_loaded()
+
+    def lost(self, end: End) -> None:
+        """See `succession.Heir`."""
+        assert self._engines is not None
+        self._ready = None
+        self._open.clear()
+        if self._told and self._front is not None:
+            self._front.send(Gone(self._engines.epoch, end.reason, end.words))
+        self._told = False
+        _log().warning("the engine %s", end.words)
+
+    def not_loaded(self) -> None:
+        """See `succession.Heir`."""
+
+    def replaced(self, ready: Ready) -> None:
+        """See `succession.Heir`."""
+        self._ready = ready
+        self._tell_loaded()
+
+    def gave_up(self, error: Exception) -> None:
+        """See `succession.Heir`."""
+        user_error = isinstance(error, UserError)
+        self._failure = Failed(str(error), user_error)
+        if self._front is not None:
+            self._front.send(self._failure)
+
+    def _start(self, work: asyncio._CoroutineLike[None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                await self._door.acquire()
+                connection, _ = await loop.sock_accept(listener)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._start(self._admit(connection))
+
+    async def _admit(self, connection: socket.socket) -> None:
+        """A stranger ends here: who does not know the key of the certificate that is trusted."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Visitor(self).link,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is one
+            self.refused["certificate"] += 1
+            connection.close()
+        finally:
+            self._door.release()
+
+    def obey(self, link: Link[FromFront], hello: Hello) -> bool:
+        """A front has said who it is; whether it is the one of now."""
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            link.send(refusal)
+            return False
+        if self._front is not None:
+            self._front.close("superseded")
+        if self._orphaned is not None:
+            self._orphaned.cancel()
+        self._lease, self._front, self._told = hello.lease, link, False
+        if self._engines is None:
+            self._config = _config(hello)
+            self._engines = Succession(self._config, self._command, self, "the engine")
+            self._start(self._load(self._engines))
+        if self._failure is not None:
+            link.send(self._failure)
+        self._tell_loaded()
+        return True
+
+    def order(self, link: Link[FromFront], order: Order) -> None:
+        """A command of the front; dropped where it is not for the engine of now."""
+        if link is not self._front or not self._told or self._engines is None:
+            return
+        if order.epoch != self._engines.epoch:
+            self.refused["epoch"] += 1
+        elif isinstance(order.command, Submit):
+            self._submit(order.command, self._engines)
+        else:
+            self._engines.send(order.command)
+
+    def gone(self, link: Link[FromFront]) -> None:
+        """A link is lost.  If it was the front's, all that it asked for is given up."""
+        if link is not self._front:
+            return
+        self._front, self._told = None, False
+        if self._open and self._engines is not None:
+            _log().warning("the front is gone; %d requests are given up", len(self._open))
+            self._engines.send(Abort(list(self._open)))
+        self._wait_for_front()
+
+    def _refusal(self, hello: Hello) -> Failed | None:
+        if hello.version != __version__:
+            self.refused["version"] += 1
+            words = f"the host has corepipe {__version__}, the front {shown(hello.version)}: install the same"
+            return Failed(words, user_error=True)
+        if hello.lease <= self._lease:
+            self.refused["lease"] += 1
+            return Failed(f"lease {hello.lease} is over: there is a later one", user_error=False)
+        try:
+            other = self._config is not None and _config(hello) != self._config
+        except UserError as error:
+            return Failed(error.message, user_error=True)
+        return Failed("the host serves another model", user_error=True) if other else None
+
+    def _submit(self, submit: Submit, engines: Succession) -> None:
+        if submit.id in self._open:
+            self.refused["repeated"] += 1
+            return
+        self._open.add(submit.id)
+        engines.send(submit)
+
+    async def _load(self, engines: Succession) -> None:
+        try:
+            self.replaced(await engines.start(self._say))
+        except (UserError, EngineError) as error:
+            self.gave_up(error)
+
+    def _say(self, message: object) -> None:
+        if self._front is not None:
+            self._front.send(message)
+
+    def _tell_loaded(self) -> None:
+        """The front may begin, once nothing of an earlier lease is under way."""
+        if self._ready is None or self._open or self._told or self._front is None:
+            return
+        assert self._engines is not None
+        self._front.send(Loaded(self._engines.epoch, self._ready))
+        self._told = True
+
+    def _wait_for_front(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._orphaned = loop.call_later(ORPHAN_SECONDS, self.ended.set)
+
+
+class _Visitor:
+    """Who has come through the door, and has to say who they are."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._known = False
+        self.link: Link[FromFront] = Link(front_decoder(), self._take, self._lost, self._beat)
+
+    def _beat(self) -> Beat:
+        return Beat(dict(self._host.refused))
+
+    def _take(self, messages: Sequence[FromFront]) -> None:
+        for message in messages:
+            if isinstance(message, Hello) and not self._known:
+                self._known = self._host.obey(self.link, message)
+            elif isinstance(message, Order):
+                self._host.order(self.link, message)
+
+    def _lost(self, reason: str) -> None:
+        if reason == "frame":
+            self._host.refused["frame"] += 1
+        self._host.gone(self.link)
+
+
+def _config(hello: Hello) -> EngineConfig:
+    """Raises UserError."""
+    return validated(EngineConfig, hello.config)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)

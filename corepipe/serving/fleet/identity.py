@@ -1,0 +1,82 @@
+"""Who is at the other end of a link: keys made anew by each process, certificates known beforehand.
+
+Each side has a key that never leaves its process, and a certificate of its own making.  The certificates go
+through a control plane that both trust; then each side trusts the other's certificate and nothing else.
+"""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from corepipe.errors import UserError
+
+VALID_DAYS = 3650
+"""Longer than a process lives: who is trusted is decided by the control plane, not by a date."""
+
+PEER = "fleet.corepipe"
+"""What everyone is called in a certificate: which of them it is, the certificate itself says."""
+
+SKEW_DAYS = 1
+"""By which clocks of machines may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate and its key, both in PEM."""
+
+    certificate: str
+    key: str
+
+    @classmethod
+    def make(cls, name: str) -> Identity:
+        """A new key on P-256.  Raises UserError where the package that makes certificates is missing."""
+        try:
+            from cryptography import x509  # noqa: PLC0415 -- of the extra
+            from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+            from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        except ImportError as error:
+            raise UserError("a fleet needs corepipe[ray]: pip install 'corepipe[ray]'") from error
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(PEER)]), critical=False)
+            .not_valid_before(now - timedelta(days=SKEW_DAYS))
+            .not_valid_after(now + timedelta(days=VALID_DAYS))
+            .sign(key, hashes.SHA256())
+        )
+        plain = serialization.NoEncryption()
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        return cls(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
+
+    def server(self, trusted: str) -> ssl.SSLContext:
+        """Of who listens, for the one peer whose certificate is `trusted`."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER, trusted)
+
+    def client(self, trusted: str) -> ssl.SSLContext:
+        """Of who connects, to the one peer whose certificate is `trusted`, whatever its address."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT, trusted)
+
+    def _context(self, protocol: ssl._SSLMethod, trusted: str) -> ssl.SSLContext:
+        """TLS 1.3: what was recorded cannot be played again, neither within a connection nor in another."""
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=trusted)
+        with (
+            tempfile.TemporaryDirectory() as folder
+        ):  # ssl reads keys from files alone; only we may read these
+            file = Path(folder) / "identity.pem"
+            file.touch(mode=0o600)
+            file.write_text(self.key + self.certificate)
+            context.load_cert_chain(file)
+        return context

@@ -1,0 +1,173 @@
+"""Hosts from Ray, for a front that must not depend on it: what speaks with Ray is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import cast
+
+from corepipe.errors import UserError
+from corepipe.serving.fleet.client import FleetClient
+from corepipe.serving.fleet.connector import HostAddress
+from corepipe.serving.fleet.orders import (
+    Begin,
+    Drain,
+    FromManager,
+    HostState,
+    Placed,
+    Refused,
+    Stop,
+    Tell,
+    Up,
+    manager_decoder,
+)
+from corepipe.serving.frames import FrameError, encode_frame
+from corepipe.signals import held_back
+
+COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.fleet.manager")
+
+PAUSE_SECONDS = 3.0
+"""Before a manager that ended is started anew: without it nothing is replaced, and everything goes on."""
+
+NOTE_SECONDS = 1.0
+"""Between two notes of what the front has."""
+
+END_SECONDS = 10.0
+
+
+class RayFleet:
+    """A `client.Fleet`: `replicas` hosts of the fleet whose head is at `address`."""
+
+    def __init__(self, address: str, replicas: int, model: str) -> None:
+        self._address = address
+        self._total = replicas
+        self._model = model
+        self._front = secrets.token_hex(8)
+        self._known: dict[str, Placed] = {}
+        self._client: FleetClient | None = None
+        self._manager: _Manager | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, client: FleetClient) -> None:
+        self._client = client
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._note())]
+
+    def replace(self, name: str) -> None:
+        self._known.pop(name, None)
+        self._order(Stop(name))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._manager is not None:
+            await self._manager.close()
+
+    def _order(self, order: Stop | Tell) -> None:
+        if self._manager is not None:
+            self._manager.send(order)
+
+    async def _keep(self) -> None:
+        """A manager after the other."""
+        assert self._client is not None
+        while True:
+            begin = Begin(
+                self._address, self._front, self._client.certificate, self._total, [*self._known.values()]
+            )
+            self._manager = await _Manager.started(begin, self._hear)
+            await self._manager.lost.wait()
+            await self._manager.close()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _note(self) -> None:
+        while True:
+            await asyncio.sleep(NOTE_SECONDS)
+            assert self._client is not None
+            states = [
+                HostState(remote.at.name, remote.at.node, remote.state, len(remote.open))
+                for remote in self._client.remotes
+            ]
+            self._order(Tell(self._model, states))
+
+    def _hear(self, news: FromManager) -> None:
+        client = self._client
+        assert client is not None
+        if isinstance(news, Up):
+            placed = self._known[news.host.name] = news.host
+            client.add(HostAddress(placed.name, placed.node, placed.address, placed.port, placed.certificate))
+        elif isinstance(news, Drain):
+            client.drain(news.name)
+        elif isinstance(news, Refused):
+            if not self._known:
+                client.fail(UserError(news.message))
+            _log().warning("nothing is replaced: %s", news.message)
+        else:
+            self._known.pop(news.name, None)
+            client.remove(news.name)
+
+
+class _Manager(asyncio.Protocol):
+    """The process of `manager`, and the way to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], hear: Callable[[FromManager], None]) -> None:
+        self.lost = asyncio.Event()
+        self._process = process
+        self._hear = hear
+        self._frames = manager_decoder()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def started(cls, begin: Begin, hear: Callable[[FromManager], None]) -> _Manager:
+        """In a session of its own: signals to the server are not for it."""
+        ours, theirs = socket.socketpair()
+        with theirs, held_back():
+            process = subprocess.Popen(  # noqa: S603
+                [*COMMAND, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        manager = cls(process, hear)
+        await asyncio.get_running_loop().create_unix_connection(lambda: manager, sock=ours)
+        manager.send(begin)
+        return manager
+
+    def send(self, order: object) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(order))
+
+    async def close(self) -> None:
+        """It ends its hosts when nobody is there to speak to."""
+        if self._transport is not None:
+            self._transport.abort()
+        await asyncio.to_thread(self._end)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        with contextlib.suppress(FrameError):
+            for news in self._frames.feed(data):
+                self._hear(news)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.lost.set()
+
+    def _end(self) -> None:
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)

@@ -1,0 +1,95 @@
+"""What a front knows of one host: whether its engine takes orders, and what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from corepipe.serving.fleet.connector import Connector, HostAddress
+from corepipe.serving.fleet.wire import Order
+from corepipe.serving.messages import Abort, Outputs, Ready, Stats, Submit
+from corepipe.serving.supervision.stats import total
+
+
+@dataclass(eq=False)
+class Remote:
+    """A host and its engine.
+
+    slot: its place among the front's hosts, by which its replicas are numbered.  lease, epoch: of the link
+    and of the engine that take orders now; None: none does.  open: what it has and has not ended.
+    """
+
+    at: HostAddress
+    slot: int
+    lease: int = 0
+    epoch: int | None = None
+    ready: Ready | None = None
+    draining: bool = False
+    open: set[str] = field(default_factory=set)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    connector: Connector | None = None
+    _stats: dict[int, Stats] = field(default_factory=dict)
+    _before: dict[int, Stats] = field(default_factory=dict)
+    _counted: int | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes orders."""
+        return self.epoch is not None
+
+    @property
+    def state(self) -> str:
+        """For people: loading and out of reach are alike to the front."""
+        if self.draining:
+            return "draining"
+        return "serving" if self.serves else "away"
+
+    @property
+    def replicas(self) -> int:
+        """Of its engine."""
+        return 1 if self.ready is None else int(self.ready.placement.get("data", 1))
+
+    def load(self, epoch: int, ready: Ready) -> None:
+        """The engine takes orders."""
+        if epoch != self._counted:  # another one, whose counters begin at 0
+            self._before, self._counted = dict(self._stats), epoch
+        self.epoch, self.ready = epoch, ready
+
+    def lose(self) -> set[str]:
+        """It takes no orders; what is lost with it."""
+        lost, self.open = self.open, set()
+        self.epoch = None
+        return lost
+
+    def submit(self, submit: Submit) -> None:
+        self.open.add(submit.id)
+        self._order(submit)
+
+    def abort(self, ids: list[str]) -> None:
+        self._order(Abort(ids))
+
+    def lies(self, news: Outputs) -> str | None:
+        """What is not true of the news of an engine that has just this; None where nothing is found."""
+        told = {*(output.id for output in news.outputs), *(started.id for started in news.started)}
+        if not told <= self.open:
+            return "foreign"
+        stats = news.stats
+        if stats is None:
+            return None
+        gauges = (stats.running, stats.waiting, stats.waiting_tokens, stats.blocks_held, stats.blocks_cached)
+        if min(gauges) < 0 or stats.running + stats.waiting > len(self.open):
+            return "load"
+        return None if 0 <= stats.replica < self.replicas else "load"
+
+    def numbered(self, stats: Stats) -> Stats:
+        """As the front tells it: of all its replicas, and of all engines that were in this place."""
+        before = self._before.get(stats.replica)
+        seen = stats if before is None else total(before, stats)
+        self._stats[stats.replica] = replace(seen, iteration_tokens=[], step_seconds=[], paces=[])
+        return replace(seen, replica=self.slot * self.replicas + stats.replica)
+
+    def _order(self, command: Submit | Abort) -> None:
+        if self.epoch is not None and self.connector is not None:
+            self.connector.send(self.lease, Order(self.epoch, command))

@@ -1,0 +1,104 @@
+"""A fleet on one machine, as users start it: a head and machines that have joined, each `corepipe fleet`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from tests.servers import PATIENCE_SECONDS, command, until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Machines:
+    """`corepipe fleet head` and `join`, each a group of processes of its own."""
+
+    def __init__(self, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self._port = port
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # servers of this process have it, too
+
+    def head(self) -> None:
+        self._start("head", "head", "--host", "127.0.0.1", "--port", self._port)
+        assert until(lambda: self.nodes() is not None)
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            self._start(name, "join", self.address, "--host", "127.0.0.1", "--name", name)
+        assert until(lambda: set(names) <= set(self.nodes() or ()))
+
+    def nodes(self) -> dict[str, str] | None:
+        """State by name; None where no head answers."""
+        import json  # noqa: PLC0415
+
+        answer = self.ask("status", self.address, "--json")
+        if answer.returncode:
+            return None
+        return {row["node"]: row["state"] for row in json.loads(answer.stdout)["nodes"]}
+
+    def ask(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A `corepipe fleet` command to its end."""
+        return subprocess.run(
+            command("fleet", *arguments),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+            env={**os.environ, **environment},
+        )
+
+    def processes(self, name: str, title: str) -> list[psutil.Process]:
+        """Those below a machine whose command line has `title`."""
+        found = []
+        for each in psutil.Process(self._started[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(each.cmdline()):
+                    found.append(each)
+        return sorted(found, key=lambda each: each.create_time())
+
+    def one(self, name: str, title: str) -> psutil.Process:
+        """The oldest of them, once there is one."""
+        assert until(lambda: self.processes(name, title)), title
+        return self.processes(name, title)[0]
+
+    def memory(self, name: str) -> dict[str, float]:
+        """Megabytes (PSS) of a machine's processes, by kind."""
+        found: dict[str, float] = {}
+        for each in psutil.Process(self._started[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(each.cmdline())
+                kind = "engines" if "engine.process" in words else "host" if "HostActor" in words else "Ray"
+                found[kind] = found.get(kind, 0.0) + each.memory_full_info().pss / 1e6
+        return found
+
+    def end(self, name: str) -> None:
+        """As Ctrl-C does."""
+        process = self._started.pop(name)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            for each in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        process.kill()
+        process.wait()
+
+    def close(self) -> None:
+        for name in reversed(list(self._started)):
+            self.end(name)
+
+    def _start(self, name: str, *arguments: object) -> None:
+        log = (ROOT / "build" / f"fleet-{name}.log").open("wb")
+        with log:
+            self._started[name] = subprocess.Popen(
+                command("fleet", *arguments), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )

@@ -1,0 +1,124 @@
+"""Three machines and a head on one, joined by Ray: whatever is struck, no answer is lost, doubled or changed.
+
+`make fleet-test`; figures go to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.constrained.longer import longer
+from tests.fleet.faults import NAMES, PORT, disturbed
+from tests.fleet.machines import Machines
+from tests.servers import TINY, Served, run, served, until
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Path]:
+    with longer(TINY, 1024) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    found = Machines(PORT)
+    try:
+        found.head()
+        found.join(*NAMES)
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def server(machines: Machines, model: Path) -> Iterator[Served]:
+    with served(model, "--fleet", machines.address, "--replicas", 3, "--max-num-seqs", 8) as found:
+        assert until(lambda: serving(found) == 3)
+        yield found
+
+
+def serving(server: Served) -> int:
+    hosts = server.get("/v1/placement").json()["hosts"]
+    return sum(host["state"] == "serving" for host in hosts)
+
+
+def sends(number: signal.Signals, machines: Machines, name: str, title: str) -> Callable[[], None]:
+    return lambda: machines.one(name, title).send_signal(number)
+
+
+def manager(server: Served) -> psutil.Process:
+    below = psutil.Process(server.process.pid).children()
+    return next(one for one in below if "corepipe.serving.fleet.manager" in one.cmdline())
+
+
+def test_strikes_lose_double_and_change_no_answer(server: Served, machines: Machines, model: Path) -> None:
+    def whole() -> None:
+        assert until(lambda: serving(server) == 3)
+
+    def resume() -> None:
+        machines.one("c", "raylet/raylet").send_signal(signal.SIGCONT)
+        whole()
+
+    def new_head() -> None:
+        assert serving(server) == 3, "with the head gone all that lives serves on"
+        machines.end("head")
+        machines.head()
+        assert until(lambda: set(NAMES) <= set(machines.nodes() or ()))
+        whole()
+
+    kill, stop = signal.SIGKILL, signal.SIGSTOP
+    strikes = {
+        "engine: kill -9": (sends(kill, machines, "a", "engine.process"), whole, True),
+        "engine: SIGSTOP": (sends(stop, machines, "b", "engine.process"), whole, True),
+        "host actor: kill -9": (sends(kill, machines, "a", "HostActor"), whole, True),
+        "host actor: SIGSTOP": (sends(stop, machines, "b", "HostActor"), whole, True),
+        "raylet: kill -9": (sends(kill, machines, "a", "raylet/raylet"), whole, True),
+        "raylet: SIGSTOP, later SIGCONT": (sends(stop, machines, "c", "raylet/raylet"), resume, False),
+        "front's part in Ray: kill -9": (lambda: manager(server).kill(), whole, False),
+        "head: kill -9, later another": (sends(kill, machines, "head", "gcs_server"), new_head, False),
+    }
+    with served(model) as alone:
+        report = asyncio.run(disturbed(server, strikes, alone.url))
+    print(f"\n{report.table()}")
+    for name in NAMES:
+        print(name, {kind: f"{size:.0f} MB" for kind, size in machines.memory(name).items()})
+    assert report.wrong == []
+    assert set(report.outcomes) == {"done"}
+
+
+def test_a_machine_that_is_drained_is_free_and_another_takes_its_place(
+    server: Served, machines: Machines
+) -> None:
+    drained = machines.ask("drain", machines.address, "a")
+    assert drained.returncode == 0, drained.stderr
+    assert until(lambda: (machines.nodes() or {}).get("a") == "drained")
+    machines.join("d")
+    assert until(lambda: (machines.nodes() or {}).get("d") == "serving")
+    assert serving(server) == 3
+
+
+def test_what_is_wrong_is_one_line(machines: Machines, model: Path) -> None:
+    def said(*arguments: object) -> str:
+        answer = machines.ask(*arguments)
+        assert answer.returncode == 2
+        assert answer.stderr.count("\n") == 1, answer.stderr
+        return answer.stderr
+
+    assert "HOST:PORT" in said("status", "nowhere")
+    assert "nothing answers there" in said("status", "127.0.0.1:9")
+    assert "is called so" in said("join", machines.address, "--name", "b")
+    assert "no machine of the fleet is called so" in said("drain", machines.address, "nobody")
+    stranger = machines.ask("status", machines.address, RAY_AUTH_TOKEN="0" * 64)
+    assert stranger.returncode == 2
+    assert "does not take this token" in stranger.stderr
+    alone = run("serve", model, "--replicas", 2)
+    assert alone.returncode == 2
+    assert "--replicas: goes with --fleet" in alone.stderr

@@ -1,0 +1,165 @@
+"""Fleets on one machine without Ray: hosts in processes, links over real sockets, and what cuts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import psutil
+
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.fleet.client import FleetClient
+from corepipe.serving.fleet.connector import HostAddress
+from corepipe.serving.fleet.identity import Identity
+
+ROOT = Path(__file__).parents[3]
+
+
+class HostProcess:
+    """A host that listens; it trusts the certificate in the file `trusted`."""
+
+    def __init__(self, trusted: Path, name: str, assemble: str = "") -> None:
+        command = [sys.executable, "-m", "tests.serving.fleet.host_process", str(trusted)]
+        self.process = subprocess.Popen(
+            [*command, *([assemble] if assemble else [])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self.process.stdout is not None
+        said = json.loads(self.process.stdout.readline())
+        self.at = HostAddress(name, f"node-{name}", **said)
+
+    def engine(self) -> psutil.Process:
+        """The one that serves; a younger one is its spare."""
+        return sorted(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time())[0]
+
+    def end(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Proxy:
+    """Between a front and a host; each direction can be stopped, and what goes through is kept for who asks.
+
+    A byte that is stopped is dropped: what is behind it never fits again, as after a lost network.
+    """
+
+    def __init__(self, host: HostAddress) -> None:
+        self._host = host
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.open = {"to_host": True, "to_front": True}
+        self.seen: list[bytes] = []
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+        name, node, certificate = host.name, host.node, host.certificate
+        self.at = HostAddress(name, node, *self._listener.getsockname(), certificate)
+
+    def inject(self, data: bytes) -> None:
+        """To the host, in the middle of what the front says."""
+        self._pairs[-1][1].sendall(data)
+
+    def close(self) -> None:
+        self._listener.close()
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection((self._host.address, self._host.port))
+                except OSError:
+                    near.close()
+                    continue
+                self._pairs.append((near, far))
+                for source, target, way in ((near, far, "to_host"), (far, near, "to_front")):
+                    threading.Thread(target=self._pump, args=(source, target, way), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        whole = True
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                whole &= self.open[way]
+                if whole:
+                    if way == "to_host":
+                        self.seen.append(data)
+                    target.sendall(data)
+            if whole and self.open[way]:
+                target.shutdown(socket.SHUT_RDWR)
+
+
+class Hosts:
+    """A `client.Fleet` of hosts that are there already."""
+
+    def __init__(self, *hosts: HostAddress) -> None:
+        self._hosts = hosts
+        self.replaced: list[str] = []
+        self.client: FleetClient | None = None
+
+    async def start(self, client: FleetClient) -> None:
+        self.client = client
+        for host in self._hosts:
+            client.add(host)
+
+    def replace(self, name: str) -> None:
+        self.replaced.append(name)
+
+    async def close(self) -> None:
+        """They stay."""
+
+
+@contextmanager
+def hosts(folder: Path, count: int, assemble: str = "") -> Iterator[tuple[Identity, list[HostProcess]]]:
+    """So many, and the identity of the front that they trust."""
+    identity = Identity.make("front")
+    trusted = folder / "front.pem"
+    trusted.write_text(identity.certificate)
+    started: list[HostProcess] = []
+    try:
+        for number in range(count):
+            started.append(HostProcess(trusted, f"h{number}", assemble))
+        yield identity, started
+    finally:
+        for host in started:
+            host.end()
+
+
+@asynccontextmanager
+async def front(
+    identity: Identity, config: EngineConfig, *at: HostAddress
+) -> AsyncIterator[tuple[FleetClient, Hosts]]:
+    """A client over these hosts, all of which serve."""
+    fleet = Hosts(*at)
+    client = FleetClient(config, fleet, identity, None)
+    await client.start()
+    try:
+        await until(lambda: all(remote.serves for remote in client.remotes))
+        yield client, fleet
+    finally:
+        await client.close()
+
+
+async def until(condition: object, seconds: float = 120.0) -> None:
+    """Polls for what must come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)

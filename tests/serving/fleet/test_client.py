@@ -1,0 +1,237 @@
+"""Several hosts behind one client: what one loses goes on elsewhere, and strangers are refused.
+
+A token is a function of the last one and its place, as in the null executor, so that an answer that was lost,
+doubled or begun anew is seen; hosts are processes, links are TLS over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from corepipe import __version__
+from corepipe.errors import UserError
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.fleet.client import FleetClient
+from corepipe.serving.fleet.connector import HostAddress
+from corepipe.serving.fleet.identity import PEER, Identity
+from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.wire import Beat, Hello, host_decoder
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Failed, Output, Outputs, Sampling, Started
+from corepipe.serving.supervision.client import EngineClient
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.serving.engine_support import GREEDY, submit
+from tests.serving.fleet.fleet_support import HostProcess, Hosts, Proxy, front, hosts, until
+from tests.serving.supervision.test_client import child, collect
+from tests.serving.telemetry.test_neuron_metrics import stats
+
+CONFIG = EngineConfig(model="none", max_num_seqs=16)
+TOKENS = 200
+SAMPLINGS = [GREEDY, Sampling(seed=7), Sampling(presence_penalty=0.5, seed=8)]
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    assert outputs[-1].finish_reason == "length", outputs[-1]
+    return [token for output in outputs for token in output.tokens]
+
+
+async def asked(client: EngineClient, batch: str) -> list[list[int]]:
+    """Answers to a dozen requests, some greedy, some drawn."""
+    streams = [
+        client.submit(submit(f"{batch}-{i}", [*range(9, 12 + i)], TOKENS, sampling=SAMPLINGS[i % 3]))
+        for i in range(12)
+    ]
+    return [tokens_of(outputs) for outputs in await asyncio.gather(*map(collect, streams))]
+
+
+async def on_one_machine() -> list[list[int]]:
+    """The same answers without a fleet."""
+    client = ProcessClient(CONFIG, child("assemble_slow"))
+    await client.start()
+    try:
+        return await asked(client, "x")
+    finally:
+        await client.close()
+
+
+@dataclass
+class Struck:
+    """A fleet of three hosts, which is struck while it answers."""
+
+    client: FleetClient
+    fleet: Hosts
+    hosts: list[HostProcess]
+    proxies: list[Proxy]
+
+    def remote(self, number: int) -> Remote:
+        return next(remote for remote in self.client.remotes if remote.at.name == f"h{number}")
+
+    async def lost(self, reason: str) -> None:
+        """Until one more is, for this reason."""
+        before = self.client.restarts.get(reason, 0)
+        await until(lambda: self.client.restarts.get(reason, 0) > before)
+
+    async def whole(self) -> None:
+        await until(lambda: all(remote.serves for remote in self.client.remotes))
+
+    async def killed_engine(self) -> None:
+        lost = asyncio.create_task(self.lost("killed"))
+        await asyncio.sleep(0)
+        self.hosts[0].engine().kill()
+        await lost
+
+    async def stopped_host_that_goes_on(self) -> None:
+        lost = asyncio.create_task(self.lost("link"))
+        await asyncio.sleep(0)
+        self.hosts[1].process.send_signal(signal.SIGSTOP)
+        await lost
+        self.hosts[1].process.send_signal(signal.SIGCONT)
+
+    async def cut(self, *ways: str) -> None:
+        lost = asyncio.create_task(self.lost("link"))
+        await asyncio.sleep(0)
+        for way in ways:
+            self.proxies[0].open[way] = False
+        await lost
+        for way in ways:
+            self.proxies[0].open[way] = True
+
+    async def cut_to_the_host(self) -> None:
+        await self.cut("to_host")
+
+    async def cut_to_the_front(self) -> None:
+        await self.cut("to_front")
+
+    async def cut_both_ways(self) -> None:
+        await self.cut("to_host", "to_front")
+
+    async def bytes_played_again(self) -> None:
+        lost = asyncio.create_task(self.lost("link"))
+        await asyncio.sleep(0)
+        self.proxies[0].inject(self.proxies[0].seen[-1])
+        await lost
+
+    async def killed_host(self) -> None:
+        lost = asyncio.create_task(self.lost("link"))
+        await asyncio.sleep(0)
+        self.hosts[1].process.kill()
+        await lost
+        await until(lambda: "h1" in self.fleet.replaced)
+
+    async def drained_host(self) -> None:
+        before, had = dict(self.client.restarts), set(self.remote(2).open)
+        self.client.drain("h2")
+        self.client.submit(submit("late", max_tokens=4))
+        assert self.remote(2).open == had
+        await until(lambda: "h2" in self.fleet.replaced)
+        assert self.client.restarts == before
+
+    async def cut_where_there_is_no_other(self) -> None:
+        self.proxies[0].open["to_host"] = False
+        await until(lambda: not self.client.alive)
+        assert self.client.restarting
+        self.proxies[0].open["to_host"] = True
+
+    @property
+    def strikes(self) -> list[Callable[[], Awaitable[None]]]:
+        """One after the other; the last ones leave fewer and fewer hosts."""
+        return [
+            self.killed_engine,
+            self.stopped_host_that_goes_on,
+            self.cut_to_the_host,
+            self.cut_to_the_front,
+            self.cut_both_ways,
+            self.bytes_played_again,
+            self.killed_host,
+            self.drained_host,
+            self.cut_where_there_is_no_other,
+        ]
+
+
+def test_no_strike_loses_doubles_or_changes_an_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        expected = await on_one_machine()
+        with hosts(tmp_path, 3, "assemble_slow") as (identity, started):
+            proxies = [Proxy(host.at) for host in started]
+            async with front(identity, CONFIG, *(proxy.at for proxy in proxies)) as (client, fleet):
+                assert await asked(client, "undisturbed") == expected
+                struck = Struck(client, fleet, started, proxies)
+                for strike in struck.strikes:
+                    work = asyncio.create_task(asked(client, strike.__name__))
+                    await until(lambda: all(remote.open for remote in client.remotes))
+                    await strike()
+                    assert await work == expected, strike.__name__
+                    await struck.whole()
+            for proxy in proxies:
+                proxy.close()
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
+    """Its own front is lied to by a host that reports another's request, or a load that nobody gave it."""
+    remote = Remote(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
+    remote.open.add("mine")
+    assert remote.lies(Outputs([Output("mine")])) is None
+    assert remote.lies(Outputs([Output("another's")])) == "foreign"
+    assert remote.lies(Outputs(started=[Started("another's", 1)])) == "foreign"
+    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=0))) is None
+    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=1))) == "load"
+    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0))) == "load"
+
+
+def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
+    def says(at: HostAddress, context: ssl.SSLContext | None, *messages: object) -> list[object]:
+        """What a host answers to these, until it says something else than that it lives."""
+        frames, heard = host_decoder(), []
+        with socket.create_connection((at.address, at.port)) as plain:
+            link = plain if context is None else context.wrap_socket(plain, server_hostname=PEER)
+            with link:
+                for message in messages:
+                    link.sendall(encode_frame(message))
+                while not heard and (data := link.recv(1 << 16)):
+                    heard += [one for one in frames.feed(data) if not isinstance(one, Beat)]
+        return heard
+
+    async def main() -> None:
+        with hosts(tmp_path, 1, "assemble_slow") as (identity, (host,)):
+            hello = Hello(1, "0.0.1", CONFIG.model_dump(mode="json"))
+            ours = identity.client(host.at.certificate)
+            (refused,) = await asyncio.to_thread(says, host.at, ours, hello)
+            assert isinstance(refused, Failed)
+            assert "0.0.1: install the same" in refused.message
+            async with front(identity, CONFIG, host.at) as (client, _):
+                work = asyncio.create_task(asked(client, "asked"))
+                await until(lambda: client.remotes[0].open)
+                for stranger in (None, Identity.make("mallory").client(host.at.certificate)):
+                    with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+                        assert await asyncio.to_thread(says, host.at, stranger, hello)
+                again = Hello(1, __version__, CONFIG.model_dump(mode="json"))
+                (old,) = await asyncio.to_thread(says, host.at, ours, again)
+                assert isinstance(old, Failed)
+                assert "lease 1 is over" in old.message
+                await work
+                wanted = {"version": 1, "certificate": 2, "lease": 1}
+                await until(lambda: client.remotes[0].refused == wanted)
+                assert not any(client.restarts.values())
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_a_config_that_cannot_be_served_ends_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        with hosts(tmp_path, 1, "assemble_refused") as (identity, (host,)):
+            client = FleetClient(CONFIG, Hosts(host.at), identity, None)
+            with pytest.raises(UserError, match="no such model"):
+                await client.start()
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 300))
