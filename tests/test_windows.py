@@ -21,6 +21,7 @@ WINDOWED = (
     "gemma2",
     "gemma3_text",
     "gpt_neo",
+    "gpt_oss",
     "mistral",
     "mixtral",
     "olmo3",

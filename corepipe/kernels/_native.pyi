@@ -118,6 +118,7 @@ class Program:
         slopes: F32 | None = None,
         causal: bool = True,
         biases: F32 | None = None,
+        sinks: F32 | None = None,
         table: int = 0,
     ) -> None:
         """`layer` counts within the cache, `table` says which of a sequence's block tables the layer goes by.
@@ -128,7 +129,8 @@ class Program:
         key is ahead, from -reach on; reach is 64 more than positions differ by.
 
         softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
-        head's slope for each position that the key lies back.
+        head's slope for each position that the key lies back.  sinks [heads]: the softmax counts one score
+        more a head, of nothing.
         """
     def activation(self, function: str, x: int, out: int) -> None: ...
     def glu(self, gate: int, up: int, out: int, function: str = "silu") -> None: ...
@@ -145,12 +147,19 @@ class Program:
         top_k: int,
         scoring: str,
         function: str = "silu",
+        biases: Sequence[F32] = (),
+        nearness: float = 0.0,
     ) -> None:
         """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts whose scores are
         highest.  The matrices are one for each expert, all of the same shapes.
 
-        scoring: weights are the softmax of all scores, "of_all", or of those of these experts, "of_chosen".
+        scoring: weights are the softmax of all scores, "of_all", or of those of these experts, "of_chosen";
+        or of each expert, "of_near", of the scores that are less than its own by no more than `nearness`
+        times the larger of both sizes, without those of the experts before it.
+        biases: none, or gate's and up's [experts, n] and maybe down's.
         """
+    def clamp(self, x: int, limit: float, out: int) -> None:
+        """x held within -limit .. limit."""
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:

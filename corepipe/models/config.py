@@ -58,8 +58,9 @@ class ModelConfig:
     `windows` has one entry a layer: how many latest positions it attends to, None for all.  `layer_ropes`
     has one entry a layer where they differ: its rotary embedding, None for none; otherwise all have `rope`.
     `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` is Qwen3's
-    norm over each query and key head.  `function` is the feed-forward's; `rotary_dim` how many elements of
-    a head the rotary embedding turns (None: all).  `eos_ids` are all ids that end an answer.
+    norm over each query and key head; `qkv_clip`: what queries, keys and values are held within.
+    `function` is the feed-forward's; `rotary_dim` how many elements of a head the rotary embedding turns
+    (None: all).  `eos_ids` are all ids that end an answer.
     """
 
     model_type: str
@@ -77,6 +78,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    qkv_clip: float | None = None
     function: Function = Function.SILU
     rotary_dim: int | None = None
     norm: Norm = Norm.RMS
@@ -229,6 +231,11 @@ def read_json(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object")
     return value
+
+
+def qkv_clip(fields: Fields) -> float | None:
+    """From `clip_qkv`."""
+    return fields.number("clip_qkv", 1e-6, 1e6) if fields.has("clip_qkv") else None
 
 
 def common(

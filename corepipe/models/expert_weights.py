@@ -1,4 +1,4 @@
-"""Where checkpoints keep the matrices of experts: by themselves, in stacks, or two stacks in one tensor."""
+"""Where checkpoints keep what experts have: by itself, in stacks, or two stacks in one tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from corepipe.neuron.int4 import Stored, stacked, taken
+from corepipe.neuron.int4 import ALL, Stored, stacked, taken
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
 """As the graph calls them, in this order."""
@@ -15,17 +15,20 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """One way to keep a stack of matrices `shape` [experts, N, K].
+    """One way to keep a stack of matrices `shape` [experts, N, K], or of biases [experts, N].
 
-    tensors: one that has them all, or one for each, of the shape `stored`; names from where the weight's own
-    end begins.  first: of each matrix of one tensor, the row at which the N begin.  beyond: what a checkpoint
-    of more experts has.
+    tensors: one for each, or one that has them all, maybe one below the other, of the shape `stored`; names
+    from where the weight's own end begins.  first: of each matrix of one tensor, the row at which the N
+    begin; step: from each of them to the next.  transposed: the tensor has [experts, K, rows].  beyond: what
+    a checkpoint of more experts has.
     """
 
     tensors: tuple[str, ...]
     stored: tuple[int, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     first: int = 0
+    step: int = 1
+    transposed: bool = False
     beyond: str | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -42,15 +45,24 @@ class ExpertTensors:
 
         read: rows of a tensor, of one that has all experts whole matrices.
         """
-        if len(self.stored) < len(self.shape):
+        if len(self.tensors) > 1:
             return stacked([read(tensor) for tensor in self.tensors[experts]])
-        whole, rows, stored = read(self.tensors[0], experts), self.shape[1], self.stored[1]
-        if stored == rows:
-            return whole
+        below = len(self.stored) < len(self.shape)
+        each = self.stored[0] // self.shape[0] if below else 1
+        whole, rows = read(self.tensors[0], _times(experts, each)), self.step * np.arange(self.shape[1])
         if isinstance(whole, np.ndarray):
-            return np.ascontiguousarray(whole[:, self.first : self.first + rows])
-        starts = np.arange(self.first, len(whole.values), stored)
-        return taken(whole, (starts[:, None] + np.arange(rows)).reshape(-1))
+            matrices = whole.reshape(-1, each, self.stored[1]) if below else whole
+            matrices = matrices.swapaxes(1, 2) if self.transposed else matrices
+            return np.ascontiguousarray(matrices[:, self.first :: self.step][:, : len(rows)])
+        if self.transposed:
+            raise ValueError("integers of experts have scales along K")
+        starts = np.arange(self.first, len(whole.values), each if below else self.stored[1])
+        return taken(whole, (starts[:, None] + rows).reshape(-1))
+
+
+def _times(experts: slice, each: int) -> slice:
+    """Rows of matrices that stand one below the other, so many each."""
+    return experts if experts == ALL else slice(experts.start * each, experts.stop * each)
 
 
 Ways = Mapping[str, tuple[ExpertTensors, ...]]
@@ -85,3 +97,38 @@ def ways(
             stack,
         )
     return found
+
+
+def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
+    """How gpt-oss keeps them: rows of gate and up take turns, and have biases.
+
+    As floats a tensor has [experts, K, N]; in MXFP4 `..._blocks` has [experts, N, K], as
+    `checkpoints.mxfp4` gives it.
+    """
+    into, out = (experts, ffn, hidden), (experts, hidden, ffn)
+    stacks = {
+        MATRICES[0]: ("experts.gate_up_proj", (experts, 2 * ffn, hidden), into, 0, 2),
+        MATRICES[1]: ("experts.gate_up_proj", (experts, 2 * ffn, hidden), into, 1, 2),
+        MATRICES[2]: ("experts.down_proj", out, out, 0, 1),
+    }
+    found: dict[str, tuple[ExpertTensors, ...]] = {}
+    for own, (name, stored, shape, first, step) in stacks.items():
+        count, rows, width = stored
+        floats = ExpertTensors((name,), (count, width, rows), shape, first, step, transposed=True)
+        found[f"experts.{own}.weight"] = (
+            ExpertTensors((f"{name}_blocks",), stored, shape, first, step),
+            floats,
+        )
+        biases = ExpertTensors((f"{name}_bias",), stored[:2], shape[:2], first, step)
+        found[f"experts.{own}.bias"] = (biases,)
+    return found
+
+
+def below(experts: int, ffn: int, hidden: int, names: Sequence[str]) -> Ways:
+    """How DBRX keeps them: of gate, up and down all experts' [ffn, hidden], one below the other."""
+    into, out, stored = (experts, ffn, hidden), (experts, hidden, ffn), (experts * ffn, hidden)
+    shapes = zip(MATRICES, names, (into, into, out), strict=True)
+    return {
+        f"experts.{own}.weight": (ExpertTensors((name,), stored, shape, transposed=own == MATRICES[2]),)
+        for own, name, shape in shapes
+    }

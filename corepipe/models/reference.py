@@ -37,14 +37,14 @@ _LIMITS = """
 What the Graphs of these families leave out, or have in a simpler form:
 
 - Rotary frequencies of timed families are not read: how they are scaled changes no time.
-- Phi-3's long contexts have frequencies of their own, which hold for every sequence of a model that is
-  loaded for more positions than it was trained with (`--max-model-len`), however short the sequence is.
+- Phi-3's and Phi-3.5-MoE's long contexts have frequencies of their own, which hold for every sequence of a
+  model that is loaded for more positions than it was trained with (`--max-model-len`), however short it is.
 - Variants are refused by the key that asks for them: norms over queries and keys in Command-R+, Phi and
-  StableLM 2 12B, clipped queries and keys in OLMo 1 and MPT, MPT without ALiBi.
+  StableLM 2 12B, MPT without ALiBi.
 - Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
-- Mixtures of experts route without noise, and drop no token; OLMoE's clipped queries and keys are refused.
+- Mixtures of experts route without noise, and drop no token.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone.
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
@@ -108,9 +108,10 @@ Safetensors with a `quantization_config`:
 | `compressed-tensors` | fp8 and integers of 1 to 8 bits with a scale a tensor, channel, group or block |
 | `gptq` | integers of four bits in groups of inputs, in both `checkpoint_format`s; without `desc_act` |
 | `awq` | integers of four bits in groups of inputs (`gemm`) |
+| `mxfp4` | floats of four bits in groups of 32, as gpt-oss's experts: exact, then in the format asked for |
 
 Of compressed-tensors these formats are read: {formats}; with zero points, and with columns in an order
-of their own (`actorder`). Others (MXFP4, bitsandbytes and so on) are refused by name. Each weight
+of their own (`actorder`). Others (MXFP4 in them, bitsandbytes and so on) are refused by name. Each weight
 must be as one of the config's groups says. `corepipe serve` says at its start what the weights were and what
 they are stored as:
 

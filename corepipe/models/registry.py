@@ -19,7 +19,8 @@ from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.gptq import GptqCheckpoint
 from corepipe.models.checkpoints.joined import JoinedCheckpoint
-from corepipe.models.checkpoints.quantization import AWQ, GPTQ, Quantization, read_quantization
+from corepipe.models.checkpoints.mxfp4 import Mxfp4Checkpoint
+from corepipe.models.checkpoints.quantization import AWQ, GPTQ, MXFP4, Quantization, read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
 from corepipe.models.config import Fields, ModelConfig, read_json
@@ -269,6 +270,8 @@ def _is_computed(config: dict[str, object]) -> bool:
 
 
 def _quantised(plain: SafetensorsCheckpoint, quantization: Quantization) -> Checkpoint:
+    if quantization.method == MXFP4:
+        return Mxfp4Checkpoint(plain, quantization)
     by_words = quantization.method in (GPTQ, AWQ)
     return (GptqCheckpoint if by_words else QuantizedCheckpoint)(plain, quantization)
 

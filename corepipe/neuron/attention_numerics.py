@@ -56,7 +56,7 @@ class Scores:
     """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
 
     Not `causal`: keys that come after a row are seen too, in a window as far as those before it.  biases
-    [buckets, heads] are added by distance.
+    [buckets, heads] are added by distance.  sinks [heads] are scores of nothing: the softmax counts them.
     """
 
     scale: float
@@ -65,6 +65,7 @@ class Scores:
     slopes: F32 | None = None
     causal: bool = True
     biases: F32 | None = None
+    sinks: F32 | None = None
 
     def of(self, products: F32, distance: npt.NDArray[np.integer]) -> F32:
         """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P] back."""
@@ -77,6 +78,14 @@ class Scores:
         if self.biases is not None:
             scores = scores + np.moveaxis(self.biases[distance_buckets(-distance, len(self.biases))], -1, 0)
         return np.where(self._hidden(distance), np.float32(-np.inf), scores)
+
+    def denominator(self, weights: F32, most: F32) -> F32:
+        """Sums [heads, M, 1] of weights that are relative to each row's largest score, `most`."""
+        total: F32 = weights.sum(axis=2, keepdims=True)
+        if self.sinks is None:
+            return total
+        with np.errstate(over="ignore"):  # beside an infinite sink nothing counts
+            return np.asarray(total + np.exp(self.sinks[:, None, None] - most), np.float32)
 
     def _hidden(self, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         if self.causal:
@@ -173,6 +182,7 @@ def attend(q: F32, keys: Vectors, values: Vectors, positions: I32, kind: Scores,
     (k, key_scale), (v, value_scale) = keys.for_heads(heads), values.for_heads(heads)
     products = (q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)) * key_scale
     scores = kind.of(products, positions[:, None] - np.arange(len(keys.elements)))
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    out = (round_to(weights * value_scale, compute) @ v) / weights.sum(axis=2, keepdims=True)
+    most = scores.max(axis=2, keepdims=True)
+    weights = np.exp(scores - most)
+    out = (round_to(weights * value_scale, compute) @ v) / kind.denominator(weights, most)
     return round_to(out.transpose(1, 0, 2).reshape(rows, heads * head_dim), compute)

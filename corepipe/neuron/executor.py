@@ -128,6 +128,7 @@ class NativeCore:
             slopes=None if op.alibi is None else self.of_heads(op.alibi, op.q.axis),
             causal=op.causal,
             biases=None if op.distance_bias is None else self._biases(op, op.distance_bias),
+            sinks=None if op.sinks is None else self.vector(op.sinks)[0],
             table=self._layer_groups[op.layer],
         )
 

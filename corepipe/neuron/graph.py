@@ -106,7 +106,11 @@ TIMED_FORMATS: dict[str, Format] = FORMATS | {
 
 
 class Function(StrEnum):
-    """Functions of one element."""
+    """Functions of one element.
+
+    clamped_swish: x sigmoid(1.702 x) of what is no more than `SWISH_LIMIT`; what it gates is held within that
+    on both sides, and 1 more (gpt-oss).
+    """
 
     SILU = "silu"
     GELU = "gelu"
@@ -114,6 +118,11 @@ class Function(StrEnum):
     RELU = "relu"
     SIGMOID = "sigmoid"
     TANH = "tanh"
+    CLAMPED_SWISH = "clamped_swish"
+
+
+SWISH_LIMIT, SWISH_GAIN = 7.0, 1.702
+"""Of `clamped_swish`."""
 
 
 class AxisKind(StrEnum):

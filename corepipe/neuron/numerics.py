@@ -22,7 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import elementary
-from corepipe.neuron.graph import INT8_GROUP, DType, Format, Function, RopeSpec
+from corepipe.neuron.graph import (
+    INT8_GROUP,
+    SWISH_GAIN,
+    SWISH_LIMIT,
+    DType,
+    Format,
+    Function,
+    RopeSpec,
+)
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
@@ -200,7 +208,8 @@ def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
 
 
 def apply(function: Function, x: F32) -> F32:
-    """function(x), unrounded.  GELU and tanh are the nearest fp32 to what they are in float64."""
+    """function(x), unrounded.  GELU, tanh and the clamped swish are the nearest fp32 to what they are
+    in float64."""
     wide = x.astype(np.float64)
     out: npt.NDArray[np.floating]
     with np.errstate(over="ignore"):  # exp(-x) may be infinite: silu and sigmoid are 0 there
@@ -217,6 +226,9 @@ def apply(function: Function, x: F32) -> F32:
                 out = wide / 2 * np.vectorize(math.erfc, [np.float64])(-wide * math.sqrt(0.5))
             case Function.GELU_TANH:
                 out = wide / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+            case Function.CLAMPED_SWISH:
+                low = np.minimum(wide, SWISH_LIMIT)
+                out = low / (1 + np.exp(-SWISH_GAIN * low))
     return out.astype(np.float32)
 
 
@@ -226,7 +238,9 @@ def activation(x: F32, function: Function, compute: DType) -> F32:
 
 
 def gated(gate: F32, up: F32, function: Function, compute: DType) -> F32:
-    """function(gate) * up."""
+    """function(gate) * up; of `clamped_swish` up is held within its limit, and 1 more."""
+    if function is Function.CLAMPED_SWISH:
+        up = np.clip(up, -SWISH_LIMIT, SWISH_LIMIT) + np.float32(1)
     return round_to(apply(function, gate) * up, compute)
 
 
@@ -234,6 +248,11 @@ def scale(x: F32, factor: float, compute: DType, by: F32 | None = None) -> F32:
     """x times a factor, which is first multiplied by each row's own, `by` [rows, 1], where there is one."""
     own = np.float32(factor) if by is None else np.float32(factor) * by
     return round_to(x * own, compute)
+
+
+def clamp(x: F32, limit: float, compute: DType) -> F32:
+    """x held within -limit .. limit."""
+    return round_to(np.clip(x, np.float32(-limit), np.float32(limit)), compute)
 
 
 def add(a: F32, b: F32, compute: DType) -> F32:

@@ -14,7 +14,7 @@ from corepipe.models.registry import architecture
 from corepipe.neuron import ops
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.graph import FORMATS, HeadLayout, RopeSpec, Value, WeightSpec
-from corepipe.neuron.ops import Normalize, Op, Pooling, convolution
+from corepipe.neuron.ops import Clamp, Normalize, Op, Pooling, convolution
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program
 from tests.digest import check, programs
@@ -99,9 +99,9 @@ def altered(part: Any, program: Program) -> Any:
 
 
 def test_each_kind_of_op_is_among_the_examples() -> None:
-    """But for those on images and those of vectors, which came after the Programs were frozen."""
+    """But for those on images, those of vectors and Clamp, which came after the Programs were frozen."""
     kinds = {kind for kind in vars(ops).values() if isinstance(kind, type) and issubclass(kind, Op)} - {Op}
-    known = {kind for kind in kinds if kind.__module__ != convolution.__name__} - {Pooling, Normalize}
+    known = {kind for kind in kinds if kind.__module__ != convolution.__name__} - {Clamp, Pooling, Normalize}
     assert {type(program.ops[number]) for program, number in examples()} == known
 
 

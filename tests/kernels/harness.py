@@ -91,6 +91,7 @@ class AttentionRig:
         self.block_size, self.window, self.dtype = block_size, window, dtype
         self.scale = head_dim**-0.5
         self.softcap, self.slopes = fused.get("softcap"), fused.get("slopes")
+        self.sinks = fused.get("sinks")
         kept = "fp32" if dtype.endswith("fp32") else "bf16"
         self.cache = _native.KVCache(
             2, blocks, block_size, kv_heads, head_dim, kept, dtype.startswith("int8")
@@ -160,8 +161,15 @@ class AttentionRig:
         if self.slopes is not None:
             scores -= self.slopes.astype(np.float64).reshape(self.kv_heads, group)[..., None, None] * age
         seen = (age >= 0) & (age < (self.window or length))
-        p = np.exp(np.where(seen, scores, -np.inf) - np.where(seen, scores, -np.inf).max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
+        scores = np.where(seen, scores, -np.inf)
+        most = scores.max(-1, keepdims=True)
+        p = np.exp(scores - most)
+        nothing = 0.0
+        if self.sinks is not None:
+            nothing = np.exp(
+                self.sinks.astype(np.float64).reshape(self.kv_heads, group)[..., None, None] - most
+            )
+        p /= p.sum(-1, keepdims=True) + nothing
         results = [(p @ x).transpose(2, 0, 1, 3).reshape(length, -1) for x in (v, np.abs(v))]
         return results[0], results[1]
 

@@ -116,17 +116,21 @@ def test_windows_over_three_segments(window: int, dtype: str, rng: np.random.Gen
 
 
 SLOPES = np.float32([1, 0.25, 2.0**-8, 0.3, 0.01, 0, 2.0**-3])
+SINKS = np.float32([3, -2, 0.5, 40, -200, 1, 0])
+"""Scores of nothing that count for more than all keys, for less than any, and between."""
 BENDS = {
     "capped": {"softcap": 3.0},
     "falling": {"slopes": SLOPES},
     "both": {"softcap": 2.0, "slopes": SLOPES},
+    "sinks": {"sinks": SINKS},
+    "all": {"softcap": 2.0, "slopes": SLOPES, "sinks": SINKS},
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bend", BENDS)
 @pytest.mark.parametrize("shape", [(7, 1, 24, None), (7, 7, 80, 33), (7, 1, 256, 200), (7, 7, 32, 64)])
-def test_caps_and_slopes_equal_numpy_in_any_chunks(
+def test_caps_slopes_and_sinks_equal_numpy_in_any_chunks(
     shape: tuple[int, int, int, int | None], bend: str, dtype: str, rng: np.random.Generator
 ) -> None:
     """A prompt of 300 tokens and a long one; positions are those of the sequence, whatever the chunk."""

@@ -171,7 +171,7 @@ def test_a_whole_model_in_w8a8(tmp_path: Path) -> None:
             r"quant_method quip is not supported \(known: fp8, fbgemm_fp8, compressed",
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method bitsandbytes is not"),
-        ({"quant_method": "mxfp4"}, "quant_method mxfp4 is not supported"),
+        ({"quant_method": "quark"}, "quant_method quark is not supported"),
         ({"quant_method": "x\n" * 99}, r"quant_method x\\nx"),
         ({"quant_method": 4}, "quant_method must be a string"),
         ({"bits": 4}, "quantization_config.quant_method is missing"),

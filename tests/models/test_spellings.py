@@ -99,7 +99,7 @@ def test_the_asked_length_decides_which_factors_hold(tmp_path: Path) -> None:
             r"rope_parameters\.long_factor must be a list of 12 numbers",
         ),
         ("mpt", {"attn_config": {"alibi": False}}, r"attn_config\.alibi must be on"),
-        ("mpt", {"attn_config": {"clip_qkv": 6}}, r"attn_config\.clip_qkv is not supported"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, r"attn_config\.qk_ln is not supported"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights must be true"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine must be true"),
     ],

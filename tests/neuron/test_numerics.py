@@ -232,6 +232,7 @@ ELEMENTS = {
     Function.RELU: lambda x: max(x, 0.0),
     Function.SIGMOID: lambda x: 1 / (1 + math.exp(-x)),
     Function.TANH: math.tanh,
+    Function.CLAMPED_SWISH: lambda x: min(x, 7) / (1 + math.exp(-1.702 * min(x, 7))),
 }
 
 
@@ -255,6 +256,14 @@ def test_scale_gate_and_add():
     np.testing.assert_allclose(
         numerics.gated(gate, up, Function.SILU, DType.FP32), expected, rtol=1e-6, atol=1e-30
     )
+    held = [[0, 0, 0, 4 / (1 + math.exp(-1.702)), 28 / (1 + math.exp(-7 * 1.702))]]
+    held[0][1] = -4 / (1 + math.exp(1.702))
+    got = numerics.gated(gate, up, Function.CLAMPED_SWISH, DType.FP32)
+    np.testing.assert_allclose(got, held, rtol=1e-6, atol=1e-30)
+    ups = np.float32([[-9, -7, 0, 7, 9]])
+    got = numerics.gated(np.full((1, 5), 7, np.float32), ups, Function.CLAMPED_SWISH, DType.FP32)
+    np.testing.assert_allclose(got[0] / got[0, 2], [-6, -6, 1, 8, 8], rtol=1e-6)
+    np.testing.assert_array_equal(numerics.clamp(gate, 2.5, DType.FP32), [[-2.5, -1, 0, 1, 2.5]])
     np.testing.assert_array_equal(numerics.scale(gate, 1 / 3, DType.FP32), gate * np.float32(1 / 3))
     np.testing.assert_array_equal(numerics.add(np.float32([1]), np.float32([2.0**-9]), DType.BF16), [1])
 

@@ -94,9 +94,9 @@ def examples() -> Iterator[Op]:
     """An Op of each kind that a published model has."""
     seen: set[type[Op]] = set()
     names = (
+        "deepseek-v2-lite",
         "gpt-oss-20b",
         "t5-small",
-        "deepseek-v2-lite",
         "vit-base",
         "bert-base",
         "qwen1.5-moe-a2.7b",

@@ -94,6 +94,14 @@ GEMMA3 = llama_like(
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 )
+DBRX = {
+    "vocab_size": VOCAB,
+    "d_model": 96,
+    "n_heads": 4,
+    "n_layers": 2,
+    "max_seq_len": POSITIONS,
+    **IDS,
+}
 SIGHT = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -101,6 +109,22 @@ SIGHT = {
     "num_attention_heads": 2,
     "image_size": 28,
     "patch_size": 14,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 128,
+}
+LONG_PHIMOE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 20 for i in range(12)],
+    "long_factor": [1.5 + i for i in range(12)],
+    "short_mscale": 1.1,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": POSITIONS,
 }
 GRANITE = {
     "embedding_multiplier": 6.0,
@@ -120,6 +144,31 @@ CASES = (
         "cohere2",
         "Cohere2Config",
         llama_like(96, 4, 2, num_hidden_layers=3, sliding_window=40, layer_types=ALTERNATING),
+    ),
+    Case(
+        "dbrx",
+        "DbrxConfig",
+        {
+            **DBRX,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.75, "rope_theta": 500000.0},
+            "ffn_config": {"hidden_size": 96, "ffn_hidden_size": 104, "moe_num_experts": 5, "moe_top_k": 3},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+    Case(
+        "dbrx-shares",
+        "DbrxConfig",
+        {
+            **DBRX,
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 8, "rope_theta": 10000.0},
+            "ffn_config": {
+                "hidden_size": 96,
+                "ffn_hidden_size": 72,
+                "moe_num_experts": 3,
+                "moe_top_k": 2,
+                "moe_normalize_expert_weights": None,
+            },
+        },
     ),
     Case("falcon", "FalconConfig", four_times(96, 4, multi_query=True, ffn_hidden_size=200)),
     Case(
@@ -175,6 +224,38 @@ CASES = (
             96, 4, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, rotary_pct=0.5
         ),
     ),
+    Case(
+        "gpt_oss",
+        "GptOssConfig",
+        llama_like(
+            96,
+            4,
+            2,
+            head_dim=24,
+            num_hidden_layers=3,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            sliding_window=40,
+            layer_types=ALTERNATING,
+            rope_parameters={**YARN, "rope_theta": 150000.0},
+        ),
+    ),
+    Case(  # experts this narrow have what exceeds the bounds of their activations
+        "gpt_oss-clamped",
+        "GptOssConfig",
+        llama_like(
+            160,
+            2,
+            1,
+            head_dim=80,
+            intermediate_size=12,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            sliding_window=40,
+            attention_bias=False,
+            tie_word_embeddings=True,
+        ),
+    ),
     Case("gptj", "GPTJConfig", gpt2_like(96, 4, rotary_dim=16)),
     Case("granite", "GraniteConfig", llama_like(96, 4, 1, **GRANITE, attention_bias=True)),
     Case(
@@ -193,7 +274,19 @@ CASES = (
         llama_like(160, 2, 1, num_local_experts=1, num_experts_per_tok=1, tie_word_embeddings=True),
     ),
     Case("mpt", "MptConfig", {**gpt2_like(120, 5), "d_model": 120, "n_heads": 5, "n_layers": 2}),
+    Case(
+        "mpt-clipped",
+        "MptConfig",
+        {
+            **gpt2_like(120, 5),
+            "d_model": 120,
+            "n_heads": 5,
+            "n_layers": 2,
+            "attn_config": {"clip_qkv": 0.7},
+        },
+    ),
     Case("olmo", "OlmoConfig", llama_like(96, 4, 2)),
+    Case("olmo-clipped", "OlmoConfig", llama_like(160, 2, 1, clip_qkv=0.6)),
     Case("olmo2", "Olmo2Config", llama_like(96, 4, 2)),
     Case(
         "olmo3",
@@ -218,6 +311,11 @@ CASES = (
         "olmoe-all",
         "OlmoeConfig",
         llama_like(96, 4, 4, num_experts=5, num_experts_per_tok=5, norm_topk_prob=True, attention_bias=True),
+    ),
+    Case(
+        "olmoe-clipped",
+        "OlmoeConfig",
+        llama_like(96, 4, 2, num_experts=6, num_experts_per_tok=2, clip_qkv=0.7, tie_word_embeddings=True),
     ),
     Case("opt", "OPTConfig", {**classic(96, 4), "ffn_dim": 200}),
     Case(
@@ -273,6 +371,22 @@ CASES = (
             sliding_window=40,
         ),
     ),
+    Case(
+        "phimoe",
+        "PhimoeConfig",
+        llama_like(
+            96,
+            4,
+            2,
+            num_local_experts=7,
+            sliding_window=40,
+            attention_bias=True,
+            lm_head_bias=True,
+            router_jitter_noise=0.1,
+            rope_parameters={**LONG_PHIMOE, "rope_theta": 10000.0},
+        ),
+    ),
+    Case("phimoe-plain", "PhimoeConfig", llama_like(160, 2, 1, num_local_experts=3)),
     Case("smollm3", "SmolLM3Config", llama_like(96, 4, 2, num_hidden_layers=4)),
     Case("stablelm", "StableLmConfig", llama_like(160, 2, 1, use_qkv_bias=True)),
     Case("starcoder2", "Starcoder2Config", llama_like(160, 2, 1, sliding_window=40)),

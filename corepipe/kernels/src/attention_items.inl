@@ -144,19 +144,28 @@ static void fold_state(float* total, const float* state, int width) {
   total[kLanes] = maximum;
 }
 
-static void store_result(const AttentionCall& call, const float* state, float* out) {
-  const f32x16 inverse = broadcast(1.0f / reduce_add(load(state)));
+// What a row's sums are multiplied by: 1 over the denominator.  A sink adds to that alone.
+static float share_of(const AttentionCall& call, size_t head, const float* state) {
+  const float total = reduce_add(load(state));
+  if (call.sinks == nullptr) return 1.0f / total;
+  const float a = state[kLanes], b = call.sinks[head] * kLog2E;
+  const float maximum = a > b ? a : b;
+  float gaps[kLanes] = {a - maximum, b - maximum};
+  store(gaps, exp2_nonpositive(load(gaps)));
+  return gaps[0] / (total * gaps[0] + gaps[1]);
+}
+
+// Of a row of the item.
+static void store_result(const AttentionCall& call, const AttentionItem& item, int row, const float* state) {
+  const size_t head = (size_t)item.head * call.group + row % call.group;
+  float* out = call.out + (item.query + row / call.group) * call.out_stride + head * call.head_dim;
+  const f32x16 inverse = broadcast(share_of(call, head, state));
   for (int d = 0; d < call.head_dim; d += kLanes) {
     const int n = call.head_dim - d < kLanes ? call.head_dim - d : kLanes;
     f32x16 y = load(state + 2 * kLanes + d) * inverse;
     if (call.round_bf16) y = round_bf16(y);
     store_n(out + d, y, n);
   }
-}
-
-CP_INLINE float* result_of(const AttentionCall& call, const AttentionItem& item, int row) {
-  const size_t head = (size_t)item.head * call.group + row % call.group;
-  return call.out + (item.query + row / call.group) * call.out_stride + head * call.head_dim;
 }
 
 // ---- items
@@ -182,7 +191,6 @@ struct Item {
     shape.width = call.cache.width;
     shape.stride = state_floats(shape.width);
     first_position = call.positions[item.row];
-    constexpr float kLog2E = 1.44269504088896341f;
     const size_t head = (size_t)item.head * call.group;
     shape.bend = {call.scale,
                   call.softcap,
@@ -303,7 +311,7 @@ struct Item {
   }
 
   void store_results(const float* total) {
-    for (int r = 0; r < rows(); ++r) store_result(call, total + r * shape.stride, result_of(call, item, r));
+    for (int r = 0; r < rows(); ++r) store_result(call, item, r, total + r * shape.stride);
   }
 };
 
@@ -389,7 +397,7 @@ static void combine(const AttentionCall& call, const AttentionItem& item) {
     for (int s = span.begin + 1; s < span.end; ++s) {
       fold_state(state, state + (s - span.begin) * floats, work.shape.width);
     }
-    store_result(call, state, result_of(call, item, r));
+    store_result(call, item, r, state);
   }
 }
 

@@ -49,6 +49,7 @@ struct AttentionCall {
   float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
   const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
   const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: what they gain, by how far on the key is
+  const float* sinks = nullptr;   // [kv_heads * group], or null: scores of nothing, one a head, that the softmax counts
   int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
   Rotation rotation;
   Norm q_norm, k_norm;

@@ -18,6 +18,7 @@ namespace corepipe {
 namespace COREPIPE_SIMD {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kLog2E = 1.44269504088896341f;
 
 // 2^x for x <= 0, within 2 ulp; 0 below fp32's normal numbers (and at -inf), NaN for NaN.
 CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {

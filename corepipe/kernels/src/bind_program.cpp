@@ -44,6 +44,7 @@ Function function_named(const std::optional<std::string>& name) {
   if (*name == "relu") return Function::relu;
   if (*name == "sigmoid") return Function::sigmoid;
   if (*name == "tanh") return Function::tanh;
+  if (*name == "clamped_swish") return Function::clamped_swish;
   throw std::invalid_argument("there is no function '" + *name + "'");
 }
 
@@ -131,7 +132,7 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
 void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_ptr<KVCache>& cache, int layer, int heads,
                float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
                std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal,
-               const std::optional<Array<float>>& biases, int table) {
+               const std::optional<Array<float>>& biases, const std::optional<Array<float>>& sinks, int table) {
   if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
   AttentionOptions options;
   options.scale = scale;
@@ -141,6 +142,7 @@ void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_
   options.softcap = softcap.value_or(0.0f);
   if (slopes) options.slopes = vector_of(self, *slopes);
   if (biases) options.biases = vector_of(self, *biases);
+  if (sinks) options.sinks = vector_of(self, *sinks);
   if (rope) options.rope = rope_of(self, rope->first, rope->second);
   options.q_norm = norm_of(self, q_norm);
   options.k_norm = norm_of(self, k_norm);
@@ -151,11 +153,31 @@ void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_
 Scoring scoring_named(const std::string& name) {
   if (name == "of_all") return Scoring::of_all;
   if (name == "of_chosen") return Scoring::of_chosen;
+  if (name == "of_near") return Scoring::of_near;
   throw std::invalid_argument("there is no scoring '" + name + "'");
 }
 
+// biases: of none of the matrices, of gate and up, or of all three, [experts, n] each.
+void give_biases(PyProgram& self, const std::vector<Array<float, 2>>& biases, std::vector<Expert>& experts) {
+  if (biases.empty()) return;
+  if (biases.size() != 2 && biases.size() != 3) throw std::invalid_argument("biases are of two matrices, or of three");
+  ExpertMatrix Expert::*const matrices[] = {&Expert::gate, &Expert::up, &Expert::down};
+  for (size_t i = 0; i < biases.size(); ++i) {
+    self.kept.push_back(std::make_shared<Array<float, 2>>(biases[i]));
+    const size_t width = biases[i].shape(1);
+    for (size_t e = 0; e < experts.size(); ++e) {
+      ExpertMatrix& matrix = experts[e].*matrices[i];
+      if (biases[i].shape(0) != experts.size() || width != static_cast<size_t>(matrix.weight->n)) {
+        throw std::invalid_argument("there must be a bias for each expert and column");
+      }
+      matrix.bias = biases[i].data() + e * width;
+    }
+  }
+}
+
 void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrices& gate, const PyMatrices& up,
-                    const PyMatrices& down, int top_k, const std::string& scoring, const std::string& function) {
+                    const PyMatrices& down, int top_k, const std::string& scoring, const std::string& function,
+                    const std::vector<Array<float, 2>>& biases, float nearness) {
   if (gate.size() != up.size() || gate.size() != down.size()) {
     throw std::invalid_argument("an expert has three matrices");
   }
@@ -165,9 +187,11 @@ void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrice
       if (!matrix) throw std::invalid_argument("an expert has three matrices");
       self.kept.push_back(matrix);
     }
-    experts.push_back({&gate[e]->matrix, &up[e]->matrix, &down[e]->matrix});
+    experts.push_back({{&gate[e]->matrix}, {&up[e]->matrix}, {&down[e]->matrix}});
   }
-  self.program.experts(x, scores, out, std::move(experts), top_k, scoring_named(scoring), function_named(function));
+  give_biases(self, biases, experts);
+  const Routing routing = {top_k, scoring_named(scoring), nearness};
+  self.program.experts(x, scores, out, std::move(experts), routing, function_named(function));
 }
 
 // One array for each value: [max_rows, bytes of a row].
@@ -204,7 +228,7 @@ void bind_program(nb::module_& m) {
       .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a.none(), "layer"_a, "heads"_a, "scale"_a,
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
            "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true,
-           "biases"_a = nb::none(), "table"_a = 0)
+           "biases"_a = nb::none(), "sinks"_a = nb::none(), "table"_a = 0)
       .def("normalize",
            [](PyProgram& self, int x, int out, float eps) { self.program.norm(x, out, {NormKind::unit, {}, {}, eps}); },
            "x"_a, "out"_a, "eps"_a)
@@ -229,7 +253,9 @@ void bind_program(nb::module_& m) {
            },
            "x"_a, "factor"_a, "out"_a, "by"_a = nb::none())
       .def("experts", &append_experts, "x"_a, "scores"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "scoring"_a,
-           "function"_a = "silu")
+           "function"_a = "silu", "biases"_a.noconvert() = std::vector<Array<float, 2>>{}, "nearness"_a = 0.0f)
+      .def("clamp", [](PyProgram& self, int x, float limit, int out) { self.program.clamp(x, limit, out); }, "x"_a,
+           "limit"_a, "out"_a)
       .def("add", [](PyProgram& self, int a, int b, int out) { self.program.add(a, b, out); }, "a"_a, "b"_a, "out"_a)
       .def("select_rows", [](PyProgram& self, int x, int out) { self.program.select_rows(x, out); }, "x"_a, "out"_a)
       .def("all_reduce",

@@ -1,6 +1,7 @@
 #include "experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -34,12 +35,25 @@ void choose_largest(const float* x, int n, int k, int32_t* chosen) {
   }
 }
 
+// The score of the i-th of `chosen`, and after it those near it of experts that are none of the first i; their number.
+int gather_near(const float* scores, int n, const int32_t* chosen, int i, float nearness, float* out) {
+  const float top = scores[chosen[i]];
+  int found = 0;
+  out[found++] = top;
+  for (int j = 0; j < n; ++j) {
+    if (std::find(chosen, chosen + i + 1, j) != chosen + i + 1) continue;
+    const float size = std::max(std::abs(scores[j]), top);
+    if (!((top - scores[j]) / size > nearness)) out[found++] = scores[j];
+  }
+  return found;
+}
+
 }  // namespace
 
 void Experts::run(const Run& run, const Mixture& op) {
   if (op.rows == 0) return;
   const RowTable& rows = run.kernels.rows;
-  const int width = op.experts->front().down->n, k = op.top_k;
+  const int width = op.experts->front().down.weight->n, k = op.routing.top_k;
   reserve(op);
   run.for_rows(op.rows, static_cast<int>(op.experts->size()) * k, [&](int r) noexcept { choose(rows, op, r); });
   group(op);
@@ -53,30 +67,47 @@ void Experts::run(const Run& run, const Mixture& op) {
 }
 
 void Experts::reserve(const Mixture& op) {
-  const size_t count = op.experts->size(), taken = static_cast<size_t>(op.rows) * op.top_k;
+  const size_t count = op.experts->size(), taken = static_cast<size_t>(op.rows) * op.routing.top_k;
   for (std::vector<int32_t>* numbers : {&chosen_, &place_, &row_of_}) numbers->resize(taken);
   weights_.resize(taken);
   shares_.resize(op.rows * count);
   const Expert& first = op.experts->front();
-  middle_.reserve(taken * stride_of(first.gate->n) * sizeof(float));
-  results_.reserve(taken * stride_of(first.down->n) * sizeof(float));
+  middle_.reserve(taken * stride_of(first.gate.weight->n) * sizeof(float));
+  results_.reserve(taken * stride_of(first.down.weight->n) * sizeof(float));
 }
 
 void Experts::choose(const RowTable& rows, const Mixture& op, int row) noexcept {
-  const int count = static_cast<int>(op.experts->size()), k = op.top_k;
+  const int count = static_cast<int>(op.experts->size()), k = op.routing.top_k;
   const float* scores = op.scores + row * op.scores_stride;
-  int32_t* chosen = &chosen_[int64_t{row} * k];
+  choose_largest(scores, count, k, &chosen_[int64_t{row} * k]);
+  if (all_finite(scores, count)) {
+    weigh(rows, op, row);
+  } else {
+    std::fill_n(&weights_[int64_t{row} * k], k, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
+  const int count = static_cast<int>(op.experts->size()), k = op.routing.top_k;
+  const float* scores = op.scores + row * op.scores_stride;
+  const int32_t* chosen = &chosen_[int64_t{row} * k];
   float* weights = &weights_[int64_t{row} * k];
   float* shares = &shares_[int64_t{row} * count];
-  choose_largest(scores, count, k, chosen);
-  if (!all_finite(scores, count)) {
-    std::fill_n(weights, k, std::numeric_limits<float>::quiet_NaN());
-  } else if (op.scoring == Scoring::of_all) {
-    rows.softmax(scores, shares, count);
-    for (int i = 0; i < k; ++i) weights[i] = shares[chosen[i]];
-  } else {
-    for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
-    rows.softmax(shares, weights, k);
+  switch (op.routing.scoring) {
+    case Scoring::of_all:
+      rows.softmax(scores, shares, count);
+      for (int i = 0; i < k; ++i) weights[i] = shares[chosen[i]];
+      return;
+    case Scoring::of_chosen:
+      for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
+      rows.softmax(shares, weights, k);
+      return;
+    case Scoring::of_near:
+      for (int i = 0; i < k; ++i) {
+        const int near = gather_near(scores, count, chosen, i, op.routing.nearness, shares);
+        rows.softmax(shares, shares, near);
+        weights[i] = shares[0];
+      }
   }
 }
 
@@ -87,7 +118,7 @@ void Experts::group(const Mixture& op) {
   std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
   for (size_t i = 0; i < chosen_.size(); ++i) {
     place_[i] = starts_[chosen_[i]]++;
-    row_of_[place_[i]] = static_cast<int32_t>(i / op.top_k);
+    row_of_[place_[i]] = static_cast<int32_t>(i / op.routing.top_k);
   }
   std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());  // each has moved on to its end
   starts_.front() = 0;
@@ -104,20 +135,20 @@ void Experts::multiply(const Run& run, const Mixture& op) {
     const int32_t start = starts_[e];
     if (starts_[e + 1] == start) continue;
     const Expert& expert = (*op.experts)[e];
-    const int64_t middle_stride = stride_of(expert.gate->n), stride = stride_of(expert.down->n);
+    const int64_t middle_stride = stride_of(expert.gate.weight->n), stride = stride_of(expert.down.weight->n);
     float* middle = reinterpret_cast<float*>(middle_.data()) + start * middle_stride;
     float* result = reinterpret_cast<float*>(results_.data()) + start * stride;
     const Segment* segments = segments_.data() + segments_.size();
-    segments_.push_back({expert.gate, nullptr, middle, middle_stride});
-    segments_.push_back({expert.up, nullptr, nullptr, 0});
-    segments_.push_back({expert.down, nullptr, result, stride});
+    segments_.push_back({expert.gate.weight, expert.gate.bias, middle, middle_stride});
+    segments_.push_back({expert.up.weight, expert.up.bias, nullptr, 0});
+    segments_.push_back({expert.down.weight, expert.down.bias, result, stride});
 
     Linear into{}, back{};
     into.rows = back.rows = starts_[e + 1] - start;
     into.round_bf16 = back.round_bf16 = op.round_bf16;
-    into.x = op.x, into.x_stride = op.x_stride, into.k = expert.gate->k, into.row_of = &row_of_[start];
+    into.x = op.x, into.x_stride = op.x_stride, into.k = expert.gate.weight->k, into.row_of = &row_of_[start];
     into.segments = segments, into.segment_count = 2, into.glu = true, into.function = op.function;
-    back.x = middle, back.x_stride = middle_stride, back.k = expert.down->k;
+    back.x = middle, back.x_stride = middle_stride, back.k = expert.down.weight->k;
     back.segments = segments + 2, back.segment_count = 1;
     into_.push_back(into);
     back_.push_back(back);
@@ -126,24 +157,24 @@ void Experts::multiply(const Run& run, const Mixture& op) {
   linears(run.kernels, run.pool, run.scratch, back_);
 }
 
-void Program::experts(int x_index, int scores_index, int out_index, std::vector<Expert> experts, int top_k,
-                      Scoring scoring, Function function) {
+void Program::experts(int x_index, int scores_index, int out_index, std::vector<Expert> experts,
+                      const Routing& routing, Function function) {
   const Value x = at(x_index), scores = at(scores_index);
   require(!experts.empty(), "a mixture needs an expert");
   require(scores.rows == x.rows && scores.width == static_cast<int>(experts.size()),
           "there must be a score for each expert and row");
-  require(top_k >= 1 && top_k <= scores.width, "top_k must be 1 .. " + std::to_string(scores.width));
-  const Matrix &gate = *experts[0].gate, &down = *experts[0].down;
+  require(routing.top_k >= 1 && routing.top_k <= scores.width, "top_k must be 1 .. " + std::to_string(scores.width));
+  const Matrix &gate = *experts[0].gate.weight, &down = *experts[0].down.weight;
   for (const Expert& expert : experts) {
-    for (const Matrix* into : {expert.gate, expert.up}) {
+    for (const Matrix* into : {expert.gate.weight, expert.up.weight}) {
       require(into->k == x.width && into->n == gate.n, "experts differ in shape, or take rows of another width than x");
     }
-    require(expert.down->k == gate.n && expert.down->n == down.n, "experts differ in shape");
+    require(expert.down.weight->k == gate.n && expert.down.weight->n == down.n, "experts differ in shape");
   }
   const Value out = write(out_index, x.rows, down.n);
   require(out.data != x.data && out.data != scores.data, "experts can't work in place");
   Mixture op{};
-  op.top_k = top_k, op.scoring = scoring, op.function = function, op.round_bf16 = round_bf16;
+  op.routing = routing, op.function = function, op.round_bf16 = round_bf16;
   op.x = x.data, op.x_stride = static_cast<int64_t>(x.stride);
   op.scores = scores.data, op.scores_stride = static_cast<int64_t>(scores.stride);
   op.out = out.data, op.out_stride = static_cast<int64_t>(out.stride);

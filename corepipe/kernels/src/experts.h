@@ -12,12 +12,25 @@ namespace corepipe {
 
 struct Run;
 
-// What a row's scores weigh the experts by that it takes: softmax of all scores, or of those of these experts.
-enum class Scoring { of_all, of_chosen };
+// What a row's scores weigh the experts by that it takes: softmax of all scores; of those of these experts; or, of each
+// expert by itself, of the scores near its own, without those of the experts taken before it.
+enum class Scoring { of_all, of_chosen, of_near };
+
+// nearness: of_near, by what part of the larger of the two sizes a score may be less than the expert's.
+struct Routing {
+  int top_k;
+  Scoring scoring;
+  float nearness;
+};
+
+struct ExpertMatrix {
+  const Matrix* weight;
+  const float* bias = nullptr;  // [n], or null
+};
 
 // An expert makes down(function(gate(x)) * up(x)).
 struct Expert {
-  const Matrix *gate, *up, *down;
+  ExpertMatrix gate, up, down;
 };
 
 // out = round(the sum over the `top_k` experts whose scores are highest of weight * round(down(...))), added in that
@@ -25,8 +38,7 @@ struct Expert {
 // the same shapes.  Strides are in elements; out is not x.
 struct Mixture {
   const std::vector<Expert>* experts;
-  int top_k;
-  Scoring scoring;
+  Routing routing;
   Function function;
   bool round_bf16;
   int rows;
@@ -48,6 +60,7 @@ class Experts {
  private:
   void reserve(const Mixture& op);
   void choose(const RowTable& rows, const Mixture& op, int row) noexcept;
+  void weigh(const RowTable& rows, const Mixture& op, int row) noexcept;
   void group(const Mixture& op);
   void multiply(const Run& run, const Mixture& op);
 

@@ -68,6 +68,14 @@ CP_INLINE f32x16 gelu_tanh(f32x16 x) {
   return times_sigmoid(x, x * fma(x * x, broadcast(7.135481627e-2f), broadcast(1.595769122f)));
 }
 
+constexpr float kSwishLimit = 7.0f;
+
+// y * sigmoid(1.702 y), y being x up to the limit.
+CP_INLINE f32x16 clamped_swish(f32x16 x) {
+  const f32x16 y = min(broadcast(kSwishLimit), x);
+  return times_sigmoid(y, y * broadcast(1.702f));
+}
+
 template <Function kFunction>
 CP_INLINE f32x16 apply(f32x16 x) {
   if constexpr (kFunction == Function::silu) return times_sigmoid(x, x);
@@ -76,7 +84,17 @@ CP_INLINE f32x16 apply(f32x16 x) {
   if constexpr (kFunction == Function::relu) return max(zero(), x);
   if constexpr (kFunction == Function::sigmoid) return times_sigmoid(broadcast(1.0f), x);
   if constexpr (kFunction == Function::tanh) return tanh(x);
+  if constexpr (kFunction == Function::clamped_swish) return clamped_swish(x);
   return x;
+}
+
+// What a gate and its other factor make.
+template <Function kFunction>
+CP_INLINE f32x16 gated_product(f32x16 gate, f32x16 up) {
+  if constexpr (kFunction == Function::clamped_swish) {
+    up = max(broadcast(-kSwishLimit), min(broadcast(kSwishLimit), up)) + broadcast(1.0f);
+  }
+  return apply<kFunction>(gate) * up;
 }
 
 // body(Known<function>), for what is known at run time alone.
@@ -95,6 +113,7 @@ CP_INLINE void with_function(Function function, Body&& body) {
     case Function::relu: return body(Known<Function::relu>{});
     case Function::sigmoid: return body(Known<Function::sigmoid>{});
     case Function::tanh: return body(Known<Function::tanh>{});
+    case Function::clamped_swish: return body(Known<Function::clamped_swish>{});
   }
 }
 

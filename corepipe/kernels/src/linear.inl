@@ -115,7 +115,7 @@ CP_INLINE void finish_columns(const Finish& f, int at, int count) {
     f32x16 y = Columns::apply(main, load(f.sums + r * kPanel + at), kRound);
     if (How::glu) {
       const f32x16 up = Columns::apply(gated, load(f.up_sums + r * kPanel + at), kRound);
-      y = round_if(kRound, apply<How::function>(y) * up);
+      y = round_if(kRound, gated_product<How::function>(y, up));
     } else if (How::function != Function::none) {
       y = round_if(kRound, apply<How::function>(y));
     }

@@ -296,6 +296,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
   require(options.causal == (cache != nullptr), "what is causal has a cache, and nothing else");
   require(options.causal || options.slopes.data == nullptr, "slopes are of what is causal");
+  require(options.sinks.data == nullptr || options.sinks.size == heads, "there must be a sink for each head");
   const int reach = (options.biases.size / heads - 1) / 2;
   if (options.biases.data != nullptr) {
     require(!options.causal && options.biases.size == heads * (2 * reach + 1) && reach > kKeyBlock,
@@ -324,6 +325,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.slopes = options.slopes.data;
   call.biases = options.biases.data;
   call.reach = reach;
+  call.sinks = options.sinks.data;
   call.rotation = rotation_at(options.rope);
   call.q_norm = norm_over(options.q_norm, d);
   call.k_norm = norm_over(options.k_norm, d);
@@ -363,6 +365,19 @@ void Program::glu(Function function, int gate_index, int up_index, int out_index
   const bool round = round_bf16;
   append_rows(gate.rows, gate.width, [=](const Run& run, int r) noexcept {
     run.kernels.rows.glu(function, gate.row(r), up.row(r), out.row(r), gate.width, round);
+  });
+}
+
+void Program::clamp(int x_index, float limit, int out_index) {
+  const Value x = at(x_index);
+  require(limit > 0, "limit must be positive");
+  const Value out = write(out_index, x.rows, x.width);
+  const bool round = round_bf16;
+  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+    const float* from = x.row(r);
+    float* to = out.row(r);
+    for (int i = 0; i < x.width; ++i) to[i] = from[i] < -limit ? -limit : from[i] > limit ? limit : from[i];
+    if (round) run.kernels.rows.round(to, to, x.width);
   });
 }
 

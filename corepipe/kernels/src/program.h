@@ -98,6 +98,7 @@ struct AttentionOptions {
   float softcap = 0;
   Vector slopes;
   Vector biases;  // [heads][2 reach + 1]
+  Vector sinks;   // [heads]
   RopeTable rope;
   NormSpec q_norm, k_norm;
 };
@@ -157,9 +158,11 @@ class Program {
                  const AttentionOptions& options);
   void activate(Function function, int x, int out);
   void glu(Function function, int gate, int up, int out);
+  // x where it is within -limit .. limit, else that bound.
+  void clamp(int x, float limit, int out);
   // by: a value of width 1 whose rows x's are multiplied by, too; -1 for none.
   void scale(int x, float factor, int by, int out);
-  void experts(int x, int scores, int out, std::vector<Expert> experts, int top_k, Scoring scoring, Function function);
+  void experts(int x, int scores, int out, std::vector<Expert> experts, const Routing& routing, Function function);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
   // One row of each sequence's; a batch then has one logit row of each.

@@ -7,7 +7,7 @@
 namespace corepipe {
 
 // Functions of one element; `none` leaves it as it is.
-enum class Function { none, silu, gelu, gelu_tanh, relu, sigmoid, tanh };
+enum class Function { none, silu, gelu, gelu_tanh, relu, sigmoid, tanh, clamped_swish };
 
 enum class NormKind { none, rms, layer, unit };
 

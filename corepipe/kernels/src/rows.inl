@@ -49,7 +49,7 @@ static void add_row(const float* a, const float* b, float* out, int n, bool roun
 static void glu_row(Function function, const float* gate, const float* up, float* out, int n, bool round) {
   with_function(function, [&](auto known) {
     for_lanes(n, [&](int i, int count) {
-      const f32x16 y = apply<known.value>(load_part(gate + i, count)) * load_part(up + i, count);
+      const f32x16 y = gated_product<known.value>(load_part(gate + i, count), load_part(up + i, count));
       store_part(out + i, y, count, round);
     });
   });

@@ -1,7 +1,7 @@
 """What a config.json says of quantised weights: how many bits, and what has a scale of its own.
 
-Read are fp8 as DeepSeek, transformers and vLLM write it, compressed-tensors, which llm-compressor writes, and
-GPTQ's and AWQ's four bits.
+Read are fp8 as DeepSeek, transformers and vLLM write it, compressed-tensors, which llm-compressor writes,
+GPTQ's and AWQ's four bits, and gpt-oss's MXFP4.
 Of activations and KV caches nothing is read: those have the formats that a server is asked for.
 """
 
@@ -16,7 +16,8 @@ from corepipe.models.config import Fields
 FP8_METHODS = ("fp8", "fbgemm_fp8")
 COMPRESSED = "compressed-tensors"
 GPTQ, AWQ = "gptq", "awq"
-METHODS = (*FP8_METHODS, COMPRESSED, GPTQ, AWQ)
+MXFP4 = "mxfp4"
+METHODS = (*FP8_METHODS, COMPRESSED, GPTQ, AWQ, MXFP4)
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 """Of compressed-tensors."""
 GPTQ_FORMATS = ("gptq", "gptq_v2")
@@ -66,7 +67,7 @@ class WeightScheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are quantised: each quantised one in one of `schemes`.
+    """How weights are quantised: each quantised one in one of `schemes`; MXFP4 is one by itself.
 
     zeros_less_one: of GPTQ, whether zero points are kept less one.
     """
@@ -95,6 +96,8 @@ def read_quantization(fields: Fields) -> Quantization | None:
     if method in (GPTQ, AWQ):
         less_one = method == GPTQ and section.require("checkpoint_format", GPTQ_FORMATS, "gptq") == "gptq"
         return Quantization(fields, method, (_four_bits(section, method),), less_one)
+    if method == MXFP4:
+        return Quantization(fields, method, ())
     schemes = _compressed(section) if method == COMPRESSED else (_fp8(section, method),)
     return Quantization(fields, method, schemes)
 

@@ -27,6 +27,14 @@ def project(
     )
 
 
+def clipped(b: GraphBuilder, q: Value, k: Value, v: Value) -> Projected:
+    """Queries, keys and values within what the config holds them to, if anything."""
+    limit = b.config.qkv_clip
+    if limit is None:
+        return q, k, v
+    return b.clamp(q, limit), b.clamp(k, limit), b.clamp(v, limit)
+
+
 def fused(name: str) -> tuple[str, str, str]:
     """Names of the parts of a matrix that makes queries, keys and values at once."""
     return f"{name}.q", f"{name}.k", f"{name}.v"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_HEADS, Fields, ModelConfig, Norm, common, without_rope
+from corepipe.models.config import MAX_HEADS, Fields, Norm, common, qkv_clip
+from corepipe.models.expert_weights import below
 from corepipe.models.families import moe
-from corepipe.models.families.blocks import fused, output, project
+from corepipe.models.families.blocks import clipped, fused, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.weight_map import WeightMap, heads_in_turn
 from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.ops import Scoring
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {
@@ -21,17 +24,23 @@ KEYS = {
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """Key/value heads are in `attn_config`, the experts in `ffn_config`."""
+    """Key/value heads, clipping and the base of frequencies are in `attn_config`, experts in `ffn_config`."""
     attention, ffn = (_section(fields, key) for key in ("attn_config", "ffn_config"))
     width = moe.expert_width(ffn, "ffn_hidden_size")
     renamed = fields.renamed(KEYS).replace("intermediate_size", width)
     renamed = renamed.replace("num_key_value_heads", attention.integer("kv_n_heads", MAX_HEADS))
-    config = _layer_normed(renamed)
+    if attention.has("rope_theta"):
+        renamed = renamed.replace("rope_theta", attention.values["rope_theta"])
+    config = replace(common(renamed), norm=Norm.LAYER_NO_BIAS, eps=1e-5, qkv_clip=qkv_clip(attention))
+    act = ffn.section("ffn_act_fn")
+    if act is not None:
+        act.require("name", ("silu",), "silu")
     return MoeConfig(
         **config.values(),
         **moe.expert_counts(ffn, "moe_num_experts", "moe_top_k"),
         expert_ffn=width,
         sparse=(True,) * config.num_layers,
+        scoring=_scoring(ffn),
     )
 
 
@@ -42,8 +51,21 @@ def _section(fields: Fields, key: str) -> Fields:
     return section
 
 
-def _layer_normed(fields: Fields) -> ModelConfig:
-    return replace(common(without_rope(fields)), norm=Norm.LAYER_NO_BIAS, eps=1e-5)
+def _scoring(ffn: Fields) -> Scoring:
+    """Weights are divided by their norm of an order: by their sum, or by nothing."""
+    key = "moe_normalize_expert_weights"
+    if key in ffn.values and not ffn.has(key):
+        return Scoring.OF_ALL
+    if ffn.number(key, 0.0, 1e6, 1.0) != 1.0:
+        raise ffn.error(key, "other than 1 is not supported")
+    return Scoring.OF_CHOSEN
+
+
+def weights(config: MoeConfig) -> WeightMap:
+    """Queries, keys and values are one matrix; of w1, v1 and w2 the last is [in, out]."""
+    parts = heads_in_turn("Wqkv", fused("Wqkv"), config.heads)
+    names = [f"experts.mlp.{name}" for name in ("w1", "v1", "w2")]
+    return WeightMap(parts=parts, experts=below(config.experts, config.expert_ffn, config.hidden_size, names))
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
@@ -61,5 +83,5 @@ def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Grap
 
 
 def _attention(b: GraphBuilder, x: Value, prefix: str) -> Value:
-    q, k, v = project(b, x, prefix, fused("Wqkv"))
+    q, k, v = clipped(b, *project(b, x, prefix, fused("Wqkv")))
     return b.attention(b.rope(q), b.rope(k), v)

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, common, sliding_windows, without_rope
+from corepipe.models.config import Fields, common
+from corepipe.models.expert_weights import interleaved
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import output, project
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.moe import MoeConfig
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.families.windows import alternating
+from corepipe.models.weight_map import Stacked, WeightMap
+from corepipe.neuron.graph import SWISH_GAIN, SWISH_LIMIT, Format, Function, Graph, Value
+from corepipe.neuron.ops import Scoring
+
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Where a config says nothing of it (transformers, GptOssConfig)."""
 
 
 def configure(fields: Fields) -> MoeConfig:
     """`intermediate_size` is an expert's; even layers have the window unless `layer_types` says which do."""
-    config = replace(common(without_rope(fields)), qkv_bias=True, out_bias=True)
-    window = fields.integer("sliding_window", MAX_POSITIONS, default=128)
-    windows = tuple(None if layer % 2 else window for layer in range(config.num_layers))
-    if fields.has("layer_types"):
-        windows = sliding_windows(fields, window, 0, config.num_layers)
+    for key, constant in (("swiglu_alpha", SWISH_GAIN), ("swiglu_limit", SWISH_LIMIT)):
+        if fields.number(key, 0.0, 1e6, constant) != constant:
+            raise fields.error(key, f"other than {constant:g} is not supported")
+    fields = fields.defaulting("head_dim", 64).defaulting("rms_norm_eps", 1e-5)
+    if not fields.has("rope_scaling"):
+        fields = fields.defaulting("rope_parameters", ROPE)
+    biased = fields.flag("attention_bias", default=True)
+    config = common(fields.defaulting("rope_theta", 150000.0))
+    config = replace(config, qkv_bias=biased, out_bias=biased, function=Function.CLAMPED_SWISH)
+    windows = alternating(fields, config.num_layers, 128, 2)
     return MoeConfig(
         **replace(config, windows=windows).values(),
         **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
@@ -26,6 +45,7 @@ def configure(fields: Fields) -> MoeConfig:
         router_bias=True,
         expert_bias=True,
         sparse=(True,) * config.num_layers,
+        scoring=Scoring.OF_CHOSEN,
     )
 
 
@@ -48,3 +68,12 @@ def _attention(b: GraphBuilder, x: Value) -> Value:
     q, k, v = project(b, x, prefix)
     sinks = by_head(f"{prefix}.sinks", 1, b.config.heads.queries("head", unit=1))
     return b.attention(b.rope(q), b.rope(k), v, sinks=sinks)
+
+
+def weights(config: MoeConfig) -> WeightMap:
+    """Rows of gate and up take turns in one tensor, of floats or in MXFP4; a sink is a number a head."""
+    heads, sinks = config.heads.heads, "self_attn.sinks"
+    return WeightMap(
+        stacked={sinks: Stacked((sinks,), (heads,), (1, heads))},
+        experts=interleaved(config.experts, config.expert_ffn, config.hidden_size),
+    )

@@ -29,6 +29,7 @@ from corepipe.neuron.ops import (
     Add,
     AddEmbedding,
     Attention,
+    Clamp,
     Embed,
     Function,
     GatedActivation,
@@ -188,6 +189,10 @@ class GraphBuilder:
     def activation(self, x: Value, function: Function | None = None) -> Value:
         """The config's function of x, or another."""
         return self.append(Activation(self.layer, self.like(x), x, function or self.config.function))
+
+    def clamp(self, x: Value, limit: float) -> Value:
+        """x held within a limit on both sides."""
+        return self.append(Clamp(self.layer, self.like(x), x, limit))
 
     def scale(self, x: Value, factor: float = 1.0, by: Value | None = None) -> Value:
         """x times a factor, and times each row's own."""

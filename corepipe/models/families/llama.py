@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from corepipe.models.config import Fields, ModelConfig, common
-from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.blocks import clipped, gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph, Value
 
@@ -44,7 +44,7 @@ def attention(b: GraphBuilder, x: Value) -> Value:
     """Rotary attention, before its output projection."""
     config = b.config
     prefix = f"model.layers.{b.layer}.self_attn"
-    q, k, v = project(b, x, prefix)
+    q, k, v = clipped(b, *project(b, x, prefix))
     if config.head_norms:
         q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
     return b.attention(b.rope(q), b.rope(k), v)

@@ -24,7 +24,7 @@ class MoeConfig(ModelConfig):
 
     `shared_ffn`: width of what every token takes beside them (0: nothing), `shared_gate`: times a factor of
     the token's own.  `router_bias` and `expert_bias`: biases of the router and of the experts.
-    `scoring`: None where it is not described.
+    `scoring`: None where it is not described; `nearness`: of `of_near`.
     """
 
     experts: int = 0
@@ -36,6 +36,7 @@ class MoeConfig(ModelConfig):
     expert_bias: bool = False
     sparse: tuple[bool, ...] = ()
     scoring: Scoring | None = None
+    nearness: float | None = None
 
 
 def expert_counts(fields: Fields, experts: str, top_k: str) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str
             config.function,
             _biases(name, (count, middle), (count, x.axis)) if config.expert_bias else (),
             config.scoring,
+            config.nearness,
         )
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_FFN, MAX_HIDDEN, Fields, ModelConfig, Norm
+from corepipe.models.config import MAX_FFN, MAX_HIDDEN, Fields, ModelConfig, Norm, qkv_clip
 from corepipe.models.families import classic
-from corepipe.models.families.blocks import fused
+from corepipe.models.families.blocks import Projected, clipped, fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap, heads_in_turn
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.graph import Format, Graph, Value
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {
@@ -24,7 +24,7 @@ KEYS = {
 def configure(fields: Fields) -> ModelConfig:
     """Key/value heads are in `attn_config`; the feed-forward is `expansion_ratio` times the model's width."""
     attention = fields.section("attn_config") or Fields(fields.path, {})
-    attention.refuse("clip_qkv", "qk_ln", "prefix_lm", "softmax_scale")
+    attention.refuse("qk_ln", "prefix_lm", "softmax_scale")
     if not attention.flag("alibi", default=True) or attention.number("alibi_bias_max", 0, 1e6, 8) != 8:
         raise attention.error("alibi", "must be on, and alibi_bias_max 8: other positions are not supported")
     fields.refuse("logit_scale")
@@ -33,7 +33,8 @@ def configure(fields: Fields) -> ModelConfig:
     ratio = fields.integer("expansion_ratio", MAX_FFN, default=4)
     width = min(MAX_FFN, ratio * fields.integer("d_model", MAX_HIDDEN))
     config = classic.configure(fields.replace("intermediate_size", width), KEYS, "gelu")
-    return replace(config, qkv_bias=False, out_bias=False, mlp_bias=False, norm=Norm.LAYER_NO_BIAS)
+    config = replace(config, qkv_bias=False, out_bias=False, mlp_bias=False, qkv_clip=qkv_clip(attention))
+    return replace(config, norm=Norm.LAYER_NO_BIAS)
 
 
 def weights(config: ModelConfig) -> WeightMap:
@@ -57,6 +58,10 @@ def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Gr
     b = GraphBuilder(config)
     x = b.embed(EMBEDDING)
     for layer in b.layers():
-        x = classic.sequential(b, x, _names(layer), classic.alibi)
+        x = classic.sequential(b, x, _names(layer), _attend)
     b.head(b.norm(x, "transformer.norm_f"))
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+
+
+def _attend(b: GraphBuilder, projected: Projected) -> Value:
+    return classic.alibi(b, clipped(b, *projected))

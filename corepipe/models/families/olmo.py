@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, Norm
+from corepipe.models.config import Fields, ModelConfig, Norm, qkv_clip
 from corepipe.models.families import llama
 from corepipe.models.families.llama import build
 
@@ -12,5 +12,5 @@ __all__ = ["build", "configure"]
 
 
 def configure(fields: Fields) -> ModelConfig:
-    fields.refuse("clip_qkv")
-    return replace(llama.configure(fields), norm=Norm.LAYER_PLAIN, eps=1e-5)
+    config = replace(llama.configure(fields), qkv_clip=qkv_clip(fields))
+    return replace(config, norm=Norm.LAYER_PLAIN, eps=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families.blocks import clipped, gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.graph import Format, Graph, Value
 
@@ -33,4 +33,5 @@ def normed_attention(b: GraphBuilder, x: Value) -> Value:
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = project(b, x, prefix)
     q, k = b.norm(q, f"{prefix}.q_norm"), b.norm(k, f"{prefix}.k_norm")
+    q, k, v = clipped(b, q, k, v)
     return b.attention(b.rope(q), b.rope(k), v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields
+from corepipe.models.config import Fields, qkv_clip
 from corepipe.models.families import moe, olmo2
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
@@ -17,8 +17,7 @@ __all__ = ["build", "configure", "weights"]
 
 def configure(fields: Fields) -> MoeConfig:
     """`intermediate_size` is an expert's."""
-    fields.refuse("clip_qkv")
-    config = replace(olmo2.configure(fields), mlp_bias=False)
+    config = replace(olmo2.configure(fields), mlp_bias=False, qkv_clip=qkv_clip(fields))
     return MoeConfig(
         **config.values(),
         **moe.expert_counts(fields, "num_experts", "num_experts_per_tok"),

@@ -25,27 +25,41 @@ class Phi3Config(ModelConfig):
 
 def configure(fields: Fields) -> Phi3Config:
     """`sliding_window` holds for all layers; `partial_rotary_factor` of each head is rotated."""
-    key = "rope_scaling" if fields.has("rope_scaling") else "rope_parameters"
-    section = fields.section(key)
-    scaled = section is not None and section.text("rope_type", section.text("type", "default")) in LONG_ROPE
-    plain = fields.replace(key, {**section.values, "rope_type": "default"}) if section and scaled else fields
+    plain, section = without_long_rope(fields)
     config = common(plain.defaulting("rms_norm_eps", 1e-5), rotary_share=1.0)
     window = fields.integer("sliding_window", MAX_POSITIONS) if fields.has("sliding_window") else None
     config = replace(config, windows=(window,) * config.num_layers)
-    if section is None or not scaled:
+    if section is None:
         return Phi3Config(**config.values())
-    short, long = (_scaled(fields, section, config, f"{name}_factor") for name in ("short", "long"))
+    short, long = long_ropes(fields, section, config)
     return Phi3Config(**replace(config, rope=short).values(), long_rope=long)
 
 
-def _scaled(fields: Fields, section: Fields, config: ModelConfig, key: str) -> RopeConfig:
-    """The frequencies over the factors of `key`, for contexts longer than in training (LongRoPE, 2024)."""
+def without_long_rope(fields: Fields) -> tuple[Fields, Fields | None]:
+    """The config with plain frequencies, and what it says of scaling them for long contexts, if anything."""
+    key = "rope_scaling" if fields.has("rope_scaling") else "rope_parameters"
+    section = fields.section(key)
+    if section is None or section.text("rope_type", section.text("type", "default")) not in LONG_ROPE:
+        return fields, None
+    return fields.replace(key, {**section.values, "rope_type": "default"}), section
+
+
+def long_ropes(fields: Fields, section: Fields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
+    """Of contexts as long as in training, and of longer ones (LongRoPE, 2024)."""
+    return _scaled(fields, section, config, "short"), _scaled(fields, section, config, "long")
+
+
+def _scaled(fields: Fields, section: Fields, config: ModelConfig, length: str) -> RopeConfig:
+    """The frequencies over the factors for that length."""
     source = fields if fields.has("original_max_position_embeddings") else section
     trained = source.integer("original_max_position_embeddings", MAX_POSITIONS, default=4096, least=2)
-    factors = section.numbers(key, (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6)
+    factors = section.numbers(
+        f"{length}_factor", (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6
+    )
     stretch = section.number("factor", 1e-3, 1e6, config.max_positions / trained)
     grown = math.sqrt(1 + elementary.log(stretch) / elementary.log(trained)) if stretch > 1 else 1.0
     attention = section.number("attention_factor", 0.0, 1e6, grown)
+    attention = section.number(f"{length}_mscale", 0.0, 1e6, attention)  # of the mixture
     return RopeConfig(
         "longrope", config.rope.theta, stretch, trained, attention_factor=attention, freq_factors=factors
     )
@@ -68,6 +82,10 @@ def build(config: Phi3Config, fmt: Format, max_positions: int, name: str) -> Gra
     Which factors scale the frequencies depends on how long a context is asked for, not on how long a
     sequence is: a token's keys must not change with what comes after it.
     """
-    if config.long_rope is not None and max_positions > config.rope.original_max_positions:
-        config = replace(config, rope=config.long_rope)
-    return llama.build(config, fmt, max_positions, name)
+    rope = for_positions(config.rope, config.long_rope, max_positions)
+    return llama.build(replace(config, rope=rope), fmt, max_positions, name)
+
+
+def for_positions(short: RopeConfig, long: RopeConfig | None, positions: int) -> RopeConfig:
+    """The frequencies of contexts of so many positions."""
+    return short if long is None or positions <= short.original_max_positions else long

@@ -1,28 +1,56 @@
-"""Phi-3.5-MoE: Mixtral with LayerNorm, biases in attention, and a bias on the head."""
+"""Phi-3.5-MoE: Mixtral with LayerNorm, biases in attention and on the head, and SparseMixer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, Norm, without_rope
+from corepipe.models.config import Fields, Norm
 from corepipe.models.families import mixtral, moe
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
+from corepipe.models.families.mixtral import weights
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.phi3 import for_positions, long_ropes, without_long_rope
+from corepipe.models.rope import RopeConfig
 from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.ops import Scoring
+
+__all__ = ["build", "configure", "weights"]
 
 
-def configure(fields: Fields) -> MoeConfig:
-    """`attention_bias` puts a bias on all four attention linears."""
-    bias = fields.flag("attention_bias")
-    config = replace(mixtral.described(without_rope(fields)), scoring=None)
-    return replace(config, qkv_bias=bias, out_bias=bias, norm=Norm.LAYER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhimoeConfig(MoeConfig):
+    """`long_rope` as Phi-3's."""
+
+    head_bias: bool
+    long_rope: RopeConfig | None = None
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def configure(fields: Fields) -> PhimoeConfig:
+    """`attention_bias` puts a bias on all four attention linears; `router_jitter_noise` is half of how near
+    scores are that weigh an expert together, two of which a token takes."""
+    plain, section = without_long_rope(fields.defaulting("rope_theta", 1e6))
+    config = mixtral.described(plain.defaulting("num_local_experts", 16).defaulting("num_experts_per_tok", 2))
+    if config.top_k != TAKEN:
+        raise fields.error(
+            "num_experts_per_tok", f"({config.top_k}) must be {TAKEN}: so SparseMixer weighs them"
+        )
+    short, long = (config.rope, None) if section is None else long_ropes(fields, section, config)
+    bias, noise = fields.flag("attention_bias"), fields.number("router_jitter_noise", 0.0, 1.0, 0.01)
+    values = replace(config, rope=short, qkv_bias=bias, out_bias=bias, norm=Norm.LAYER).values()
+    weighed = {"scoring": Scoring.OF_NEAR, "nearness": 2 * noise}
+    return PhimoeConfig(**{**values, **weighed}, head_bias=fields.flag("lm_head_bias"), long_rope=long)
+
+
+TAKEN = 2
+"""Experts (transformers, sparsemixer)."""
+
+
+def build(config: PhimoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab].  Long contexts as Phi-3's."""
+    rope = for_positions(config.rope, config.long_rope, max_positions)
+    b = GraphBuilder(replace(config, rope=rope))
     x = b.embed()
     for layer in b.layers():
         block = f"model.layers.{layer}"
@@ -30,5 +58,5 @@ def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Grap
         x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
         normed = b.norm(x, f"{block}.post_attention_layernorm")
         x = b.add(x, moe.block(b, normed, f"{block}.block_sparse_moe", config))
-    b.head(b.norm(x, "model.norm"), bias=True)
+    b.head(b.norm(x, "model.norm"), bias=config.head_bias)
     return b.finish(name, fmt, max_positions)

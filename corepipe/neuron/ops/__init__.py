@@ -5,7 +5,7 @@ from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAtten
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
 from corepipe.neuron.ops.convolution import Concatenate, Convolution, Pixels, Pool, Upconvolution, Upsample
-from corepipe.neuron.ops.elementwise import Activation, Add, GatedActivation, Scale, SelectRows
+from corepipe.neuron.ops.elementwise import Activation, Add, Clamp, GatedActivation, Scale, SelectRows
 from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex, patches_of
 from corepipe.neuron.ops.experts import Experts, Scoring
 from corepipe.neuron.ops.linear import Linear
@@ -19,6 +19,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Attention",
+    "Clamp",
     "Concatenate",
     "Convolution",
     "CrossAttention",

@@ -128,14 +128,15 @@ class Attention(Keeps):
 
     def refuses(self, fmt: Format) -> str | None:
         biased = self.distance_bias is not None and self.causal
-        if biased or self.sinks is not None or self.k.rows != TOKENS:
+        if biased or self.k.rows != TOKENS:
             return Keeps.refuses(self, fmt)
         return "falls with distance, but is not causal" if self.alibi and not self.causal else None
 
     def twin(self, at: TwinContext) -> F32:
         slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
         biases = None if self.distance_bias is None else self.own_biases(at.weight(self.distance_bias), at)
-        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases)
+        sinks = None if self.sinks is None else at.weight(self.sinks)[0]
+        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks)
         return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
 
     def own_biases(self, table: F32, at: HasHeads) -> F32:

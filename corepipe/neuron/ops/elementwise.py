@@ -55,6 +55,26 @@ class Activation(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp(Keeps):
+    """out = x, held within -limit .. limit."""
+
+    x: Value
+    limit: float
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return elementwise_cost(self.out, Passes(one=1), fmt, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        return numerics.clamp(at[self.x], self.limit, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.clamp(at.buffer(self.x), self.limit, at.buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
 class Scale(Keeps):
     """out = x times a constant, and times the row's own factor `by` (of width 1), where there is one."""
 

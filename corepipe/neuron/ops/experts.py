@@ -29,6 +29,7 @@ class Scoring(StrEnum):
 
     OF_ALL = "of_all"  # the softmax of all its scores
     OF_CHOSEN = "of_chosen"  # that of the scores of the experts that it takes: their shares sum to 1
+    OF_NEAR = "of_near"  # of each by itself, of the scores near its own, without those taken before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Experts(Keeps):
     routing: [rows, experts], a Linear's result; `scoring` makes weights of them (None: in a way that is timed
     alone).  gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are
     those of the three, [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle
-    that the core has.
+    that the core has.  `nearness`: of `of_near`, by what part of the larger of both sizes a score may be less
+    than the expert's (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).
     """
 
     x: Value
@@ -54,6 +56,7 @@ class Experts(Keeps):
     function: Function = Function.SILU
     biases: tuple[WeightSpec, ...] = ()
     scoring: Scoring | None = None
+    nearness: float | None = None
 
     @property
     def experts(self) -> int:
@@ -96,19 +99,21 @@ class Experts(Keeps):
     def refuses(self, fmt: Format) -> str | None:
         if self.scoring is None:
             return "weighs experts in a way that has neither kernel nor twin"
-        return "has biases of experts" if self.biases else refuses_matrix(fmt)
+        return refuses_matrix(fmt)
 
     def twin(self, at: TwinContext) -> F32:
         """Each product and each expert's result are rounded; their sum is once."""
         x, fmt = at[self.x], at.format
         chosen, weights = self._routed(at[self.routing])
         gate, up, down = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
+        into_gate, into_up, back = (*map(at.weight, self.biases), *NO_BIASES)[:3]
         results = np.zeros((*chosen.shape, self.out.width), np.float32)
         for expert in np.unique(chosen):
             rows, places = np.nonzero(chosen == expert)
-            gates, ups = (int4.linear(x[rows], matrices[expert], None, fmt) for matrices in (gate, up))
+            gates = int4.linear(x[rows], gate[expert], _own(into_gate, expert), fmt)
+            ups = int4.linear(x[rows], up[expert], _own(into_up, expert), fmt)
             middle = numerics.gated(gates, ups, self.function, fmt.compute)
-            results[rows, places] = int4.linear(middle, down[expert], None, fmt)
+            results[rows, places] = int4.linear(middle, down[expert], _own(back, expert), fmt)
         total = np.zeros((len(x), self.out.width), np.float32)
         for place in range(self.top_k):
             total += weights[:, place, None] * results[:, place]
@@ -120,9 +125,24 @@ class Experts(Keeps):
         taken = np.take_along_axis(scores, chosen, axis=1)
         weighed = scores if self.scoring is Scoring.OF_ALL else taken
         with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
-            most = scores.max(axis=1, keepdims=True)
-            shares = np.exp(taken - most) / np.exp(weighed - most).sum(axis=1, keepdims=True)
+            if self.scoring is Scoring.OF_NEAR:
+                shares = self._of_near(scores, chosen)
+            else:
+                most = scores.max(axis=1, keepdims=True)
+                shares = np.exp(taken - most) / np.exp(weighed - most).sum(axis=1, keepdims=True)
         return chosen, np.where(np.isfinite(scores).all(axis=1, keepdims=True), shares, np.float32(np.nan))
+
+    def _of_near(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
+        """Of each expert that a row takes the softmax, without those that it took before and without what is
+        far below it."""
+        left, shares = scores.copy(), np.empty(chosen.shape, np.float32)
+        for place in range(self.top_k):
+            own = chosen[:, place, None]
+            top = np.take_along_axis(scores, own, axis=1)
+            far = (top - scores) / np.maximum(np.abs(scores), top) > np.float32(self.nearness or 0)
+            shares[:, place] = 1 / np.exp(np.where(far, -np.inf, left) - top).sum(axis=1)
+            np.put_along_axis(left, own, -np.inf, axis=1)
+        return shares
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         if self.scoring is None:
@@ -136,4 +156,14 @@ class Experts(Keeps):
             top_k=self.top_k,
             scoring=self.scoring.value,
             function=self.function.value,
+            biases=[at.vector(spec) for spec in self.biases],
+            nearness=self.nearness or 0.0,
         )
+
+
+NO_BIASES = (None, None, None)
+
+
+def _own(biases: F32 | None, expert: int) -> F32 | None:
+    """An expert's."""
+    return None if biases is None else biases[expert]

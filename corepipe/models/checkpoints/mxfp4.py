@@ -1,0 +1,109 @@
+"""MXFP4 in safetensors as gpt-oss has it: four-bit floats, 32 of which share a power of two.
+
+A tensor X of [experts, N, K] is X_blocks [experts, N, K / 32, 16], of bytes whose low half comes first, and
+X_scales [experts, N, K / 32], exponents above 127 (OCP Microscaling Formats 1.0, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.checkpoint import finite
+from corepipe.models.checkpoints.quantization import Quantization
+from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
+from corepipe.neuron.graph import MX_GROUP
+from corepipe.neuron.int4 import ALL, Stored
+
+F32 = npt.NDArray[np.float32]
+
+BLOCKS, SCALES = "_blocks", "_scales"
+BYTES = MX_GROUP // 2
+"""Of a block."""
+BIAS, NOT_A_NUMBER = 127, 255
+"""Of exponents: what stands for 0, and the one that stands for none."""
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+VALUES = np.concatenate((E2M1, -E2M1))
+"""What a half of a byte stands for."""
+DIMENSIONS = 4
+"""Of blocks."""
+
+
+class Mxfp4Checkpoint:
+    """A safetensors checkpoint with tensors in MXFP4 among the others, each as floats [experts, N, K] under
+    the name of its blocks.
+
+    Raises UserError for blocks and scales that do not go together.
+    """
+
+    stored_as = f"mxfp4 in groups of {MX_GROUP}"
+    four_bits_as = None
+
+    def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
+        self.path = plain.path
+        self.fingerprint = plain.fingerprint
+        self._plain = plain
+        self._shapes = {name: self._described(name) for name in plain.names() if name.endswith(BLOCKS)}
+        if not self._shapes:
+            raise quantization.fields.error(
+                "quantization_config",
+                f"says {quantization.method}, but {shown(plain.path, 200)} has no tensor ..{BLOCKS}",
+            )
+        self._names = set(plain.names()) - {_scales_of(name) for name in self._shapes}
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name] if name in self._shapes else self._plain.shape(name)
+
+    def file(self, name: str) -> Path:
+        return self._plain.file(name)
+
+    def read(self, name: str, rows: slice = ALL) -> F32:
+        """Exact, of any exponent that fp32 and bf16 have; raises UserError for others."""
+        if name not in self._shapes:
+            return self._plain.read(name, rows)
+        shape = self._shapes[name]
+        start, stop, _ = rows.indices(shape[0])
+        packed = self._plain.raw(name, start, stop).view(np.uint8)
+        scales = self._plain.raw(_scales_of(name), start, stop).view(np.uint8)
+        values = np.empty((*scales.shape, BYTES, 2), np.float32)
+        values[..., 0], values[..., 1] = VALUES[packed & 0xF], VALUES[packed >> 4]
+        with np.errstate(over="ignore"):  # what overflows is looked for below
+            np.ldexp(values, (scales.astype(np.int32) - BIAS)[..., None, None], out=values)
+        values[scales == NOT_A_NUMBER] = np.nan
+        return finite(values.reshape(stop - start, *shape[1:]), self.file(name), name)
+
+    def stored(self, name: str, rows: slice = ALL) -> Stored:
+        """As floats: what four bits stand for here are no equal steps."""
+        return self.read(name, rows)
+
+    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's: rows follow one another
+        return True
+
+    def _described(self, name: str) -> tuple[int, int, int]:
+        scales = _scales_of(name)
+        for part in (name, scales):
+            if not self._plain.has(part):
+                raise self._error(name, f"has no scales: {shown(part)} is missing")
+            if self._plain.dtype(part) != "U8":
+                raise self._error(part, f"is {self._plain.dtype(part)}; MXFP4 is kept in bytes (U8)")
+        blocks, groups = self._plain.shape_of(name), self._plain.shape_of(scales)
+        if len(blocks) != DIMENSIONS or blocks[-1] != BYTES or 0 in blocks:
+            raise self._error(name, f"has shape {list(blocks)}, not [experts, rows, groups, {BYTES}]")
+        if groups != blocks[:-1]:
+            raise self._error(scales, f"has shape {list(groups)}, not {list(blocks[:-1])}")
+        experts, rows, count, _ = blocks
+        return experts, rows, count * MX_GROUP
+
+    def _error(self, name: str, why: str) -> UserError:
+        return UserError(f"{self._plain.file(name)}: tensor {shown(name)} {why}")
+
+
+def _scales_of(blocks: str) -> str:
+    return blocks.removesuffix(BLOCKS) + SCALES
