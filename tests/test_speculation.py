@@ -253,6 +253,19 @@ def test_what_guesses_by_itself_changes_nothing() -> None:
     assert last.accepted > TOKENS // 2 > last.rejected
 
 
+def test_what_a_grammar_forces_comes_at_once() -> None:
+    """Nothing of the text has been there before: it is the grammar alone that guesses."""
+    driver = engine(speculative_config={**NGRAM, "prompt_lookup_min": 60})
+    for submit in submits():
+        if submit.id in ("json", "words"):
+            driver.handle(submit)
+    found = told(by_request(run(driver)))
+    (stats,) = driver.stats()
+    driver.close()
+    assert found == {name: plain()[name] for name in ("json", "words")}
+    assert stats.accepted_tokens > stats.draft_tokens / 2 > 5
+
+
 def test_a_server_tells_what_became_of_a_prediction() -> None:
     """Plain and streamed; the answer is that without."""
     flags = ("--speculative-config", json.dumps(NGRAM), "--max-model-len", 256)

@@ -64,6 +64,10 @@ class Constraint:
             return 0
         return int(self._matcher.validate_tokens(list(tokens)))
 
+    def forced(self) -> list[int]:
+        """Tokens of the text that must come next, whatever is drawn; none where there is a choice."""
+        return [] if self.error is not None or self.finished else list(self._matcher.compute_ff_tokens())
+
     def fill(self, mask: Mask) -> None:
         """Which tokens may follow, into a row that is contiguous; other threads run meanwhile.
 

@@ -1,4 +1,4 @@
-"""Who guesses for a request: what its client predicted, or what its own text says."""
+"""Who guesses for a request: what its client predicted, its grammar forces, or its own text says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from corepipe.scheduler.request import Request
 from corepipe.serving.engine.drafters.depth import Depth
+from corepipe.serving.engine.drafters.forced import Forced
 from corepipe.serving.engine.drafters.ngram import NGram
 from corepipe.serving.engine.drafters.prediction import Prediction
 from corepipe.serving.engine.requests import SampledRequest
@@ -61,6 +62,8 @@ def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) ->
     guessers: list[Guesser] = []
     if request.prediction:
         guessers.append(Prediction(request.prediction))
+    if config is not None and request.grammar:
+        guessers.append(Forced())
     if config is not None and request.max_tokens:
         guessers.append(NGram(config.prompt_lookup_min, config.prompt_lookup_max))
     if not guessers:

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from corepipe.errors import UserError
+from corepipe.models import registry
 from corepipe.scheduler.request import Request
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.engine.drafters.depth import PROBE_TOKENS, Depth
+from corepipe.serving.engine.drafters.forced import Forced
 from corepipe.serving.engine.drafters.lookup import MOST_PLACES, Lookup
 from corepipe.serving.engine.drafters.ngram import NGram
 from corepipe.serving.engine.drafters.prediction import Prediction
+from corepipe.serving.engine.masks import Vocabulary
+from corepipe.serving.engine.requests import to_request
+from corepipe.serving.messages import Submit
+from tests.servers import TINY
 
 
 def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
@@ -68,6 +75,26 @@ def test_a_prediction_is_followed_left_and_found_again() -> None:
     assert list(guesser.propose(request, 9)) == []
     other = Prediction([50, 51, 1])
     assert list(other.propose(Request("b", [50, 51], 9), 1)) == [50], "the prompt is no part of the answer"
+
+
+def test_a_grammar_forces_what_has_no_choice() -> None:
+    """The same tokens as a tokenizer writes that text in, as far as the grammar has come."""
+    tokenizer = registry.load(TINY).tokenizer()
+    vocabulary = Vocabulary(lambda: tokenizer, tokenizer.vocab_size)
+    grammar = LLMatcher.grammar_from_regex("(yes|no) and then the end[0-9]")
+    request = to_request(Submit("a", [1], 30, grammar=grammar), 0.0, 0, tokenizer.vocab_size, 100)
+    assert list(Forced().propose(request, 9)) == [], "it is not compiled yet"
+    request.constraint = vocabulary.constraint(grammar)
+    assert list(Forced().propose(request, 9)) == []
+    yes = tokenizer.encode("yes", add_special_tokens=False)
+    request.constraint.take_all(yes)
+    guess = list(Forced().propose(request, 30))
+    assert " and then the end".startswith(tokenizer.decode(guess))
+    assert len(guess) > 2
+    assert list(Forced().propose(request, 2)) == guess[:2]
+    assert request.constraint.allows(guess) == len(guess)
+    request.constraint.take_all(guess)
+    assert request.constraint.error is None
 
 
 def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -> None:
