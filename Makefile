@@ -75,7 +75,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform 
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
 
 lock: $(VENV)/.release-$(SETUP_ID)  ## the versions and hashes that the image installs; ARGS=--upgrade for the newest
-	$(COMPILE) --extra tracing pyproject.toml --output-file requirements/run.txt
+	$(COMPILE) --extra tracing --extra kv-events pyproject.toml --output-file requirements/run.txt
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
 
 sbom: $(VENV)/.release-$(SETUP_ID)  ## what the image's Python environment consists of (CycloneDX), into dist/

@@ -47,6 +47,9 @@ def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     _, server = asked[0]
     if server.fleet is not None and len(asked) > 1:
         raise UserError("--also: a fleet serves one model", "also")
+    if server.fleet is not None and asked[0][0].kv_events_config is not None:
+        message = "--kv-events-config: of a fleet's engines each would tell of its own cache alone"
+        raise UserError(message, "kv_events_config")
     listeners = open_ports(server)
     deck = None if server.record is None and server.replay is None else Deck(server)
     found = [_Found.of(engine, own) for engine, own in asked]

@@ -450,6 +450,15 @@ PrefixCaching = Annotated[
         "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse shared prefixes.", panel=BATCHING
     ),
 ]
+KVEvents = Annotated[
+    str | None,
+    _option(
+        "--kv-events-config",
+        help="Publish what the prefix cache stores and removes, as vLLM's JSON says; "
+        "needs corepipe\\[kv-events].",
+        panel=BATCHING,
+    ),
+]
 MaxQueuedReqs = Annotated[
     int, _option("--max-num-queued-reqs", help="Requests that may wait.", panel=BATCHING, min=1)
 ]

@@ -78,6 +78,7 @@ def serve(
     kv_cache_dtype: options.KVCacheDtype = options.CacheDtype.AUTO,
     speculative_config: options.SpeculativeConfig = None,
     enable_prefix_caching: options.PrefixCaching = True,
+    kv_events_config: options.KVEvents = None,
     max_num_queued_reqs: options.MaxQueuedReqs = defaults.MAX_QUEUED_REQUESTS,
     max_num_queued_tokens: options.MaxQueuedTokens = defaults.MAX_QUEUED_TOKENS,
     threads: options.Threads = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from corepipe.scheduler.prefix_index import PrefixIndex
 
@@ -14,6 +14,7 @@ class BlockPool:
     Held: its reference count is above 0.  Cached: nobody holds it, but it is still found by its key until
     it is evicted, the least recently held first.  Free: neither.  At most `max_cached` blocks are cached
     (None: no limit); as the free block that was used last is taken first, it bounds the memory touched.
+    `on_evicted` is told the key that finds nothing from now on.
     """
 
     def __init__(self, total: int, max_cached: int | None = None) -> None:
@@ -26,6 +27,7 @@ class BlockPool:
         self._key_of: dict[int, Hashable] = {}
         self._index: PrefixIndex | None = None
         self._bit = 0
+        self.on_evicted: Callable[[Hashable], None] | None = None
 
     def announce(self, index: PrefixIndex, bit: int) -> None:
         """Tells `index` from now on what can be found here, by this bit; while nothing can."""
@@ -80,12 +82,17 @@ class BlockPool:
         """The block of this key, held or cached."""
         return self._block_of.get(key)
 
-    def publish(self, block: int, key: Hashable) -> None:
-        """Lets a held block be found by its key; where another has the key, that one stays."""
+    def publish(self, block: int, key: Hashable) -> bool:
+        """Lets a held block be found by its key; where another has the key, that one stays.
+
+        Whether nothing was found by this key before.
+        """
+        new = key not in self._block_of
         if self._block_of.setdefault(key, block) == block:
             if self._index is not None and block not in self._key_of:
                 self._index.add(key, self._bit)
             self._key_of[block] = key
+        return new
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises RuntimeError unless the pool is sound and `tables` are all that is held."""
@@ -118,3 +125,5 @@ class BlockPool:
         if self._index is not None:
             self._index.drop(key, self._bit)
         self._free.append(block)
+        if self.on_evicted is not None:
+            self.on_evicted(key)

@@ -6,9 +6,22 @@ once it is computed, not before.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Protocol
+
 from corepipe.scheduler.block_pool import BlockPool
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
+
+
+class CacheListener(Protocol):
+    """Who hears which full blocks can be found, as soon as that changes."""
+
+    def stored(self, request: Request, index: int) -> None:
+        """Full block number `index` of the request can be found; it could not before."""
+
+    def removed(self, key: Hashable) -> None:
+        """What could be found by this block key cannot any more."""
 
 
 class KVCache:
@@ -23,6 +36,7 @@ class KVCache:
         self.pool = BlockPool(num_blocks, max_cached)
         self.block_size = block_size
         self._prefix_cache = prefix_cache
+        self._listener: CacheListener | None = None
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -30,6 +44,11 @@ class KVCache:
         """Tells `index` from now on which blocks can be found; False: a prefix needs more than them."""
         self.pool.announce(index, bit)
         return True
+
+    def listen(self, listener: CacheListener) -> None:
+        """From now on it hears what can be found."""
+        self._listener = listener
+        self.pool.on_evicted = listener.removed
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -97,7 +116,9 @@ class KVCache:
     def publish(self, request: Request, index: int) -> None:
         """Lets block number `index` of the request be found, which is full and computed."""
         if self._prefix_cache:
-            self.pool.publish(request.block_ids[index], request.block_key(index, self.block_size))
+            new = self.pool.publish(request.block_ids[index], request.block_key(index, self.block_size))
+            if new and self._listener is not None:
+                self._listener.stored(request, index)
 
     def release(self, request: Request) -> None:
         """Takes the request's blocks; those that can be found stay in the cache."""

@@ -38,8 +38,9 @@ class Request:
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
     `owner`: whose it is; owners take turns.
-    `cache_salt` keeps prefix-cache entries apart.  `prompt_logits`: the caller wants a result for
-    every prompt position, so the prompt's cached prefix may not be skipped.
+    `cache_salt` keeps prefix-cache entries apart; `told_salt` is what of it others may know.
+    `prompt_logits`: the caller wants a result for every prompt position, so the prompt's cached prefix may
+    not be skipped.
     `held`: it may not start yet, as something that it needs is still being made.
     `complete`: nothing can follow what it has, whatever `stop_ids` and `min_tokens` say.
     `drafter`: who guesses how it goes on, if anybody does.
@@ -53,6 +54,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     cache_salt: str = ""
+    told_salt: str = ""
     prompt_logits: bool = False
     owner: str = ""
 
@@ -69,6 +71,8 @@ class Request:
     """Positions that its blocks are for, from the first on."""
     block_keys: list[bytes] = field(default_factory=list, init=False)
     """Those that have been asked for."""
+    told_keys: list[bytes] = field(default_factory=list, init=False)
+    """As `block_keys`."""
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     held: bool = field(default=False, init=False)
@@ -97,10 +101,22 @@ class Request:
         """
         keys = self.block_keys
         if index == len(keys):
-            parent = keys[-1] if keys else sha256(self.cache_salt.encode()).digest()
-            ids = self.tokens[index * size : (index + 1) * size]
-            keys.append(sha256(parent + pack(f"{size}q", *ids)).digest())
+            self._add_key(keys, self.cache_salt, size)
         return keys[index]
+
+    def told_key(self, index: int, size: int) -> bytes:
+        """As `block_key`, for others to know: of the same tokens after the same `told_salt` it is the same,
+        whoever asks."""
+        if self.told_salt == self.cache_salt and index < len(self.block_keys):
+            return self.block_keys[index]
+        while index >= len(self.told_keys):
+            self._add_key(self.told_keys, self.told_salt, size)
+        return self.told_keys[index]
+
+    def _add_key(self, keys: list[bytes], salt: str, size: int) -> None:
+        parent = keys[-1] if keys else sha256(salt.encode()).digest()
+        ids = self.tokens[len(keys) * size : (len(keys) + 1) * size]
+        keys.append(sha256(parent + pack(f"{size}q", *ids)).digest())
 
     @property
     def num_generated(self) -> int:

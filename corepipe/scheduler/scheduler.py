@@ -18,7 +18,7 @@ from operator import attrgetter
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import Drafted, add_drafts
 from corepipe.scheduler.internals import Internals
-from corepipe.scheduler.kv_cache import KVCache, NothingKept
+from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.prefix_index import PrefixIndex
@@ -121,6 +121,10 @@ class Scheduler:
             else:
                 events.append(self._land(chunk, drawn))
         return events
+
+    def listen(self, listener: CacheListener) -> None:
+        """From now on it hears which blocks the prefix cache finds."""
+        self._kv.listen(listener)
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that a request would find in the prefix cache now."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from typing import cast
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.kv_cache import CacheListener, KVCache
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
 
@@ -32,12 +34,19 @@ class WindowedKVCache(KVCache):
         self._chunk = config.max_num_batched_tokens
         self._groups = len(config.windows)
         self._whole = [group for group, window in enumerate(config.windows) if window is None]
+        self._found: Counter[Hashable] = Counter()  # groups without a window, by key; for the listener alone
         self._windowed = [
             (group, window) for group, window in enumerate(config.windows) if window is not None
         ]
 
     def announce(self, index: PrefixIndex, bit: int) -> bool:  # noqa: ARG002 -- it depends on windows, too
         return False
+
+    def listen(self, listener: CacheListener) -> None:
+        """It hears of rows of which every group without a window has its block: what is behind a window comes
+        and goes while a request runs."""
+        self._listener = listener
+        self.pool.on_evicted = self._evicted
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that are held at most while so many tokens are computed, a batch after the other."""
@@ -96,8 +105,24 @@ class WindowedKVCache(KVCache):
     def publish(self, request: Request, index: int) -> None:
         if self._prefix_cache:
             key, row = request.block_key(index, self.block_size), index * self._groups
+            new = 0
             for group, block in enumerate(request.block_ids[row : row + self._groups]):
-                self.pool.publish(block, (group, key))
+                new += self.pool.publish(block, (group, key)) and group in self._whole
+            if self._listener is not None and new:
+                self._found[key] += new
+                if self._found[key] == len(self._whole):
+                    self._listener.stored(request, index)
+
+    def _evicted(self, grouped: Hashable) -> None:
+        """A group's block of this key is gone, and with the first of a group without a window the row."""
+        group, key = cast("tuple[int, Hashable]", grouped)
+        if self._listener is None or group not in self._whole:
+            return
+        if self._found[key] == len(self._whole):
+            self._listener.removed(key)
+        self._found[key] -= 1
+        if not self._found[key]:
+            del self._found[key]
 
     def release(self, request: Request) -> None:
         self.pool.release(self.blocks_of(request))

@@ -35,8 +35,33 @@ _ORIGIN = re.compile(
 )
 
 
+_ZMQ_ADDRESS = r"^(tcp|ipc)://\S+$"
+
+
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KVEventsConfig(_Config):
+    """How events of the prefix cache are published; names and defaults are vLLM's.
+
+    endpoint: of the PUB socket, bound where it has a wildcard, else connected to.  replay_endpoint: of the
+    ROUTER that repeats the latest `buffer_steps` batches.  hwm: batches that wait for a slow subscriber
+    before it misses some.  max_queue_size is without effect: no batch waits for its turn here.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] = "zmq"
+    endpoint: str = Field(default="tcp://*:5557", pattern=_ZMQ_ADDRESS)
+    replay_endpoint: str | None = Field(default=None, pattern=_ZMQ_ADDRESS)
+    buffer_steps: int = Field(default=10_000, ge=1, le=1_000_000)
+    hwm: int = Field(default=100_000, ge=1, le=10_000_000)
+    max_queue_size: int = Field(default=100_000, ge=1)
+    topic: str = Field(default="", max_length=512)
+
+    @property
+    def publishes(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
 class EngineConfig(_Config):
@@ -71,6 +96,7 @@ class EngineConfig(_Config):
     kv_cache_dtype: KVCacheDtypeName = "auto"
     speculative_config: SpeculativeConfig | None = None
     prefix_cache: bool = True
+    kv_events_config: KVEventsConfig | None = Field(default=None, validate_default=True)
     max_queued_requests: int = Field(default=defaults.MAX_QUEUED_REQUESTS, ge=1)
     max_queued_tokens: int = Field(default=defaults.MAX_QUEUED_TOKENS, ge=1)
     threads: int | None = Field(default=None, ge=1)
@@ -83,6 +109,20 @@ class EngineConfig(_Config):
     @classmethod
     def _read_speculation(cls, value: object) -> object:
         return read_speculation(value) if isinstance(value, str | dict) else value
+
+    @field_validator("kv_events_config", mode="before")
+    @classmethod
+    def _read_kv_events_config(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            read = KVEventsConfig.model_validate_json(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(": ".join([*map(str, first["loc"]), first["msg"]])) from None
+        if read.publishes and not info.data.get("prefix_cache"):
+            raise ValueError("there is no prefix cache (--no-enable-prefix-caching)")
+        return read
 
     @field_validator("time_scale")
     @classmethod

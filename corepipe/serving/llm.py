@@ -80,6 +80,10 @@ class LLM:
                     "max_batch_delay: a library has all of its texts at once, and waits for none",
                     "max_batch_delay",
                 )
+            if config.kv_events_config is not None:
+                raise UserError(
+                    "kv_events_config: a library is behind no gateway that would listen", "kv_events_config"
+                )
             loaded = registry.load(hub.resolve(config.model))
             tokenizer, task = loaded.tokenizer(), loaded.task(config.task)
             chats = ChatPrompts(tokenizer, (tool_call_parser, reasoning_parser))

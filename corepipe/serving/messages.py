@@ -69,6 +69,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `prediction`: what the answer may be, or be made of: it comes sooner then, and is the same.
 
+    `told_salt`: what of the `cache_salt` others may know, as their client chose it.
+
     `second`: the index in the prompt from which on it is the second text of a pair; 0 where there is one.
 
     `image`: what is read in the place of tokens, [channels, height, width] as fp32 in little-endian order;
@@ -83,6 +85,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     min_tokens: int = 0
     priority: int = 0
     cache_salt: str = ""
+    told_salt: str = ""
     generated: list[int] = []
     replay: bool = False
     owner: str = ""

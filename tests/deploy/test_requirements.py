@@ -49,8 +49,9 @@ def satisfied(requirement: Requirement, versions: Mapping[str, tuple[str, list[s
 
 
 def test_the_project_s_dependencies_are_pinned_within_their_bounds() -> None:
-    traced = PROJECT["project"]["optional-dependencies"]["tracing"]
-    wanted = [Requirement(text) for text in (*PROJECT["project"]["dependencies"], *traced)]
+    extras = PROJECT["project"]["optional-dependencies"]
+    imaged = [*PROJECT["project"]["dependencies"], *extras["tracing"], *extras["kv-events"]]
+    wanted = [Requirement(text) for text in imaged]
     assert [str(r) for r in wanted if not satisfied(r, pinned(RUN))] == []
 
 

@@ -85,6 +85,7 @@ SETTINGS = {
 OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
     "allowed_origin",
     "admin_host", "admin_port", "admin_api_key", "metrics_host", "metrics_port",
+    "kv_events_config",
     "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections", "also",
     "record", "record_redact", "replay", "replay_else", "replay_pace", "fleet", "replicas",

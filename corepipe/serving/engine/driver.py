@@ -12,6 +12,7 @@ from corepipe.serving.engine.delayed import replica_of
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.encoding import EncodingRunner
 from corepipe.serving.engine.grammar_pool import GrammarPool
+from corepipe.serving.engine.kv_events import CacheEvents
 from corepipe.serving.engine.loop import LEAD_SECONDS, Loop, Source
 from corepipe.serving.engine.masks import Constraint, Vocabulary
 from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Replica
@@ -47,7 +48,8 @@ class Driver:
 
     A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
     tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
-    `on_compiled` is called by another thread when there is something to `release`.
+    `on_compiled` is called by another thread when there is something to `release`.  `cache_events` hears what
+    the prefix caches hold, and tells it with each turn's outputs.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Driver:
         deployment: Deployment,
         on_start: OnStart = _nothing,
         on_compiled: Callable[[], None] = lambda: None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         limits = deployment.replicas[0].scheduler
         replicas = [
@@ -66,6 +69,10 @@ class Driver:
         router = Router([replica.scheduler for replica in replicas], load_margin(limits.max_num_seqs))
         self._loop = Loop(replicas, deployment.clock, self, router)
         self._stats = [ReplicaStats(replica, encodes=deployment.encoding is not None) for replica in replicas]
+        self._cache_events = cache_events
+        if cache_events is not None:
+            for replica in replicas:
+                replica.scheduler.listen(cache_events.log.of_replica(replica.number))
         self._reporter = Reporter()
         self._grammars = GrammarPool(self._constrain, on_compiled)
         self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
@@ -120,6 +127,8 @@ class Driver:
     def outputs(self) -> list[Output]:
         """The news since the last call."""
         self._tell()
+        if self._cache_events is not None:
+            self._cache_events.tell()
         news, self._outputs = self._outputs, []
         return news
 

@@ -17,16 +17,18 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Assemble
 from corepipe.serving.engine.driver import Driver
+from corepipe.serving.engine.kv_publisher import published_events
 from corepipe.serving.engine.serve import serve
 from corepipe.serving.engine.wakeup import wake_promptly
 from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
 from corepipe.serving.freeze_heap import freeze_heap
-from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start
+from corepipe.serving.messages import Command, Event, Failed, Outputs, Progress, Start, Started
 from corepipe.serving.pulse import BEAT_SECONDS, Pulse
 from corepipe.serving.stderr import write_without_waiting
 from corepipe.signals import leave_to_parent
@@ -109,14 +111,18 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
     config = EngineConfig.model_validate(start.config)
     deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
     inbox = SocketInbox(connection, pulse)
-    driver = Driver(deployment, lambda started: send(Outputs(started=started, epoch=start.epoch)), inbox.wake)
-    try:
+
+    def on_start(started: list[Started]) -> None:
+        send(Outputs(started=started, epoch=start.epoch))
+
+    with ExitStack() as held:
+        held.callback(deployment.close)
+        events = held.enter_context(published_events(config, deployment))
+        driver = Driver(deployment, on_start, inbox.wake, events)
         freeze_heap()
         wake_promptly()
         send(deployment.ready)
         serve(driver, inbox, send, epoch=start.epoch)
-    finally:
-        driver.close()
 
 
 def read_start(connection: socket.socket) -> Start:

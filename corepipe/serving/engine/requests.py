@@ -75,6 +75,7 @@ def to_request(
         min_tokens=submit.min_tokens,
         owner=submit.owner,
         cache_salt=submit.cache_salt,
+        told_salt=submit.told_salt,
         prompt_logits=submit.sampling.prompt_logprobs is not None,
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,

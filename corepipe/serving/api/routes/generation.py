@@ -164,6 +164,7 @@ class Generation:
             priority=body.priority,
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
+            told_salt=body.cache_salt,
             bad_words=self._bad_words,
             grammar=plan.grammar,
             prediction=self._exchange.prediction,

@@ -315,7 +315,7 @@ class Service:
         facts: Mapping[str, Any] = {
             "version": self.version,
             "engine": self.engine.model_dump(
-                mode="json", exclude={"cache_dir", "threads", "first_core", "cores"}
+                mode="json", exclude={"cache_dir", "threads", "first_core", "cores", "kv_events_config"}
             ),
             "placement": self.require_ready().placement,
         }

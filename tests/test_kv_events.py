@@ -1,0 +1,192 @@
+"""A real server that publishes its cache's events, and a real subscriber that keeps what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.servers import PATIENCE_SECONDS, TINY, Served, metric_of, run, served, until
+from tests.serving.kv_reader import AllBlocksCleared, BlockStored, Reader
+
+SIZE = 16
+KEY = {"authorization": "Bearer k1"}
+
+
+class Gateway:
+    """Subscribes, asks for what came before, and knows what the server's cache has."""
+
+    def __init__(self, server: Served, folder: Path) -> None:
+        self.server = server
+        self.reader = Reader()
+        self.events: list[object] = []
+        self._context = zmq.Context()
+        self._live = self._socket(zmq.SUB, f"ipc://{folder}/events")
+        self._live.subscribe(b"kv@")
+        self._replay = self._socket(zmq.DEALER, f"ipc://{folder}/replay")
+        self._next = 0
+
+    def close(self) -> None:
+        for one in (self._live, self._replay):
+            one.close(linger=0)
+        self._context.term()
+
+    def until_stored(self, tokens: list[int], salt: str = "") -> None:
+        """Reads until all full blocks of these tokens can be found."""
+        wanted = {(salt, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)}
+        while not wanted <= self.reader.found():
+            self.read()
+
+    def read(self) -> None:
+        """The next batch; those before it that were missed come first."""
+        topic, number, batch = self._live.recv_multipart()
+        assert topic == b"kv@10.0.0.7:8000@tiny"
+        if (found := int.from_bytes(number, "big")) > self._next:
+            self.ask()
+        if found == self._next:
+            self._take(found, batch)
+
+    def ask(self) -> None:
+        """For all that is kept and was not read."""
+        self._replay.send_multipart([b"", self._next.to_bytes(8, "big")])
+        while (frames := self._replay.recv_multipart())[3]:
+            self._take(int.from_bytes(frames[2], "big"), frames[3])
+
+    def _take(self, number: int, batch: bytes) -> None:
+        assert number == self._next
+        self._next += 1
+        self.events += self.reader.read(batch)
+
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        one = self._context.socket(kind)
+        one.setsockopt(zmq.RCVTIMEO, int(PATIENCE_SECONDS * 1000))
+        one.connect(address)
+        return one
+
+    def metric(self, name: str) -> float:
+        return metric_of(self.server.get("/metrics", headers=KEY).text, name)
+
+    def complete(self, prompt: str | list[int], **more: object) -> list[int]:
+        """The tokens of prompt and answer."""
+        body = {
+            "prompt": prompt,
+            "max_tokens": 2,
+            "temperature": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+            **more,
+        }
+        answer = self.server.post(
+            "/v1/completions", json={"model": "tiny", **body}, headers=KEY, timeout=PATIENCE_SECONDS
+        )
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        return choice["prompt_token_ids"] + choice["token_ids"]
+
+
+@contextmanager
+def gateway(folder: Path, *flags: object) -> Iterator[Gateway]:
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{folder}/events",
+        "replay_endpoint": f"ipc://{folder}/replay",
+        "topic": "kv@10.0.0.7:8000@tiny",
+    }
+    named = ("--served-model-name", "tiny", "--api-key", "k1", "--api-key", "k2", "--threads", 1)
+    events = ("--kv-events-config", json.dumps(config), "--block-size", SIZE)
+    with served(TINY, *named, *events, *flags) as server:
+        one = Gateway(server, folder)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def computed(tokens: list[int]) -> list[int]:
+    """Those that are in full blocks; the last token of an answer is not computed."""
+    return tokens[: (len(tokens) - 1) // SIZE * SIZE]
+
+
+def test_what_is_stored_is_what_was_asked_and_the_same_again_stores_nothing(tmp_path: Path) -> None:
+    with gateway(tmp_path, "--data", 2) as one:
+        one.ask()
+        assert one.events == [AllBlocksCleared()]
+        first = one.complete("The same beginning, of many words. " * 4)
+        one.until_stored(computed(first))
+        rendered = one.server.post(
+            "/v1/completions/render",
+            json={"model": "tiny", "prompt": "The same beginning, of many words. " * 4},
+            headers=KEY,
+        ).json()[0]["token_ids"]
+        assert first[: len(rendered)] == rendered
+        before = one.reader.stored
+        assert one.complete(rendered) == first
+        other = one.complete("Something else, and so it is stored after what the second one did.")
+        one.until_stored(computed(other))
+        stored = [
+            token for event in one.events if isinstance(event, BlockStored) for token in event.token_ids
+        ]
+        assert one.reader.stored - before == len(computed(other)) // SIZE
+        assert stored == [*computed(first), *computed(other)]
+        salted = one.complete(rendered, cache_salt="mine")
+        one.until_stored(computed(salted), "mine")
+        late = Gateway(one.server, tmp_path)
+        for each in (one, late):
+            each.ask()
+        assert late.reader.found() == one.reader.found()
+        late.until_stored(computed(late.complete("And then another one came, which all could hear. " * 3)))
+        late.close()
+
+
+def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
+    """What is said to be there at the end is what the pool still has, by its own count."""
+    with gateway(tmp_path, "--num-blocks", 24, "--max-model-len", 256) as one, ThreadPoolExecutor(4) as pool:
+        prompts = [[20 + at] * 40 for at in range(4)]
+        answers = list(pool.map(lambda ids: one.complete(ids, max_tokens=150), prompts))
+        last = one.complete([99] * 200)
+        one.ask()  # what a request has stored is published before its answer goes out
+        stored = [
+            token for event in one.events if isinstance(event, BlockStored) for token in event.token_ids
+        ]
+        assert stored[-len(computed(last)) :] == computed(last)
+        assert one.reader.removed > 0
+        assert not {("", tuple(computed(answer))) for answer in answers} <= one.reader.found()
+        assert one.metric("vllm:num_preemptions_total") > 0
+        assert until(lambda: one.metric("corepipe_kv_blocks_held") == 0)
+        assert len(one.reader.found()) == one.metric("corepipe_kv_blocks_cached")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{", "Invalid JSON"),
+        ('{"enable_kv_cache_event": true}', "enable_kv_cache_event: Extra inputs are not permitted"),
+        ('{"endpoint": "5557"}', "endpoint: String should match pattern"),
+        ('{"publisher": "kafka"}', "publisher: Input should be 'null' or 'zmq'"),
+        ('{"buffer_steps": 0}', "buffer_steps: Input should be greater than or equal to 1"),
+        ("[]", "Input should be an object"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(given: str, message: str) -> None:
+    assert_refused(message, "--kv-events-config", given)
+
+
+def test_where_nothing_could_be_told_it_is_refused() -> None:
+    asked = '{"enable_kv_cache_events": true}'
+    assert_refused("no prefix cache", "--no-enable-prefix-caching", "--kv-events-config", asked)
+    fleet = ("--fleet", "127.0.0.1:1", "--replicas", 1)
+    assert_refused("of a fleet's engines", *fleet, "--kv-events-config", asked)
+
+
+def assert_refused(message: str, *flags: object) -> None:
+    done = run("serve", TINY, *flags)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "--kv-events-config: " in line
+    assert message in line
