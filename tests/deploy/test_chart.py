@@ -13,7 +13,7 @@ from corepipe.serving.api.app import LAST_WORDS_SECONDS
 from corepipe.serving.api.limits import check_bind
 from corepipe.serving.api.routes.route import Audience
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import EngineConfig, KVEventsConfig, ServerConfig
 from tests.deploy import tools
 from tests.deploy.charts import (
     CASES,
@@ -331,6 +331,27 @@ def test_a_picker_reads_metrics_where_no_key_is_wanted(admin: bool) -> None:
     assert all(picker not in rules[name] for name in rules.keys() - {"metrics"})
     exposed = [port["targetPort"] for one in of_kind(found, "Service") for port in one["spec"]["ports"]]
     assert "metrics" not in exposed
+
+
+def test_events_of_the_cache_are_for_their_peers_alone() -> None:
+    picker = {"podSelector": {"matchLabels": {"app": "picker"}}}
+    found = rendered({"kvEvents": {"enabled": True, "from": [picker]}, "servedModelNames": ["mine"]})
+    asked = KVEventsConfig.model_validate_json(serve_parameters(found)["kv_events_config"])
+    assert asked.publishes
+    assert asked.topic == "kv@$(POD_IP):8000@mine"
+    (address,) = [one for one in container(found)["env"] if one["name"] == "POD_IP"]
+    assert address["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    assert asked.endpoint == f"tcp://*:{ports['kv-events']}"
+    assert asked.replay_endpoint == f"tcp://*:{ports['kv-replay']}"
+    (policy,) = of_kind(found, "NetworkPolicy")
+    rules = {rule["ports"][0]["port"]: rule for rule in policy["spec"]["ingress"]}
+    assert [port["port"] for port in rules["kv-events"]["ports"]] == ["kv-events", "kv-replay"]
+    assert rules["kv-events"]["from"] == [{"podSelector": {}}, picker]
+    assert picker not in rules["http"]["from"]
+    exposed = [port["targetPort"] for one in of_kind(found, "Service") for port in one["spec"]["ports"]]
+    assert exposed == ["http"]
+    assert serve_parameters(rendered({}))["kv_events_config"] is None
 
 
 def test_the_port_of_metrics_is_there_where_it_is_asked_for() -> None:

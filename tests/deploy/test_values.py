@@ -151,6 +151,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inferencePool": {"enabled": True}}, r"inferencePool.endpointPicker.name: "),
     ({"autoscaling": {"type": "keda"}}, r"autoscaling.keda.prometheusAddress: KEDA asks Prometheus"),
     (
+        {"kvEvents": {"enabled": True}, "networkPolicy": {"enabled": False}},
+        r"kvEvents.enabled: the events have all prompts' token ids",
+    ),
+    (
+        {"kvEvents": {"enabled": True}, "batching": {"prefixCaching": False}},
+        r"kvEvents.enabled: there is no prefix cache",
+    ),
+    (
         {
             "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
             "also": [{"name": "a", "model": "m"}],

@@ -31,6 +31,12 @@
 {{- if and .inferencePool.enabled .also }}
 {{- fail "inferencePool.enabled: an endpoint picker reads the metrics of one model; give each of `also` a release of its own" }}
 {{- end }}
+{{- if and .kvEvents.enabled (not .networkPolicy.enabled) }}
+{{- fail "kvEvents.enabled: the events have all prompts' token ids, and it is networkPolicy.enabled that lets in nobody else" }}
+{{- end }}
+{{- if and .kvEvents.enabled (not .batching.prefixCaching) }}
+{{- fail "kvEvents.enabled: there is no prefix cache (batching.prefixCaching)" }}
+{{- end }}
 {{- if and .metricsPort.enabled .metricsPort.from (not .networkPolicy.enabled) }}
 {{- fail "metricsPort.from: it is networkPolicy.enabled that lets in nobody else" }}
 {{- end }}

@@ -49,3 +49,8 @@ namespace="{{ .Release.Namespace }}",service="{{ include "corepipe.fullname" . }
 {{- define "corepipe.metricsPort" -}}
 {{- if or .Values.metricsPort.enabled .Values.inferencePool.enabled }}true{{ end }}
 {{- end }}
+
+{{/* The model's first name in the API. */}}
+{{- define "corepipe.modelName" -}}
+{{ .Values.servedModelNames | first | default .Values.model | default "smollm2-135m-instruct" }}
+{{- end }}

@@ -20,6 +20,12 @@ env:
   {{- end }}
   {{- end }}
   {{- end }}
+  {{- if .Values.kvEvents.enabled }}
+  - name: POD_IP
+    valueFrom:
+      fieldRef:
+        fieldPath: status.podIP
+  {{- end }}
   {{- with .Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -97,6 +97,13 @@
 {{- include "corepipe.flag" (list "metrics-host" .bindAddress) }}
 {{- include "corepipe.flag" (list "metrics-port" 8002) }}
 {{- end }}
+{{- if .kvEvents.enabled }}
+{{- $topic := printf "kv@$(POD_IP):8000@%s" (include "corepipe.modelName" $) }}
+{{- $places := dict "endpoint" "tcp://*:5557" "replay_endpoint" "tcp://*:5558" }}
+{{- $events := mergeOverwrite (dict "enable_kv_cache_events" true "topic" $topic) $places }}
+- --kv-events-config
+- {{ $events | toJson | quote }}
+{{- end }}
 {{- if .tls.existingSecret }}
 {{- include "corepipe.flag" (list "ssl-certfile" "/etc/corepipe-tls/tls.crt") }}
 {{- include "corepipe.flag" (list "ssl-keyfile" "/etc/corepipe-tls/tls.key") }}
