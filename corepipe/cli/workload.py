@@ -26,6 +26,7 @@ class TraceSchema(StrEnum):
     MOONCAKE = "mooncake"
     AZURE = "azure"
     BURSTGPT = "burstgpt"
+    OTEL = "otel"
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002

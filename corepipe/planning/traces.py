@@ -1,4 +1,5 @@
-"""Traces of real services: the Mooncake, Azure and BurstGPT schemas, read as workloads and written.
+"""Traces of real services, read as workloads: the Mooncake, Azure and BurstGPT schemas, which are written,
+too, and spans of OpenTelemetry (`spans`).
 
 - Mooncake: JSON lines with timestamp (ms), input_length, output_length and, if known, hash_ids: one for each
   512 tokens of the prompt; equal ids are equal blocks.
@@ -13,24 +14,28 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 from corepipe.errors import UserError
+from corepipe.planning.spans import span_sessions
+from corepipe.planning.trace_lines import Line, json_lines, opened
 from corepipe.planning.workload import Segment, Session, Turn, Workload
 
-TraceFormat = Literal["mooncake", "azure", "burstgpt"]
+TraceFormat = Literal["mooncake", "azure", "burstgpt", "otel"]
 
 MOONCAKE_BLOCK = 512
 """Tokens for which a hash id stands."""
 
 LONGEST_HEAD = 1 << 16
 """Characters of a first line that is looked at."""
+
+HEAD_OF_SPANS = 64
+"""Characters within which an export of spans says that it is one."""
 
 EPOCH = datetime(2023, 11, 16, tzinfo=UTC)
 """When traces that are written as Azure's begin, as its first one does."""
@@ -40,56 +45,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
-"""Of each schema: time, tokens in, tokens out."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line of a trace, and how to complain about it."""
-
-    path: Path
-    number: int
-    fields: dict[str, object]
-    schema: TraceFormat
-
-    def error(self, field: str, what: str, remedy: str) -> UserError:
-        return UserError(f"{self.path}, line {self.number}, {field}: {what}; {remedy}", "trace")
-
-    def tokens(self, field: str) -> int:
-        """A whole number of at least 1."""
-        value = self._present(field)
-        try:
-            number = float(str(value))
-        except ValueError:
-            raise self.error(field, f"{value!r:.40} is no number", "give the number of tokens") from None
-        if not number.is_integer() or number < 1:
-            raise self.error(
-                field, f"{value} tokens", "a request has at least 1; drop the line if it failed or was empty"
-            )
-        return int(number)
-
-    def seconds(self, field: str, read: Callable[[str], float]) -> float:
-        value = self._present(field)
-        try:
-            seconds = read(str(value))
-        except ValueError:
-            raise self.error(field, f"{value!r:.40} is no time", "give it as the other lines do") from None
-        if not 0 <= seconds < float("inf"):
-            raise self.error(field, f"{value} is before the start", "times count up from 0")
-        return seconds
-
-    def _present(self, field: str) -> object:
-        value = self.fields.get(field)
-        if value is None or value == "":
-            raise self.error(field, "is missing", f"every line needs {', '.join(COLUMNS[self.schema])}")
-        return value
+"""Of each schema with a request a line: time, tokens in, tokens out."""
 
 
 def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
     """What a file looks like, unless it is given.  Raises UserError where it looks like none of them."""
     if given is not None:
         return given
-    with _opened(path) as file:
+    with opened(path) as file:
         head = " "
         while head.isspace():
             head = file.readline(LONGEST_HEAD)
@@ -97,14 +60,14 @@ def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
     if not head:
         raise UserError(f"--trace {path}: it is empty; a trace has a request a line", "trace")
     if head.startswith("{"):
-        return "mooncake"
+        return "otel" if '"resourceSpans"' in head[:HEAD_OF_SPANS] else "mooncake"
     columns = next(csv.reader([head]), [])
     names: tuple[TraceFormat, ...] = ("azure", "burstgpt")
     for name in names:
         if set(COLUMNS[name][1:]) & set(columns):
             return name
     raise UserError(
-        f"--trace {path}: its first line is of no known schema (mooncake, azure, burstgpt); "
+        f"--trace {path}: its first line is of no known schema (mooncake, azure, burstgpt, otel); "
         "say which with --trace-format",
         "trace",
     )
@@ -126,14 +89,19 @@ def trace_workload(
     if not 0 < speed < inf:
         raise UserError(f"--trace-speed must be above 0, not {speed}; 2 plays twice as fast", "trace_speed")
     schema = trace_format(path, given)
-    hashed = schema == "mooncake"
+    spans = schema == "otel"
 
     def sessions() -> Iterator[Session]:
-        for number, session in enumerate(_sessions(path, schema)):
+        left = limit
+        for session in span_sessions(path) if spans else _sessions(path, schema):
             start = (session.start or 0.0) / speed
-            if number == limit or (duration is not None and start > duration):
+            if left == 0 or (duration is not None and start > duration):
                 return
-            yield replace(session, start=start)
+            turns = tuple(
+                replace(turn, think_seconds=turn.think_seconds / speed) for turn in session.turns[:left]
+            )
+            left = None if left is None else left - len(turns)
+            yield Session(start, turns)
 
     about: dict[str, object] = {
         "arrival": "trace",
@@ -144,7 +112,13 @@ def trace_workload(
         "duration_seconds": duration,
     }
     return Workload(
-        sessions, shares_prefixes=hashed, chained=False, requests=limit, duration=duration, about=about
+        sessions,
+        shares_prefixes=schema in {"mooncake", "otel"},
+        chained=spans,
+        talks=spans,
+        requests=limit,
+        duration=duration,
+        about=about,
     )
 
 
@@ -153,7 +127,7 @@ def _sessions(path: Path, schema: TraceFormat) -> Iterator[Session]:
     read = TIMES[schema]
     ids, chain = count(), _Chain()
     start = before = None
-    for line in _json_lines(path) if schema == "mooncake" else _csv_lines(path, schema):
+    for line in json_lines(path, COLUMNS[schema]) if schema == "mooncake" else _csv_lines(path, schema):
         at = line.seconds(when, read)
         if before is not None and at < before:
             raise line.error(when, "is earlier than the line before", "sort the trace by time")
@@ -184,7 +158,7 @@ class _Chain:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], int] = {}
 
-    def segments(self, line: _Line, tokens: int, ids: Iterator[int]) -> tuple[Segment, ...]:
+    def segments(self, line: Line, tokens: int, ids: Iterator[int]) -> tuple[Segment, ...]:
         hashes = line.fields.get("hash_ids")
         if hashes is None:
             return (Segment(next(ids), tokens),)
@@ -206,37 +180,8 @@ class _Chain:
         return tuple(segments)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """The file as text.  Raises UserError for one that cannot be read, also while it is read."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"--trace {path}: {error.strerror}", "trace") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--trace {path}: is not text in UTF-8 ({error.reason})", "trace") from error
-    except csv.Error as error:
-        raise UserError(f"--trace {path}: is not CSV ({error})", "trace") from error
-
-
-def _json_lines(path: Path) -> Iterator[_Line]:
-    with _opened(path) as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            line = _Line(path, number, {}, "mooncake")
-            try:
-                fields = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise line.error("text", f"not JSON ({error})", "give one object a line") from error
-            if not isinstance(fields, dict):
-                raise line.error("text", "not an object", "give one object a line")
-            yield replace(line, fields=fields)
-
-
-def _csv_lines(path: Path, schema: TraceFormat) -> Iterator[_Line]:
-    with _opened(path) as file:
+def _csv_lines(path: Path, schema: TraceFormat) -> Iterator[Line]:
+    with opened(path) as file:
         rows = csv.DictReader(file)
         missing = [name for name in COLUMNS[schema] if name not in (rows.fieldnames or [])]
         if missing:
@@ -246,7 +191,7 @@ def _csv_lines(path: Path, schema: TraceFormat) -> Iterator[_Line]:
                 "trace",
             )
         for fields in rows:
-            yield _Line(path, rows.line_num, dict(fields), schema)
+            yield Line(path, rows.line_num, dict(fields), COLUMNS[schema])
 
 
 def write_trace(path: Path, workload: Workload, schema: TraceFormat) -> int:
@@ -256,7 +201,9 @@ def write_trace(path: Path, workload: Workload, schema: TraceFormat) -> int:
     answers, and for a file that cannot be written.
     """
     if workload.chained:
-        raise UserError("a trace has given times: no --users and no --turns", "trace")
+        raise UserError("a trace has given times: no --users, no --turns and no spans", "trace")
+    if schema == "otel":
+        raise UserError("--trace-format otel is read; write mooncake, azure or burstgpt", "trace_format")
     sessions = [(session.start or 0.0, session.turns[0]) for session in workload.sessions()]
     lines = {"mooncake": _mooncake, "azure": _azure, "burstgpt": _burstgpt}[schema](sessions)
     try:

@@ -1,8 +1,9 @@
 """Who asks for what, and when: a stream of requests for a simulation or for a real server.
 
-A workload is a stream of sessions.  A session is one request, or several turns of one conversation, each
-sent when the turn before has been answered.  Sessions start at given times (open loop), or when one of N
-users is free (closed loop).  The stream is made as it is read, and depends on its seed alone.
+A workload is a stream of sessions.  A session is one request, or several turns of one conversation, each sent
+when the turn that it follows has been answered: the one before, or of an agent that does several things at
+once an earlier one.  Sessions start at given times (open loop), or when one of N users is free (closed loop).
+The stream is made as it is read, and depends on its seed alone.
 
 Prompts are described, not spelled out: a chain of segments, where an id stands for a segment's tokens and
 everything before them.  Equal ids are equal prefixes; `token_ids` spells them out where text is needed.
@@ -33,13 +34,15 @@ class Segment(NamedTuple):
 class Turn:
     """One request: its whole prompt, and how many tokens are answered (`answer` is their segment's id).
 
-    think_seconds: between the end of the turn before and this one.
+    think_seconds: between the end of the turn that it follows and this one, as users think and tools work.
+    after: the number of the turn that it follows (None: the one before).
     """
 
     prompt: tuple[Segment, ...]
     output_tokens: int
     answer: int
     think_seconds: float = 0.0
+    after: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,10 +51,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns that follow each other.  start: seconds; None: when a user of a closed loop is free."""
+    """Turns, each behind an earlier one.  start: seconds; None: when a user of a closed loop is free."""
 
     start: float | None
     turns: tuple[Turn, ...]
+
+    def following(self, turn: int) -> list[int]:
+        """The numbers of the turns that wait for the answer to this one."""
+        behind = range(turn + 1, len(self.turns))
+        return [n for n in behind if (n - 1 if (after := self.turns[n].after) is None else after) == turn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Workload:
     users: of a closed loop, each of whom starts a session `think_seconds` after the last one ended; None:
     an open loop.  In a closed loop no session starts after `duration` seconds (None: no limit); the times
     of an open loop are in the stream.  shares_prefixes: whether any two prompts may begin alike.
+    talks: whether a session may have several turns.
     chained: whether any request waits for the answer to another.  requests: how many there are at most
     (None: not known).  about: the settings, for reports.
     """
@@ -71,6 +80,7 @@ class Workload:
     duration: float | None = None
     shares_prefixes: bool = True
     chained: bool = True
+    talks: bool = False
     requests: int | None = None
     about: dict[str, object] = field(default_factory=dict)
 
@@ -146,6 +156,7 @@ class Synthetic:
             duration=self.duration,
             shares_prefixes=self.turns > 1 or bool(self.prefixes.levels),
             chained=self.turns > 1 or self.users is not None,
+            talks=self.turns > 1,
             requests=self.requests,
             about=self._about(),
         )

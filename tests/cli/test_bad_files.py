@@ -44,6 +44,12 @@ CASES = {
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,-7,1\n",
         "line 2, ContextTokens: -7 tokens; a request has at least 1",
     ),
+    "a span of an unknown parent": (
+        ("simulate", "llama-3.2-1b", "--instance", "inf2.xlarge", "--trace"),
+        '{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "1", "spanId": "2", "parentSpanId": "3", '
+        '"startTimeUnixNano": "1", "endTimeUnixNano": "2"}]}]}]}\n',
+        "line 1, parentSpanId: span 2: 3 is not in the file",
+    ),
     "a negative price": (
         PRICED,
         "instance,purchase,region,$/h\ntrn3.48xlarge,on-demand,us-east-1,-4\n",

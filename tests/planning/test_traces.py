@@ -12,7 +12,7 @@ from corepipe.planning.traces import TraceFormat, trace_format, trace_workload, 
 from corepipe.planning.workload import PrefixTree, Session, Workload
 from tests.planning.simulations import workload
 
-SCHEMAS: tuple[TraceFormat, ...] = get_args(TraceFormat)
+SCHEMAS = tuple(schema for schema in get_args(TraceFormat) if schema != "otel")
 
 MOONCAKE = '{"timestamp": %d, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}\n'
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

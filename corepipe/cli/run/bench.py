@@ -109,7 +109,7 @@ async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: 
         found = await find(http, given["model"], given["wait"])
         asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
         settings = replace(plan.settings, asking=asking)
-        shape = PromptShape(given["turns"] > 1, given["prefix_tree"] is not None)
+        shape = PromptShape(plan.workload.talks, given["prefix_tree"] is not None)
         setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
     except TransportError as error:
         raise UserError(f"{plan.target.url}: {error}", "url") from error
@@ -175,7 +175,7 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
         cancel=given["cancel"],
         seconds=given["timeout"],
         seed=given["seed"],
-        keep_text=given["turns"] > 1,
+        keep_text=workload.talks,
         run_id=f"bench-{secrets.token_hex(3)}",
     )
     keep = given["sweep"] or given["output"] is not None

@@ -44,11 +44,11 @@ class Asking:
 
 @dataclass(slots=True)
 class Talk:
-    """A session under way: what was said and answered so far."""
+    """A session under way: what was answered so far, by the segment that stands for it in later prompts."""
 
     session: Session
     number: int
-    answers: list[str] = field(default_factory=list)
+    answers: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,11 @@ def _fail(outcome: Outcome, kind: str, detail: str) -> None:
 def _messages(talk: Talk, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
     """Prefixes that sessions share are the system's words; then user and assistant take turns."""
     prompt = talk.session.turns[turn].prompt
-    first = len(talk.session.turns[0].prompt) - 1
-    shared, own = prompt[:first], prompt[first::2]
+    first = min(len(talk.session.turns[0].prompt), len(prompt)) - 1
+    shared, own = prompt[:first], prompt[first:]
     messages = [{"role": "system", "content": speller.text(shared, alone=False)}] if shared else []
     for number, segment in enumerate(own):
-        messages.append({"role": "user", "content": speller.text([segment], alone=number == 0)})
-        if number < turn:
-            messages.append({"role": "assistant", "content": talk.answers[number]})
+        answer = talk.answers.get(segment.id)
+        said = speller.text([segment], alone=number == 0) if answer is None else answer
+        messages.append({"role": "user" if answer is None else "assistant", "content": said})
     return messages

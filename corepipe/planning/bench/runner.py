@@ -113,17 +113,34 @@ class Run:
         return Talk(session, next(self._numbers))
 
     async def _session(self, talk: Talk, due: float, request: Request) -> bool:
-        """All turns, each after the answer to the one before; False: one failed, no more follow."""
-        for turn in range(len(talk.session.turns)):
-            if turn:
-                due = perf_counter() + talk.session.turns[turn].think_seconds
-                request = self._client.prepare(talk, turn)
-                await asyncio.sleep(due - perf_counter())
+        """All turns, each after the answer to the one that it follows; False: one failed, none follow it.
+
+        Where several follow one turn, all but the first go on beside this.
+        """
+        while True:
             outcome = await self._send(request, due)
             if outcome.end != "completed":
                 return outcome.end == "cancelled"
-            talk.answers.append(outcome.text)
-        return True
+            talk.answers[talk.session.turns[request.turn].answer] = outcome.text
+            ended = perf_counter()
+            following = talk.session.following(request.turn)
+            for turn in following[1:]:
+                self._spawn(self._branch(talk, turn, ended))
+            if not following:
+                return True
+            due, request = await self._next(talk, following[0], ended)
+
+    async def _branch(self, talk: Talk, turn: int, ended: float) -> None:
+        """A turn after one that ended at that moment, and all that follow it."""
+        due, request = await self._next(talk, turn, ended)
+        await self._session(talk, due, request)
+
+    async def _next(self, talk: Talk, turn: int, ended: float) -> tuple[float, Request]:
+        """A turn's request when it is time for it, after one that ended at that moment."""
+        due = ended + talk.session.turns[turn].think_seconds
+        request = self._client.prepare(talk, turn)
+        await asyncio.sleep(due - perf_counter())
+        return due, request
 
     async def _send(self, request: Request, due: float) -> Outcome:
         self._last_due = max(self._last_due, due)

@@ -72,10 +72,10 @@ class WorkloadSource:
 
     def ended(self, request: SimulatedRequest, now: float) -> None:
         """What follows from a request that was answered."""
-        turn = request.turn + 1
-        if turn < len(request.session.turns):
-            self._push(now + request.session.turns[turn].think_seconds, request.session, turn)
-        elif self._workload.users is not None:
+        session, following = request.session, request.session.following(request.turn)
+        for turn in following:
+            self._push(now + session.turns[turn].think_seconds, session, turn)
+        if not following and self._workload.users is not None:
             self._start(now + self._workload.think_seconds)
 
     def _take(self) -> SimulatedRequest:

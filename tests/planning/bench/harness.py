@@ -74,10 +74,10 @@ def run(
 
 def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any) -> Report:
     """Plays one workload."""
-    shape = PromptShape()
+    shared = isinstance(workload, Synthetic) and workload.prefixes != PrefixTree()
     if isinstance(workload, Synthetic):
-        shape = PromptShape(workload.turns > 1, workload.prefixes != PrefixTree())
         workload = workload.workload()
+    shape = PromptShape(workload.talks, shared)
     return run(behaviour, lambda test: test.play(workload), slo, shape, keep_text=shape.turns, **asking)
 
 
