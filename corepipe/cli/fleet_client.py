@@ -11,6 +11,7 @@ from corepipe.serving.fleet.client import Fleet, FleetClient
 from corepipe.serving.fleet.cluster import check_fleet
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.ray_fleet import RayFleet
+from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.messages import Progress, Ready
 
 
@@ -21,9 +22,11 @@ class AnnouncedFleet(FleetClient):
     """
 
     def __init__(
-        self, engine: EngineConfig, path: Path, said: Announcement, fleet: Fleet, queue_seconds: float | None
+        self, engine: EngineConfig, path: Path, said: Announcement, fleet: Fleet, server: ServerConfig
     ) -> None:
-        super().__init__(engine, fleet, Identity.make("front"), queue_seconds)
+        least, most = server.replicas or 1, server.max_replicas
+        scaler = None if most is None else Scaler(least, most, engine.max_num_seqs)
+        super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler)
         self._loading = Loading(engine, said)
         self.notes = self._loading.notes
         self._path = path
@@ -35,7 +38,7 @@ class AnnouncedFleet(FleetClient):
         assert server.replicas is not None
         check_fleet(server.fleet)
         fleet = RayFleet(server.fleet, server.replicas, said.name)
-        return cls(engine, path, said, fleet, server.max_queue_seconds)
+        return cls(engine, path, said, fleet, server)
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
         return await self._loading.shown(super().start, progress, str(self._path))

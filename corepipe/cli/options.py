@@ -309,6 +309,16 @@ FleetAddress = Annotated[
 Replicas = Annotated[
     int | None, _option("--replicas", help="Machines of the fleet that serve.", panel=SERVER, min=1, max=64)
 ]
+MaxReplicas = Annotated[
+    int | None,
+    _option(
+        "--max-replicas",
+        help="Machines that serve at most, where the queue asks for more; default: --replicas.",
+        panel=SERVER,
+        min=1,
+        max=64,
+    ),
+]
 
 Format = Annotated[
     Dtype,

@@ -54,6 +54,7 @@ def serve(
     max_queue_seconds: options.MaxQueueSeconds = None,
     fleet: options.FleetAddress = None,
     replicas: options.Replicas = None,
+    max_replicas: options.MaxReplicas = None,
     dtype: options.Format = options.Dtype.INT8,
     bits: options.Bits = options.BitsChoice.FAST,
     max_model_len: options.MaxModelLen = None,

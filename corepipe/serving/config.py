@@ -174,6 +174,7 @@ class ServerConfig(_Config):
     inject_with_keys: bool = Field(default=False, validate_default=True)
     fleet: str | None = None
     replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)
+    max_replicas: int | None = Field(default=None, ge=1, le=64)
 
     @property
     def has_api_keys(self) -> bool:
@@ -195,6 +196,14 @@ class ServerConfig(_Config):
         if (count is None) != (info.data.get("fleet") is None):
             raise ValueError("goes with --fleet: how many hosts of it are to serve")
         return count
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _are_no_fewer(cls, most: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("replicas")
+        if most is not None and (least is None or most < least):
+            raise ValueError("goes with --fleet and --replicas, and is no less")
+        return most
 
     @field_validator("replay")
     @classmethod

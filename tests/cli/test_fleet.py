@@ -37,6 +37,7 @@ def test_addresses_in_brackets_are_of_ipv6() -> None:
     [
         (["--replicas", "2"], "--replicas"),
         (["--fleet", "127.0.0.1:6379"], "--replicas"),
+        (["--fleet", "127.0.0.1:6379", "--replicas", "3", "--max-replicas", "2"], "--max-replicas"),
         (["--fleet", "127.0.0.1:6379", "--replicas", "0"], "--replicas"),
         (["--fleet", "127.0.0.1:6379", "--replicas", "2", "--also", f"other={TINY}"], "--also"),
     ],

@@ -93,7 +93,7 @@ def show_status(address: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"nodes": rows})
         return
-    table = Figures(*(Column(name.replace("_", " ")) for name in rows[0]))
+    table = Figures(*map(Column, ("node", "address", "state", "model", "open requests")))
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     results().print(table)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -19,12 +20,15 @@ from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.router import Router
+from corepipe.serving.fleet.scaler import Scaler, Work
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
 from corepipe.serving.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
 from corepipe.serving.supervision.child import EngineError
 from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle
 from corepipe.serving.supervision.streams import OutputStream
+
+SCALE_SECONDS = 1.0
 
 UNREACHABLE_SECONDS = 5.0
 """After which a host that does not come back is replaced."""
@@ -39,6 +43,9 @@ class Fleet(Protocol):
     def replace(self, name: str) -> None:
         """This host is of no use any more; another one, if any is to be had."""
 
+    def want(self, count: int) -> None:
+        """So many hosts from now on; those that are too many are drained by the client."""
+
     async def close(self) -> None:
         """No host is needed any more."""
 
@@ -46,11 +53,17 @@ class Fleet(Protocol):
 class FleetClient(JournaledClient):
     """An engine on each of several hosts.  What one of them loses goes on at once on another.
 
-    `queue_seconds`: the longest that a request waits before anything is computed for it.
+    `queue_seconds`: the longest that a request waits before anything is computed for it.  `scaler` says how
+    many hosts there are to be; None: as many as the fleet has.
     """
 
     def __init__(
-        self, config: EngineConfig, fleet: Fleet, identity: Identity, queue_seconds: float | None
+        self,
+        config: EngineConfig,
+        fleet: Fleet,
+        identity: Identity,
+        queue_seconds: float | None,
+        scaler: Scaler | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
         self.refused: Counter[str] = Counter()
@@ -65,6 +78,8 @@ class FleetClient(JournaledClient):
         self._kind: Ready | None = None
         self._progress: Callable[[Progress], None] = _ignore
         self._links: LinkThread | None = None
+        self._scaler = scaler
+        self._scaling: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -97,6 +112,8 @@ class FleetClient(JournaledClient):
         await self._fleet.start(self)
         self._kind = await self._first
         self._watch_queue()
+        if self._scaler is not None:
+            self._scaling = asyncio.create_task(self._scale(self._scaler))
         return self._told()
 
     def submit(self, submit: Submit) -> OutputStream:
@@ -116,6 +133,9 @@ class FleetClient(JournaledClient):
     async def close(self) -> None:
         self._closed = True
         await self._leave_queue()
+        if self._scaling is not None:
+            self._scaling.cancel()
+            await asyncio.wait([self._scaling])
         for remote in list(self._remotes.values()):
             self._drop(remote)
         await self._fleet.close()
@@ -300,6 +320,21 @@ class FleetClient(JournaledClient):
             for remote in self.remotes
         ]
         return replace(kind, placement={**kind.placement, "hosts": hosts}, pid=0)
+
+    async def _scale(self, scaler: Scaler) -> None:
+        """Looks each second whether another number of hosts is wanted."""
+        wanted = scaler.least
+        while True:
+            await asyncio.sleep(SCALE_SECONDS)
+            now, serving = monotonic(), [each for each in self.remotes if each.serves and not each.draining]
+            waiting, rate = self._journal.waiting.requests, self._drain.rate(now)
+            work = Work(wanted, len(serving), waiting, rate, len(self._journal))
+            before, wanted = wanted, scaler.wanted(work, now)
+            if wanted != before:
+                _log().warning("%d hosts are wanted, instead of %d", wanted, before)
+                self._fleet.want(wanted)
+            if wanted < len(serving):
+                self.drain(min(serving, key=lambda remote: len(remote.open)).at.name)
 
     def _given_up_unless_back(self, remote: Remote) -> None:
         lease = remote.lease

@@ -31,6 +31,7 @@ from corepipe.serving.fleet.orders import (
     Stop,
     Tell,
     ToManager,
+    Total,
     Up,
     order_decoder,
 )
@@ -87,7 +88,9 @@ class Manager:
 
     def take(self, order: ToManager) -> None:
         """What the front wants."""
-        if isinstance(order, Stop):
+        if isinstance(order, Total):
+            self._total = order.count
+        elif isinstance(order, Stop):
             self._end(order.name)
         elif isinstance(order, Tell):
             self._told = order

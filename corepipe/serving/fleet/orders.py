@@ -34,6 +34,12 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     known: list[Placed] = []
 
 
+class Total(msgspec.Struct, frozen=True, tag=True):
+    """So many hosts are wanted from now on, those included that are there."""
+
+    count: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """This host is of no use any more."""
 
@@ -80,7 +86,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToManager = Begin | Stop | Tell
+ToManager = Begin | Total | Stop | Tell
 FromManager = Up | Down | Drain | Refused
 
 

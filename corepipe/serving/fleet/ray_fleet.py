@@ -24,6 +24,7 @@ from corepipe.serving.fleet.orders import (
     Refused,
     Stop,
     Tell,
+    Total,
     Up,
     manager_decoder,
 )
@@ -62,6 +63,10 @@ class RayFleet:
         self._known.pop(name, None)
         self._order(Stop(name))
 
+    def want(self, count: int) -> None:
+        self._total = count
+        self._order(Total(count))
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -70,7 +75,7 @@ class RayFleet:
         if self._manager is not None:
             await self._manager.close()
 
-    def _order(self, order: Stop | Tell) -> None:
+    def _order(self, order: Stop | Tell | Total) -> None:
         if self._manager is not None:
             self._manager.send(order)
 

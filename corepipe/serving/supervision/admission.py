@@ -25,11 +25,15 @@ class DrainRate:
 
     def retry_seconds(self, waiting: int, now: float) -> int:
         """Whole seconds in which as many requests as wait now will have left the queue, 1 to 30."""
-        self._forget(now)
-        if not self._starts:
+        rate = self.rate(now)
+        if not rate:
             return MOST_SECONDS
-        rate = len(self._starts) / max(now - self._starts[0], 1.0)
         return min(max(LEAST_SECONDS, -int(-waiting // rate)), MOST_SECONDS)
+
+    def rate(self, now: float) -> float:
+        """Requests a second, of the last seconds."""
+        self._forget(now)
+        return len(self._starts) / max(now - self._starts[0], 1.0) if self._starts else 0.0
 
     def _forget(self, now: float) -> None:
         while self._starts and self._starts[0] < now - WINDOW_SECONDS:

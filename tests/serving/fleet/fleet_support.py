@@ -110,18 +110,26 @@ class Proxy:
 class Hosts:
     """A `client.Fleet` of hosts that are there already."""
 
-    def __init__(self, *hosts: HostAddress) -> None:
+    def __init__(self, *hosts: HostAddress, at_first: int | None = None) -> None:
         self._hosts = hosts
+        self._first = len(hosts) if at_first is None else at_first
         self.replaced: list[str] = []
+        self.wanted: list[int] = []
         self.client: FleetClient | None = None
 
     async def start(self, client: FleetClient) -> None:
         self.client = client
-        for host in self._hosts:
+        for host in self._hosts[: self._first]:
             client.add(host)
 
     def replace(self, name: str) -> None:
         self.replaced.append(name)
+
+    def want(self, count: int) -> None:
+        """There are no others but the last, which is added where it is wanted."""
+        self.wanted.append(count)
+        if self.client is not None and count == len(self._hosts):
+            self.client.add(self._hosts[-1])
 
     async def close(self) -> None:
         """They stay."""

@@ -19,10 +19,13 @@ import pytest
 from corepipe import __version__
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.fleet import client as client_module
+from corepipe.serving.fleet import scaler
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
 from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.fleet.wire import Beat, Hello, host_decoder
 from corepipe.serving.frames import encode_frame
 from corepipe.serving.messages import Failed, Output, Outputs, Sampling, Started
@@ -172,6 +175,30 @@ def test_no_strike_loses_doubles_or_changes_an_answer(tmp_path: Path) -> None:
                     await struck.whole()
             for proxy in proxies:
                 proxy.close()
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SCALE_SECONDS", 0.01)
+    monkeypatch.setattr(scaler, "PATIENT_SECONDS", 0.0)
+    monkeypatch.setattr(scaler, "IDLE_SECONDS", 0.2)
+
+    async def main() -> None:
+        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+            fleet = Hosts(*(host.at for host in started), at_first=1)
+            client = FleetClient(CONFIG, fleet, identity, None, Scaler(1, 2, seats=8))
+            await client.start()
+            streams = [client.submit(submit(f"r{i}", max_tokens=TOKENS)) for i in range(60)]
+            await until(lambda: sum(remote.serves for remote in client.remotes) == 2)
+            for outputs in await asyncio.gather(*map(collect, streams)):
+                tokens_of(outputs)
+            await until(lambda: len(fleet.replaced) == 1)
+            assert fleet.wanted == [2, 1]
+            assert not any(client.restarts.values())
+            await client.close()
 
     asyncio.run(asyncio.wait_for(main(), 300))
 
