@@ -27,6 +27,8 @@ from tests.kernels import linears
 from tests.kernels.harness import AttentionRig
 from tests.kernels.linears import Case, Weights, random_weights
 from tests.kernels.test_rows import result
+from tests.kernels.test_scans import Rig as ScanRig
+from tests.kernels.test_scans import cut, rows_of
 
 ISAS = _native.isas()
 TINY = Path(__file__).parent / "data" / "tiny"
@@ -154,6 +156,22 @@ def rows() -> list[F32]:
 
 def test_rows(everywhere: Call) -> None:
     require_equal(everywhere(rows))
+
+
+def scans() -> list[F32]:
+    """Recurrent layers, whose steps and decays are from very small to very large."""
+    found = []
+    for rounded in (False, True):
+        rig, sequence = ScanRig(2, 512, rounded=rounded), rows_of(5, 150)
+        sequence[3] *= np.linspace(0, 60, 150, dtype=np.float32)[:, None]
+        found += rig.run([(cut(sequence, 0, 149), 0)], [[1]])
+        found += rig.run([(cut(sequence, 149, 150), 149)], [[1]])
+        rig.pool.close()
+    return found
+
+
+def test_scans(everywhere: Call) -> None:
+    require_equal(everywhere(scans))
 
 
 def require_equal(found: list[list[F32]]) -> None:

@@ -57,6 +57,15 @@ class KVCache:
     nbytes: int
     def memory(self) -> U8: ...
 
+class StateCache:
+    """What recurrent Ops of a core keep of sequences, fp32: a block has `elements` numbers, of all of them.
+
+    Block i of a sequence's table has them as they are after its positions, or as far as the sequence goes.
+    """
+
+    def __init__(self, blocks: int, block_size: int, elements: int) -> None: ...
+    nbytes: int
+
 class Program:
     """Ops of one core, appended in order.  Indices of values that alias are the caller's business."""
 
@@ -73,8 +82,8 @@ class Program:
         self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0, by: str = "position"
     ) -> None:
         """out = x + table[position + offset], or by "type"; the table as `embed` takes it."""
-    def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None:
-        """Over each group of len(gain) elements."""
+    def rms_norm(self, x: int, out: int, gain: F32, eps: float, groups: int = 1) -> None:
+        """Over each of `groups` parts of len(gain) elements."""
     def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
     def normalize(self, x: int, out: int, eps: float) -> None:
         """x / max(|x|, eps)."""
@@ -160,6 +169,36 @@ class Program:
         """
     def clamp(self, x: int, limit: float, out: int) -> None:
         """x held within -limit .. limit."""
+    def convolve(
+        self,
+        x: int,
+        out: int,
+        weights: F32,
+        bias: F32 | None,
+        function: str | None,
+        state: tuple[StateCache, int],
+    ) -> None:
+        """out = function(bias + the sum over k of weights[k] * the row `taps - 1 - k` before), by channel.
+
+        weights [taps, width]; bias [width].  state: a cache, and where the (taps - 1) * width elements of it
+        begin that are kept of a sequence.
+        """
+    def scan(
+        self,
+        values: tuple[int, int, int, int],
+        out: int,
+        of_heads: tuple[F32, F32, F32],
+        limits: tuple[float, float],
+        states: int,
+        state: tuple[StateCache, int],
+    ) -> None:
+        """step = clamp(softplus(dt + dt_bias)); h = exp(step * rate) * h + (step * x) outer b;
+        out = h . c + skip * x, of each head by itself, token after token.
+
+        values: x, heads x head_dim wide, head_dim a multiple of 16; b and c, groups x states, each of
+        neighbouring heads; dt, heads.  of_heads: rates, dt_bias and skip.  limits: of a step.  state: as for
+        `convolve`, of heads * head_dim * states elements.
+        """
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:

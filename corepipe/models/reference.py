@@ -45,6 +45,10 @@ What the Graphs of these families leave out, or have in a simpler form:
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
 - Mixtures of experts route without noise, and drop no token.
+- Mamba-2 keeps a state of one size for a sequence, in fp32, and no KV blocks: `--num-blocks` counts states,
+  no prefix is found again, `--block-size` and `--kv-cache-dtype` have nothing to say. Its residual stream is
+  rounded as every model's (`residual_in_fp32` asks for fp32). A norm goes over all heads of a group: the
+  degree of `--tensor` divides `n_groups`.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone.
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and

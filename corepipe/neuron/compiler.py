@@ -336,6 +336,12 @@ def kv_bytes_per_token(program: Program) -> int:
     return sum(op.kept for op in program.ops) * program.format.compute.bytes
 
 
+def state_bytes(program: Program) -> int:
+    """Bytes of the states that a core keeps for one sequence, in fp32."""
+    kept = (op.state.per_sequence for op in program.ops if op.state is not None)
+    return sum(kept) * DType.FP32.bytes
+
+
 def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
     """What each core of a replica holds, as /v1/placement reports it.
 
@@ -355,4 +361,5 @@ def _describe_core(program: Program) -> dict[str, object]:
         "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),
+        **({"state_bytes_per_sequence": kept} if (kept := state_bytes(program)) else {}),
     }

@@ -196,6 +196,40 @@ class ExpertsCost:
         return _in_turn([_times(step.engines(shape), self.experts, 0.0) for step in self.steps])
 
 
+@dataclass(frozen=True, slots=True)
+class ScanCost:
+    """A recurrent Op: tokens of answers go one by one, those of prompts `chunk` at a time.
+
+    step: of a token; whole: of a chunk, which takes as long where it is not full; moved: of a sequence's
+    state.
+    """
+
+    rows: int
+    step: Engines
+    chunk: int
+    whole: Engines
+    moved: Engines
+
+    def engines(self, shape: StepShape) -> Engines:
+        rows = shape.rows_of(self.rows)
+        if not rows:
+            return NOTHING
+        one, count = self.step, rows
+        if not shape.decodes:
+            one, count = self.whole, shape.sequences * -(-rows // (shape.sequences * self.chunk))
+        moved = self.moved
+        return Engines(
+            tensor=one.tensor * count,
+            vector=one.vector * count,
+            scalar=one.scalar * count,
+            dma=moved.dma * shape.sequences,
+            start=self.step.start,
+            read=moved.read * shape.sequences,
+            written=moved.written * shape.sequences,
+            flops=one.flops * count,
+        )
+
+
 def _times(one: Engines, count: int, found: float) -> Engines:
     """`one` so many times, each with `found` more seconds of transfers."""
     return Engines(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatchmethod
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from corepipe.neuron.lowering import (
     lower,
 )
 from corepipe.neuron.numerics import F32, quantize_weight, rope_tables
-from corepipe.neuron.ops import Attention, LayerNorm, Linear, RMSNorm
+from corepipe.neuron.ops import Attention, LayerNorm, Linear, Op, RMSNorm
 from corepipe.neuron.program import (
     AxisShard,
     Program,
@@ -77,6 +78,7 @@ class NativeCore:
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
         self.caches = _caches(program, blocks, block_size, layer_groups, int8=int8_cache)
+        self._states = _states(program, blocks, block_size)
         for step in steps:
             self._emit(step)
 
@@ -143,6 +145,10 @@ class NativeCore:
     def _(self, step: Plain) -> None:
         step.op.emit(self.native, self)
 
+    def state(self, op: Op) -> tuple[_native.StateCache, int]:
+        """Where an Op has its part of the states of sequences."""
+        return self._states[op.out.id]
+
     @property
     def group(self) -> range:
         """The cores of the tensor group."""
@@ -199,6 +205,17 @@ def _caches(
         cache = native().KVCache(slots(layers), blocks, block_size, *heads, compute, int8)
         found.update((layer, (cache, place.slot)) for layer, place in layers.items())
     return found
+
+
+def _states(program: Program, blocks: int, block_size: int) -> dict[int, tuple[_native.StateCache, int]]:
+    """For each recurrent Op, by the value that it makes: a cache, and where in a block its part begins."""
+    kept = {op.out.id: op.state.per_sequence for op in program.ops if op.state is not None}
+    recurrent = {made: size for made, size in kept.items() if size}
+    if not recurrent:
+        return {}
+    *starts, total = accumulate(recurrent.values(), initial=0)
+    cache = native().StateCache(blocks, block_size, total)
+    return {made: (cache, start) for made, start in zip(recurrent, starts, strict=True)}
 
 
 def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _native.Matrix:

@@ -309,16 +309,19 @@ class StateKind(StrEnum):
 
     TOKENS = "tokens"  # for each token of a sequence, in KV blocks
     SOURCE = "source"  # for each token of the source, made once
+    SEQUENCE = "sequence"  # for a sequence, however long it is
 
 
 class StateSpec(NamedTuple):
     """What an Op keeps for each token: `per_token` elements of the compute format, or as int8 with a scale
-    for each of the `vectors` that they make; `window`: for the latest so many tokens."""
+    for each of the `vectors` that they make; `window`: for the latest so many tokens.  Of a recurrent Op
+    `per_sequence` elements in fp32 instead."""
 
     kind: StateKind
-    per_token: int
+    per_token: int = 0
     window: int | None = None
     vectors: int = 1
+    per_sequence: int = 0
 
     def nbytes(self, dtype: DType) -> int:
         """Of a token, kept as `dtype`; an int8 vector has an fp32 scale."""
@@ -412,6 +415,11 @@ class Graph:
     def is_decoder(self) -> bool:
         """Whether it generates token after token from tokens alone, as what is served does."""
         return self.causal and self.inputs == (Input(InputKind.TOKENS, TOKENS),)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it keeps a state for each sequence."""
+        return any(state.kind is StateKind.SEQUENCE for state in self.states())
 
     def refusal(self) -> str | None:
         """The first Op that the executors do not compute in the graph's format, and why (None: all are)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corepipe.neuron.graph import DType, Graph, StateKind
+from corepipe.neuron.ops.base import Op
 from corepipe.neuron.program import Program
 
 KEY_BLOCK = 64
@@ -77,6 +78,11 @@ def _size(counts: Sequence[int]) -> int:
     return min(sizes, key=lambda size: (groups(size) * size, groups(size)))
 
 
+def block_positions(graph: Graph, asked: int) -> int:
+    """Positions of a block: those asked for, but a recurrent model's has the state of a whole sequence."""
+    return graph.max_positions if graph.is_recurrent else asked
+
+
 class Place(NamedTuple):
     """Of a layer: its group, and its number among those of the group that a cache holds."""
 
@@ -93,11 +99,16 @@ def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Place
     taken: Counter[tuple[Heads, int]] = Counter()
     found: dict[Heads, dict[int, Place]] = {}
     for op in program.ops:
-        if op.state is not None and op.head_layout is not None:
+        if _pages(op) and op.head_layout is not None:
             heads, group = (op.head_layout.kv_heads, op.head_layout.head_dim), groups[op.layer]
             found.setdefault(heads, {})[op.layer] = Place(group, taken[heads, group])
             taken[heads, group] += 1
     return found
+
+
+def _pages(op: Op) -> bool:
+    """Whether it keeps something for each token."""
+    return op.state is not None and op.state.kind is not StateKind.SEQUENCE
 
 
 def slots(layers: Mapping[int, Place]) -> int:
@@ -107,5 +118,5 @@ def slots(layers: Mapping[int, Place]) -> int:
 
 def bytes_of_position(program: Program, groups: LayerGroups, dtype: DType) -> int:
     """Bytes of keys and values of one position of a block on a core, used or not, kept as `dtype`."""
-    kept = {op.layer: op.state.nbytes(dtype) for op in program.ops if op.state is not None}
+    kept = {op.layer: op.state.nbytes(dtype) for op in program.ops if op.state is not None and _pages(op)}
     return sum(slots(layers) * kept[min(layers)] for layers in places(program, groups).values())

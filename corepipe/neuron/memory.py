@@ -11,7 +11,7 @@ from math import inf
 
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.compiler import kv_bytes_per_token, weight_bytes_by_format
+from corepipe.neuron.compiler import kv_bytes_per_token, state_bytes, weight_bytes_by_format
 from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
 from corepipe.neuron.native_plugin import KvBudget
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CoreMemory:
-    """Bytes on one core: weights, one KV block of all its layers, buffers of a step."""
+    """Bytes on one core: weights, one KV block of all its layers or a sequence's state, buffers of a step."""
 
     weights: int
     block: int
@@ -98,12 +98,14 @@ def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ..
 class Footprint:
     """What a core holds, for any limits.
 
-    token: bytes of keys and values of one token.  alive, moved: bytes of activations, alive at once and of
-    one payload that leaves or comes in, as (of each row of logits, of each other row): the most counts.
+    token: bytes of keys and values of one token; state: of what recurrent layers keep of a sequence.
+    alive, moved: bytes of activations, alive at once and of one payload that leaves or comes in, as (of each
+    row of logits, of each other row): the most counts.
     """
 
     weights: int
     token: int
+    state: int
     alive: frozenset[tuple[int, int]]
     moved: frozenset[tuple[int, int]]
 
@@ -113,6 +115,7 @@ class Footprint:
         return cls(
             weights=sum(weight_bytes_by_format(program).values()),
             token=kv_bytes_per_token(program),
+            state=state_bytes(program),
             alive=frozenset(_alive(program)),
             moved=frozenset(_row_bytes(value, program) for value in moved),
         )
@@ -124,7 +127,7 @@ class Footprint:
             max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
             for parts in (self.alive, self.moved)
         )
-        return CoreMemory(self.weights, self.token * limits.block_size, alive + 2 * moved)
+        return CoreMemory(self.weights, self.token * limits.block_size + self.state, alive + 2 * moved)
 
 
 def blocks_that_fit(

@@ -18,6 +18,7 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
+from corepipe.errors import UserError
 from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, RuntimeProfile
@@ -186,7 +187,8 @@ class _Chooser:
 
     def _fitting(self, shapes: Iterable[Placement]) -> Iterator[Estimate]:
         for shape in shapes:
-            if shape.cores <= self._instance.cores and self._holds_weights(shape):
+            enough = shape.cores <= self._instance.cores and self._holds_weights(shape)
+            if enough and self._can_be_cut(shape):
                 cores = measure(self._programs(shape), self._limits)
                 blocks = blocks_that_fit(cores, shape.data, self._instance, self._profile.kv_budget)
                 if blocks >= self._limits.blocks_per_sequence:
@@ -196,6 +198,16 @@ class _Chooser:
         """Whether the weights fit the memory of the cores, however they are cut: spares hopeless compiles."""
         banks = self._instance.bank_of(shape.cores - 1) + 1
         return shape.data * self._weights <= banks * self._instance.bank_bytes
+
+    def _can_be_cut(self, shape: Placement) -> bool:
+        """Whether the model can be; who asks for the degree hears why it cannot."""
+        if self._given.tensor:
+            return True
+        try:
+            self._programs(shape)
+        except UserError:
+            return False
+        return True
 
     def _programs(self, shape: Placement) -> tuple[Program, ...]:
         return self._compile(Placement(shape.pipeline, shape.tensor))

@@ -162,12 +162,13 @@ def _int8_product(x: F32, weight: F32) -> F32:
     return total
 
 
-def rms_norm(x: F32, gain: F32, eps: float, compute: DType) -> F32:
-    """x / sqrt(mean(x**2) + eps) * gain, over each group of len(gain) consecutive elements."""
-    groups = x.reshape(len(x), x.shape[1] // len(gain), len(gain))
-    mean = np.mean(np.square(groups), axis=2, keepdims=True, dtype=np.float32)
+def rms_norm(x: F32, gain: F32, eps: float, compute: DType, groups: int = 1) -> F32:
+    """x / sqrt(mean(x**2) + eps) * gain; the mean is over each of `groups` parts of len(gain) elements."""
+    gain = gain.reshape(groups, -1)
+    parts = x.reshape(len(x), x.shape[1] // gain.size, *gain.shape)
+    mean = np.mean(np.square(parts), axis=3, keepdims=True, dtype=np.float32)
     factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
-    return round_to((groups * factor * gain).reshape(x.shape), compute)
+    return round_to((parts * factor * gain).reshape(x.shape), compute)
 
 
 def layer_norm(x: F32, gain: F32 | None, bias: F32 | None, eps: float, compute: DType) -> F32:

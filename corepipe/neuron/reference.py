@@ -8,7 +8,7 @@ has the integers and scales of the unsplit matrix.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
@@ -22,7 +22,8 @@ from corepipe.neuron.collectives import Links
 from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored, matrices_of
 from corepipe.neuron.numerics import F32, I32, Matrix
-from corepipe.neuron.ops import AllReduce
+from corepipe.neuron.ops import AllReduce, Op
+from corepipe.neuron.ops.base import Turn
 from corepipe.neuron.program import (
     Program,
     SamplingBatch,
@@ -144,6 +145,19 @@ class _Run:
         found: npt.NDArray[np.integer] = blocks * size + positions % size
         return found
 
+    def state(self, op: Op, shape: tuple[int, ...]) -> F32:
+        core = self.core
+        return core.states.setdefault(op.out.id, np.zeros((core.blocks, *shape), np.float32))
+
+    def turns(self) -> Iterator[Turn]:
+        inputs, size = self.inputs, self.core.block_size
+        for table, begin, end in zip(
+            inputs.block_tables, inputs.sequence_starts[:-1], inputs.sequence_starts[1:], strict=True
+        ):
+            first, last = inputs.positions[begin], inputs.positions[end - 1]
+            before = None if first == 0 else int(table[(first - 1) // size])
+            yield Turn(slice(int(begin), int(end)), before, int(table[last // size]))
+
     def exchange(self, x: Value) -> list[F32] | None:
         program, links = self.core.program, self.links
         parts = links.exchange(program.stage, self.collectives, program.rank, self[x], self.core.tensor)
@@ -184,6 +198,8 @@ class ReferenceCore:
             name: bind_stack(shard, fmt, read(name)) for name, shard in shards if shard.spec.is_stack
         }
         self.block_size = block_size
+        self.blocks = blocks
+        self.states: dict[int, F32] = {}  # by the value that the Op makes
         positions = blocks * block_size
         self.keys, self.values = (_caches(program, positions, int8=int8_cache) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
@@ -197,7 +213,8 @@ class ReferenceCore:
 
 def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, Vectors]:
     """Zeros for each layer with attention."""
-    layouts = ((op.layer, op.head_layout) for op in program.ops if op.state is not None)
+    kept = (op for op in program.ops if op.state is not None and op.state.per_token)
+    layouts = ((op.layer, op.head_layout) for op in kept)
     return {
         layer: Vectors.zeros(positions, layout.kv_heads, layout.head_dim, int8=int8)
         for layer, layout in layouts

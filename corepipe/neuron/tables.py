@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.engines import AttentionCost, Cost, Engines, OpCost
+from corepipe.neuron.engines import AttentionCost, Cost, Engines, OpCost, ScanCost
 from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.profiles import AttentionStyle
@@ -94,7 +94,9 @@ class Table:
         self.costs = costs
         self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
         self._plain = {c: n for c, n in costs.items() if not isinstance(c, AttentionCost)}
-        self._splits = any(isinstance(cost, OpCost) and cost.split > 1 for cost in costs)
+        self._by_sequence = any(
+            isinstance(cost, ScanCost) or (isinstance(cost, OpCost) and cost.split > 1) for cost in costs
+        )
         self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, shape: StepShape) -> float:
@@ -104,8 +106,8 @@ class Table:
         return total
 
     def plain_seconds(self, shape: StepShape) -> float:
-        """Of the Ops whose time depends on the rows alone."""
-        key = (*shape.counts, shape.decodes) if self._splits else shape.counts
+        """Of the Ops whose time depends on no context, but on rows and on how many sequences have them."""
+        key = (*shape.counts, shape.sequences) if self._by_sequence else shape.counts
         found = self._known.get(key)
         if found is None:
             found = sum(count * cost.engines(shape).seconds for cost, count in self._plain.items())
@@ -145,7 +147,7 @@ def _bottleneck(cost: Cost, engines: Engines) -> Bottleneck:
         case "collectives":
             return Bottleneck.COLLECTIVES
         case "dma":
-            return Bottleneck.KV if isinstance(cost, AttentionCost) else Bottleneck.WEIGHTS
+            return Bottleneck.KV if isinstance(cost, AttentionCost | ScanCost) else Bottleneck.WEIGHTS
         case _:
             return Bottleneck.COMPUTE
 

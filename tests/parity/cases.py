@@ -64,6 +64,21 @@ def four_times(hidden: int, heads: int, **changes: object) -> dict[str, object]:
     return {key: value for key, value in options.items() if key != "intermediate_size"}
 
 
+def mamba(hidden: int, heads: int, groups: int, **changes: object) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "num_hidden_layers": 2,
+        "num_heads": heads,
+        "head_dim": 2 * hidden // heads,
+        "n_groups": groups,
+        "state_size": 27,
+        "chunk_size": 64,
+        **IDS,
+        **changes,
+    }
+
+
 NEO = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -135,6 +150,12 @@ GRANITE = {
 
 CASES = (
     Case("llama", "LlamaConfig", llama_like(160, 2, 1, attention_bias=True, mlp_bias=True)),
+    Case("mamba2", "Mamba2Config", mamba(80, 5, 1, tie_word_embeddings=True)),
+    Case(
+        "mamba2-groups",
+        "Mamba2Config",
+        mamba(96, 12, 4, use_bias=True, use_conv_bias=False, conv_kernel=3, time_step_limit=(0.3, 0.9)),
+    ),
     Case("mistral", "MistralConfig", llama_like(96, 4, 2, head_dim=80, sliding_window=40)),
     Case("qwen2", "Qwen2Config", llama_like(96, 4, 1, tie_word_embeddings=True)),
     Case("qwen3", "Qwen3Config", llama_like(96, 4, 2, head_dim=24, attention_bias=True)),

@@ -96,8 +96,8 @@ void first_rows(PyProgram& self, int out, const Array<float, 2>& rows) {
   self.program.first_rows(out, {rows.data(), static_cast<int>(rows.size())});
 }
 
-void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float eps) {
-  self.program.norm(x, out, {NormKind::rms, vector_of(self, gain), {}, eps});
+void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float eps, int groups) {
+  self.program.norm(x, out, {NormKind::rms, vector_of(self, gain), {}, eps}, groups);
 }
 
 void layer_norm(PyProgram& self, int x, int out, const std::optional<Array<float>>& gain,
@@ -194,6 +194,33 @@ void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrice
   self.program.experts(x, scores, out, std::move(experts), routing, function_named(function));
 }
 
+using PyState = std::pair<std::shared_ptr<StateCache>, size_t>;
+
+StatePart state_of(PyProgram& self, const PyState& state) {
+  if (!state.first) throw std::invalid_argument("what is recurrent has a cache");
+  self.kept.push_back(state.first);
+  return {state.first.get(), state.second};
+}
+
+void convolve(PyProgram& self, int x, int out, const Array<float, 2>& weights, const std::optional<Array<float>>& bias,
+              const std::optional<std::string>& function, const PyState& state) {
+  self.kept.push_back(std::make_shared<Array<float, 2>>(weights));
+  self.program.convolve(x, out, {weights.data(), static_cast<int>(weights.size())},
+                        bias ? vector_of(self, *bias) : Vector{}, function_named(function), state_of(self, state));
+}
+
+using PyVector = Array<float>;
+
+void scan(PyProgram& self, const std::tuple<int, int, int, int>& values, int out,
+          const std::tuple<PyVector, PyVector, PyVector>& of_heads, std::pair<float, float> limits, int states,
+          const PyState& state) {
+  const auto& [x, b, c, dt] = values;
+  const auto& [rates, dt_bias, skip] = of_heads;
+  const ScanOptions options{vector_of(self, rates), vector_of(self, dt_bias), vector_of(self, skip),
+                            limits.first,           limits.second,            states};
+  self.program.scan({x, b, c, dt}, out, options, state_of(self, state));
+}
+
 // One array for each value: [max_rows, bytes of a row].
 nb::list memory(nb::handle_t<PyProgram> self) {
   const Program& program = nb::cast<PyProgram&>(self).program;
@@ -219,7 +246,7 @@ void bind_program(nb::module_& m) {
       .def("first_rows", &first_rows, "out"_a, "rows"_a.noconvert())
       .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0,
            "by"_a = "position")
-      .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a)
+      .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a, "groups"_a = 1)
       .def("layer_norm", &layer_norm, "x"_a, "out"_a, "gain"_a.noconvert().none(), "bias"_a.noconvert().none(), "eps"_a)
       .def("linear", &append_linear, "x"_a, "segments"_a, "norm"_a = nb::none(), "layer_norm"_a = nb::none(),
            "function"_a = nb::none(), "glu"_a = false, "factor"_a = 1.0f, "residual"_a = nb::none(),
@@ -256,6 +283,9 @@ void bind_program(nb::module_& m) {
            "function"_a = "silu", "biases"_a.noconvert() = std::vector<Array<float, 2>>{}, "nearness"_a = 0.0f)
       .def("clamp", [](PyProgram& self, int x, float limit, int out) { self.program.clamp(x, limit, out); }, "x"_a,
            "limit"_a, "out"_a)
+      .def("convolve", &convolve, "x"_a, "out"_a, "weights"_a.noconvert(), "bias"_a.noconvert().none(), "function"_a.none(),
+           "state"_a)
+      .def("scan", &scan, "values"_a, "out"_a, "of_heads"_a, "limits"_a, "states"_a, "state"_a)
       .def("add", [](PyProgram& self, int a, int b, int out) { self.program.add(a, b, out); }, "a"_a, "b"_a, "out"_a)
       .def("select_rows", [](PyProgram& self, int x, int out) { self.program.select_rows(x, out); }, "x"_a, "out"_a)
       .def("all_reduce",

@@ -12,6 +12,7 @@
 #include "kv_cache.h"
 #include "linear.h"
 #include "probe.h"
+#include "scan.h"
 
 namespace corepipe {
 
@@ -57,6 +58,9 @@ void bind_cache(nb::module_& m) {
         const Arena& arena = nb::cast<KVCache&>(self).arena();
         return nb::ndarray<nb::numpy, uint8_t>(arena.data(), {arena.size()}, self).cast();
       });
+  nb::class_<StateCache>(m, "StateCache")
+      .def(nb::init<int, int, size_t>(), "blocks"_a, "block_size"_a, "elements"_a)
+      .def_prop_ro("nbytes", [](const StateCache& self) { return self.arena().size(); });
 }
 
 nb::object accumulators(Array<int8_t, 2> x, const PyMatrix& matrix) {

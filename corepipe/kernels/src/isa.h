@@ -8,6 +8,7 @@
 #include "linear_table.h"
 #include "row_table.h"
 #include "sampler_table.h"
+#include "scan_table.h"
 
 namespace corepipe {
 
@@ -18,6 +19,7 @@ struct KernelTable {
   AttentionTable attention;
   RowTable rows;
   SamplerTable sampler;
+  ScanTable scan;
 };
 
 // Calls `begin` and, at its end, `end`; either may be null.

@@ -5,12 +5,13 @@
 #include "attention.inl"
 #include "isa.h"
 #include "linear_generic.inl"
+#include "scan.inl"
 
 namespace corepipe {
 
 using namespace portable_fused;
 
 extern const KernelTable kPortableFusedKernels;
-const KernelTable kPortableFusedKernels = {"portable", kLinear, kAttention, kRows, kSampler};
+const KernelTable kPortableFusedKernels = {"portable", kLinear, kAttention, kRows, kSampler, kScan};
 
 }  // namespace corepipe

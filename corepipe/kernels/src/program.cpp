@@ -158,16 +158,22 @@ void Program::add_embedding(int x_index, int out_index, const StoredTable& table
   });
 }
 
-void Program::norm(int x_index, int out_index, const NormSpec& spec) {
+void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups) {
   const Value x = at(x_index);
-  const bool grouped = spec.kind == NormKind::rms;  // an RMS norm is over each group as wide as its gain
+  const bool grouped = spec.kind == NormKind::rms;  // an RMS norm is over each part as wide as its gain
   require(!grouped || (spec.gain.size >= 1 && x.width % spec.gain.size == 0), "the gain must divide the value's width");
-  const int width = grouped ? spec.gain.size : x.width;
-  const Norm norm = norm_over(spec, width);
+  const int gain = grouped ? spec.gain.size : x.width;
+  const Norm norm = norm_over(spec, gain);
+  require(groups == 1 || (grouped && groups >= 1 && gain % groups == 0), "groups of a gain must be equal");
+  const int width = gain / groups;
   const Value out = write(out_index, x.rows, x.width);
   const bool round = round_bf16;
   append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
-    for (int i = 0; i < x.width; i += width) run.kernels.rows.norm(norm, x.row(r) + i, width, round, out.row(r) + i);
+    Norm own = norm;
+    for (int i = 0; i < x.width; i += width) {
+      if (grouped) own.gain = norm.gain + i % gain;
+      run.kernels.rows.norm(own, x.row(r) + i, width, round, out.row(r) + i);
+    }
   });
 }
 

@@ -17,6 +17,7 @@
 #include "linear.h"
 #include "matrix.h"
 #include "pool.h"
+#include "scan.h"
 
 namespace corepipe {
 
@@ -103,6 +104,17 @@ struct AttentionOptions {
   NormSpec q_norm, k_norm;
 };
 
+// The operands of a scan, by index.
+struct ScanValues {
+  int x, b, c, dt;
+};
+
+struct ScanOptions {
+  Vector rates, dt_bias, skip;  // [heads]
+  float dt_least, dt_most;
+  int states;
+};
+
 // By what a token finds its row of a table.
 enum class RowIndex { position, type };
 
@@ -150,7 +162,8 @@ class Program {
   // Rows at the first positions of a sequence are those of `rows`, [count, width], instead of what they were.
   void first_rows(int out, Vector rows);
   void add_embedding(int x, int out, const StoredTable& table, RowIndex by, int offset);
-  void norm(int x, int out, const NormSpec& norm);
+  // groups: of how many equal parts of what is as wide as an RMS norm's gain each is normalised by itself.
+  void norm(int x, int out, const NormSpec& norm, int groups = 1);
   void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
   void rope(int x, int out, int head_dim, RopeTable table);
   // cache: of what is kept; null where that is nothing.
@@ -163,6 +176,9 @@ class Program {
   // by: a value of width 1 whose rows x's are multiplied by, too; -1 for none.
   void scale(int x, float factor, int by, int out);
   void experts(int x, int scores, int out, std::vector<Expert> experts, const Routing& routing, Function function);
+  // weights: [taps][x's width].
+  void convolve(int x, int out, Vector weights, Vector bias, Function function, StatePart part);
+  void scan(const ScanValues& values, int out, const ScanOptions& options, StatePart part);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
   // One row of each sequence's; a batch then has one logit row of each.
@@ -196,6 +212,7 @@ class Program {
   Step& append(std::function<void(const Run&)> run);
   template <class Body>
   void append_rows(Rows rows, int width, Body body);
+  void keep(const StatePart& part, size_t elements);
   KVLayer memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads);
   Value addend(int index, const Value& x, int width);
   std::vector<Segment> segments_of(const Value& x, const std::vector<LinearSegment>& specs, bool glu);

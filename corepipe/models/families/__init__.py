@@ -40,6 +40,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "llama": "llama",
         "llama4": "llama4",
         "llama4_text": "llama4",
+        "mamba2": "mamba2",
         "mistral": "mistral",
         "mixtral": "mixtral",
         "modernbert": "modernbert",

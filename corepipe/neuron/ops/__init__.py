@@ -11,6 +11,7 @@ from corepipe.neuron.ops.experts import Experts, Scoring
 from corepipe.neuron.ops.linear import Linear
 from corepipe.neuron.ops.norms import LayerNorm, Normalize, RMSNorm
 from corepipe.neuron.ops.pooling import Pooling, PoolingMode
+from corepipe.neuron.ops.scans import CausalConvolution, SelectiveScan
 
 __all__ = [
     "Activation",
@@ -20,6 +21,7 @@ __all__ = [
     "AllReduce",
     "Attention",
     "Clamp",
+    "CausalConvolution",
     "Concatenate",
     "Convolution",
     "CrossAttention",
@@ -44,6 +46,7 @@ __all__ = [
     "Scale",
     "Scoring",
     "SelectRows",
+    "SelectiveScan",
     "Send",
     "Upconvolution",
     "Upsample",

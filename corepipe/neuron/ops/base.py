@@ -6,10 +6,10 @@ of Op does not say is refused, never assumed: a group's file says it, beside wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy.typing as npt
 
@@ -62,6 +62,14 @@ class HasHeads(Protocol):
         """
 
 
+class Turn(NamedTuple):
+    """Rows of a sequence in a batch, and the blocks of its state before them (None: it begins) and after."""
+
+    rows: slice
+    before: int | None
+    after: int
+
+
 class TwinContext(HasHeads, Protocol):
     """One core during a batch, as the numpy twin computes it."""
 
@@ -92,6 +100,12 @@ class TwinContext(HasHeads, Protocol):
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Where the cache keeps these positions of a sequence with that block table."""
 
+    def state(self, op: Op, shape: tuple[int, ...]) -> F32:
+        """What an Op keeps of sequences, [blocks, *shape] in fp32, to read and to write."""
+
+    def turns(self) -> Iterable[Turn]:
+        """The sequences of the batch, as recurrent Ops take them."""
+
     def exchange(self, x: Value) -> list[F32] | None:
         """x of every rank, in their order; None while one of them has not come so far."""
 
@@ -101,6 +115,10 @@ class TwinContext(HasHeads, Protocol):
         """What the peer has sent, None while nothing is there."""
 
 
+State = tuple[Any, int]
+"""Where native code has an Op's part of the states of sequences: a cache, and where in a block it begins."""
+
+
 class NativeProgram(Protocol):
     """What the native program of a core runs, in the order of the calls; values are buffers' numbers."""
 
@@ -108,7 +126,7 @@ class NativeProgram(Protocol):
     def patches(self, out: int) -> None: ...
     def first_rows(self, out: int, rows: F32) -> None: ...
     def add_embedding(self, x: int, out: int, table: npt.NDArray[Any], offset: int, by: str) -> None: ...
-    def rms_norm(self, x: int, out: int, gain: F32, eps: float) -> None: ...
+    def rms_norm(self, x: int, out: int, gain: F32, eps: float, groups: int) -> None: ...
     def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
     def normalize(self, x: int, out: int, eps: float) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None: ...
@@ -117,6 +135,18 @@ class NativeProgram(Protocol):
     def glu(self, gate: int, up: int, out: int, function: str) -> None: ...
     def clamp(self, x: int, limit: float, out: int) -> None: ...
     def scale(self, x: int, factor: float, out: int, by: int | None) -> None: ...
+    def convolve(
+        self, x: int, out: int, weights: F32, bias: F32 | None, function: str, state: State
+    ) -> None: ...
+    def scan(
+        self,
+        values: tuple[int, int, int, int],
+        out: int,
+        of_heads: tuple[F32, F32, F32],
+        limits: tuple[float, float],
+        states: int,
+        state: State,
+    ) -> None: ...
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def experts(  # noqa: PLR0913 -- three values, three stacks, and what is done with them
@@ -161,6 +191,9 @@ class Bindings(Protocol):
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of all positions."""
+
+    def state(self, op: Op) -> State:
+        """Room for what an Op keeps of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +268,7 @@ class Op:
 
     @property
     def head_layout(self) -> HeadLayout | None:
-        """The heads of an attention."""
+        """The heads of an attention or a scan."""
         return None
 
     def local(self, cut: Cut) -> Self:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from corepipe.errors import UserError
 from corepipe.neuron import numerics
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import Format, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.rates import CoreRates
 
@@ -18,15 +21,32 @@ class RMSNorm(Keeps):
     """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
 
     With a gain as wide as x this is the layer's norm; with one head's width it is Qwen3's q/k norm.
+    `groups`: equal parts of what is as wide as the gain, of which each is normalised by itself (Mamba-2);
+    None: it has no parts.
     """
 
     x: Value
     gain: WeightSpec
     eps: float
+    groups: int | None = None
 
     def refuses_cut(self) -> str | None:
         axis = self.gain.axes[0]
-        return f"{self.gain.name} normalises over all of {axis.name}" if axis.is_cut else None
+        whole = axis.is_cut and self.groups is None
+        return f"{self.gain.name} normalises over all of {axis.name}" if whole else None
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        """Whole groups, of what is cut.  Raises UserError where they are not."""
+        if self.groups is None:
+            return {}
+        width, group = cut.width(self.gain.axes[0]), self.gain.shape[0] // self.groups
+        if width % group:
+            raise UserError(
+                f"--tensor: {self.gain.name} normalises over each of {self.groups} groups; use a degree "
+                f"that divides {self.groups}",
+                "tensor",
+            )
+        return {"groups": width // group}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=1, two=2)  # times 1 / rms; x squared and summed, times the gain
@@ -36,10 +56,12 @@ class RMSNorm(Keeps):
         return None
 
     def twin(self, at: TwinContext) -> F32:
-        return numerics.rms_norm(at[self.x], at.weight(self.gain), self.eps, at.format.compute)
+        gain, groups = at.weight(self.gain), self.groups or 1
+        return numerics.rms_norm(at[self.x], gain, self.eps, at.format.compute, groups)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        native.rms_norm(at.buffer(self.x), at.buffer(self.out), at.vector(self.gain), self.eps)
+        gain = at.vector(self.gain)
+        native.rms_norm(at.buffer(self.x), at.buffer(self.out), gain, self.eps, self.groups or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.profiles import Buckets
-from corepipe.planning.planner.space import BLOCK_SIZE, BatchLimits, Shape
+from corepipe.planning.planner.space import BatchLimits, Shape
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,12 +120,15 @@ class Queue:
 class Timed:
     """One shape's costs: what its Programs take alone, and what fits beside them.
 
-    host: seconds of the host a step, which a step's time includes.
+    host: seconds of the host a step, which a step's time includes.  block_size: positions of a KV block.
     """
 
-    def __init__(self, shape: Shape, cost: CostModel, cores: Sequence[CoreMemory], host: float) -> None:
+    def __init__(
+        self, shape: Shape, cost: CostModel, cores: Sequence[CoreMemory], host: float, block_size: int
+    ) -> None:
         self.shape = shape
         self.instance = shape.device
+        self.block_size = block_size
         self._cost = cost
         self._cores = cores
         self._host = host
@@ -231,7 +234,7 @@ class Bounds:
         patience = self._objectives.ttft - self._timed.prompt(shortest, chunk)
         prompt = self._timed.prompt_device(shortest, chunk)
         queues = [Queue(data, prompt, patience)]
-        if self._timed.blocks >= limits.max_num_seqs * -(-limits.max_model_len // BLOCK_SIZE):
+        if self._timed.blocks >= limits.max_num_seqs * -(-limits.max_model_len // self._timed.block_size):
             queues.append(Queue(data * limits.max_num_seqs, prompt + float(self._decoding.min()), patience))
         return queues
 
@@ -285,7 +288,7 @@ class Bounds:
         return first + self._objectives.quantile(self._decoding)
 
     def _memory(self, limits: BatchLimits) -> Failure | None:
-        blocks, wanted = self._timed.blocks, -(-limits.max_model_len // BLOCK_SIZE)
+        blocks, wanted = self._timed.blocks, -(-limits.max_model_len // self._timed.block_size)
         if blocks >= wanted:
             return None
         instance, cores = self._timed.instance, self._timed.shape.placement.cores
@@ -354,7 +357,7 @@ class Bounds:
         return self._timed.prompt_work(self._mean_prompt, chunk)
 
     def _largest_batch(self, limits: BatchLimits) -> int:
-        held = self._timed.blocks * BLOCK_SIZE / max(1.0, float(self._sizes.prompts.min()))
+        held = self._timed.blocks * self._timed.block_size / max(1.0, float(self._sizes.prompts.min()))
         return max(1, min(limits.max_num_seqs, MOST_SEQUENCES, floor(held)))
 
     def _uninterrupted(self, steps: Floats, work: float) -> Floats:

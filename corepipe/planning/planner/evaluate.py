@@ -16,8 +16,9 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import compile_for_timing
 from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.graph import FORMATS, Format, Graph
 from corepipe.neuron.hardware import Instance
+from corepipe.neuron.layer_groups import block_positions
 from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
@@ -95,6 +96,7 @@ class Workbench:
         self._demand = demand
         self._prices = prices
         self._max_model_len = max_model_len
+        self._block_size = block_positions(architecture.graph(FORMATS["bf16"], max_model_len), BLOCK_SIZE)
         self._sizes = demand.sizes
         self._graph = cache(self._make_graph)
         self._programs = cache(self._make_programs)
@@ -263,7 +265,7 @@ class Workbench:
         shape, limits = candidate.shape, candidate.limits
         cores = self._cores(candidate)
         blocks = blocks_that_fit(cores, shape.placement.data, shape.device, shape.profile.kv_budget)
-        needed = limits.max_num_seqs * -(-limits.max_model_len // BLOCK_SIZE)
+        needed = limits.max_num_seqs * -(-limits.max_model_len // self._block_size)
         return Placed(
             graph=self._graph(shape.format),
             instance=shape.device,
@@ -280,7 +282,8 @@ class Workbench:
         shape = candidate.shape
         host = 0.0 if shape.profile.asynchronous else shape.profile.host_seconds
         cost = self._cost_of(candidate, 0)
-        return Bounds(Timed(shape, cost, self._cores(candidate), host), self._sizes, self._demand.objectives)
+        timed = Timed(shape, cost, self._cores(candidate), host, self._block_size)
+        return Bounds(timed, self._sizes, self._demand.objectives)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
         """Of one replica, with the graphs that the candidate's limits ask for."""
@@ -302,7 +305,7 @@ class Workbench:
         return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens)
 
     def _make_memory(self, cut: Cut, sequences: int, tokens: int) -> tuple[CoreMemory, ...]:
-        limits = Limits(self._max_model_len, sequences, tokens, BLOCK_SIZE, max_blocks=1)
+        limits = Limits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
         cores = {footprint: footprint.core(limits) for footprint in dict.fromkeys(self._footprints(cut))}
         return tuple(cores[footprint] for footprint in self._footprints(cut))
 

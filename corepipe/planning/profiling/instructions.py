@@ -19,8 +19,10 @@ from corepipe.neuron.ops import (
     Linear,
     Op,
     PatchEmbed,
+    SelectiveScan,
     Upconvolution,
 )
+from corepipe.neuron.ops.scans import CHUNK
 
 TILE, MOVING = 128, 512
 
@@ -46,6 +48,8 @@ def matmul_instructions(op: Op, shape: StepShape) -> int:
         case LatentAttention():
             shared = HeadLayout(op.heads.heads, 1, op.heads.head_dim)
             count = _attention(shared, op.kept, rows, shape, None)
+        case SelectiveScan():
+            count = _scan(op, rows, shape)
         case _ if op.head_layout is not None or any(spec.role is WeightRole.MATRIX for spec in op.weights):
             raise TypeError(f"nobody counts the instructions of {type(op).__name__}")
     return count
@@ -62,6 +66,16 @@ def _convolution(op: Convolution | Upconvolution, images: int) -> int:
     if op.is_depthwise:
         return 0
     return op.groups * _tiles(op.out.width // op.groups, op.contraction, images * op.out.rows.each)
+
+
+def _scan(op: SelectiveScan, rows: int, shape: StepShape) -> int:
+    """Products of chunks of prompts; a token of an answer needs none."""
+    if shape.decodes:
+        return 0
+    (heads, width, states), sequences = op.shape, max(1, shape.sequences)
+    of_head = _tiles(width, CHUNK, CHUNK) + _tiles(width, states, CHUNK) + _tiles(width, CHUNK, states)
+    chunks = sequences * ceil(rows / (sequences * CHUNK))
+    return chunks * (op.heads.kv_heads * _tiles(CHUNK, states, CHUNK) + heads * of_head)
 
 
 def _attention(heads: HeadLayout, width: int, rows: int, shape: StepShape, window: int | None) -> int:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,16 @@ from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.compiler import compile_graph, state_bytes
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import DType, Graph, InputKind
-from corepipe.neuron.layer_groups import ONE_GROUP, LayerGroups, bytes_of_position, group_layers
+from corepipe.neuron.layer_groups import (
+    ONE_GROUP,
+    LayerGroups,
+    block_positions,
+    bytes_of_position,
+    group_layers,
+)
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
@@ -33,12 +40,14 @@ from corepipe.serving.engine.device_plan import (
     batch_tokens,
     generates,
     graph_of,
+    no_way_back,
     plan_device,
     scheduler_config,
 )
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
-from corepipe.serving.engine.speculation import speculation_of
+from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.speculation import Speculation, speculation_of
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
@@ -77,7 +86,9 @@ class HostPlan:
         return any(True for _ in self.graph.states())
 
     def block_bytes(self, config: EngineConfig) -> int:
-        """Bytes of one KV block of a replica."""
+        """Bytes of one KV block of a replica, or of one sequence's state."""
+        if self.graph.is_recurrent:
+            return sum(map(state_bytes, self.programs))
         dtype = DType.INT8 if config.kv_cache_dtype == "int8" else self.graph.format.compute
         groups = self.layer_groups
         return config.block_size * sum(bytes_of_position(program, groups, dtype) for program in self.programs)
@@ -85,7 +96,9 @@ class HostPlan:
     def sequence_blocks(self, config: EngineConfig) -> int:
         """KV blocks that the longest sequence holds at most."""
         windows, chunk = self.layer_groups.windows, batch_tokens(config, self.graph)
-        return blocks_of_all(windows, self.graph.max_positions, chunk, config.block_size)
+        return blocks_of_all(
+            windows, self.graph.max_positions, chunk, block_positions(self.graph, config.block_size)
+        )
 
 
 def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
@@ -112,7 +125,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     ready = Ready(
         placement={"task": task.task.value, **_describe(config, host, device, blocks)},
         blocks=blocks * host.placement.data,
-        block_size=config.block_size,
+        block_size=block_positions(host.graph, config.block_size),
         max_model_len=host.graph.max_positions,
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
@@ -129,8 +142,15 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         ready,
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
-        drafter=lambda request: speculation_of(request, config.speculative_config),
+        drafter=partial(_speculation, config, host.graph),
     )
+
+
+def _speculation(config: EngineConfig, graph: Graph, request: SampledRequest) -> Speculation | None:
+    """Who guesses for it.  Raises ValueError for a prediction of what a recurrent model says."""
+    if request.prediction and graph.is_recurrent:
+        raise ValueError(f"prediction: {no_way_back(graph)}")
+    return speculation_of(request, config.speculative_config)
 
 
 def _device(config: EngineConfig, model: Model, task: TaskInfo) -> DevicePlan:
@@ -189,7 +209,8 @@ def plan_host(config: EngineConfig, model: Model, device: DevicePlan, task: Task
 def _kind(graph: Graph) -> str:
     """What a model must be, to tell the times of another."""
     if graph.is_decoder:
-        return "decoder" if generates(graph) else "decoder whose last token is a text's vector"
+        kind = "recurrent decoder" if graph.is_recurrent else "decoder"
+        return kind if generates(graph) else f"{kind} whose last token is a text's vector"
     reads = {given.kind for given in graph.inputs}
     if InputKind.PATCHES in reads:
         return f"encoder of images of {graph.max_positions} rows"
@@ -214,7 +235,7 @@ def _replicas(
                 host.programs,
                 weights,
                 blocks,
-                config.block_size,
+                block_positions(host.graph, config.block_size),
                 rows,
                 pool,
                 same_bits=same,
@@ -320,7 +341,7 @@ def _kept_apart(host: HostPlan) -> dict[str, object]:
 
 def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
     """Where the host keeps keys and values as the device does not: Neuron's software has no int8 for them."""
-    if config.kv_cache_dtype == "auto" or not host.keeps_state:
+    if config.kv_cache_dtype == "auto" or not host.keeps_state or host.graph.is_recurrent:
         return {}
     return {
         "kv_cache_dtype": config.kv_cache_dtype,

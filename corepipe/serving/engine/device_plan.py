@@ -13,6 +13,7 @@ from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Graph, InputKind, OutputKind
 from corepipe.neuron.hardware import Instance, hypothetical
+from corepipe.neuron.layer_groups import block_positions
 from corepipe.neuron.memory import CoreMemory, Limits, MemoryPlan, plan_memory
 from corepipe.neuron.padding import graphs_of
 from corepipe.neuron.placement import Placement
@@ -164,6 +165,8 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
             f"--speculative-config: {graph.name} generates nothing that could be guessed",
             "speculative_config",
         )
+    if config.speculative_config is not None and graph.is_recurrent:
+        raise UserError(f"--speculative-config: {no_way_back(graph)}", "speculative_config")
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
@@ -173,6 +176,13 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
+
+
+def no_way_back(graph: Graph) -> str:
+    """Why nobody guesses for a recurrent model."""
+    return (
+        f"{graph.name} keeps one state a sequence, which cannot go back to before a wrong guess; leave it out"
+    )
 
 
 def _part(config: EngineConfig, instance: Instance) -> Instance:
@@ -189,13 +199,14 @@ def _part(config: EngineConfig, instance: Instance) -> Instance:
 
 
 def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limits:
-    sequence = -(-graph.max_positions // config.block_size)
+    size = block_positions(graph, config.block_size)
+    sequence = -(-graph.max_positions // size)
     most = config.num_blocks or config.max_num_seqs * sequence
     return Limits(
         graph.max_positions,
         config.max_num_seqs,
         batch_tokens(config, graph),
-        config.block_size,
+        size,
         most,
         runtime.kv_budget,
     )
@@ -274,15 +285,18 @@ def scheduler_config(
     max_cached_blocks: int | None,
     windows: tuple[int | None, ...] = (None,),
 ) -> SchedulerConfig:
-    """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group."""
-    keeps = any(True for _ in device.graph.states())
+    """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group.
+
+    No prefix of a recurrent model's sequence is found again: of its state there is the latest alone.
+    """
+    keeps, recurrent = any(True for _ in device.graph.states()), device.graph.is_recurrent
     return SchedulerConfig(
         num_blocks=blocks,
-        block_size=config.block_size,
+        block_size=max_model_len if recurrent else config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=batch_tokens(config, device.graph),
         max_model_len=max_model_len,
-        prefix_cache=config.prefix_cache and keeps,
+        prefix_cache=config.prefix_cache and keeps and not recurrent,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         stages=device.placement.pipeline,

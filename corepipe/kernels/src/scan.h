@@ -1,0 +1,37 @@
+// What recurrent layers keep of sequences: one state each, however long they are.
+#pragma once
+
+#include <cstddef>
+
+#include "kv_cache.h"
+#include "scan_table.h"
+
+namespace corepipe {
+
+// `blocks` blocks of `elements` fp32 numbers, those of all of a core's recurrent layers.  Block i of a sequence's table
+// has what is left of positions up to its end, or as far as the sequence goes: `block_size` positions of which a
+// sequence needs the last alone.
+class StateCache {
+ public:
+  // Throws std::invalid_argument, std::bad_alloc.
+  StateCache(int blocks, int block_size, size_t elements);
+
+  float* block(int index) const {
+    return reinterpret_cast<float*>(arena_.data()) + static_cast<size_t>(index) * elements;
+  }
+  const Arena& arena() const { return arena_; }
+
+  const int blocks, block_size;
+  const size_t elements;
+
+ private:
+  Arena arena_;
+};
+
+// Where a layer's part of each block begins.
+struct StatePart {
+  const StateCache* cache;
+  size_t offset;
+};
+
+}  // namespace corepipe

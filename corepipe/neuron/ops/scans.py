@@ -1,0 +1,211 @@
+"""Recurrent layers: what they keep is a state a sequence, however long it is.
+
+The host runs the plain recurrence, token after token, for prompts and answers alike: its bits do not depend
+on how a prompt is cut, so that what is computed anew is what was.  A device computes prompts in chunks, by
+products of matrices (Dao & Gu 2024, Mamba-2, section 6), the same up to rounding; the cost is that form's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from corepipe.neuron import numerics
+from corepipe.neuron.engines import Cost, Engines, ScanCost
+from corepipe.neuron.graph import (
+    DType,
+    Format,
+    Function,
+    HeadLayout,
+    StateKind,
+    StateSpec,
+    Value,
+    WeightSpec,
+)
+from corepipe.neuron.numerics import F32
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.costs import Passes, held_elements
+from corepipe.neuron.rates import TILE, CoreRates
+
+CHUNK = TILE
+"""Tokens of a prompt that a device takes together: as many as fill a side of its array."""
+
+STEP = Passes(one=1, two=2).one + 2 * Passes(one=1, two=2).two
+"""Cycles of VectorE for an element of a state at a token of an answer: times its decay, which is a number a
+partition; plus what comes in; times c, summed.  The last two have two fp32 operands."""
+
+LANES = 16
+"""A head's elements that native code takes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConvolution(Keeps):
+    """out[t] = function(bias + the sum over k of weight[:, 0, k] * x[t - (taps - 1) + k]), by channel.
+
+    weight: [channels, 1, taps].  Rows before the first are zeros; the last taps - 1 of a sequence are kept.
+    """
+
+    x: Value
+    weight: WeightSpec
+    bias: WeightSpec | None
+    function: Function
+
+    @property
+    def taps(self) -> int:
+        return self.weight.shape[2]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of what is kept."""
+        return self.taps - 1, self.x.width
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(StateKind.SEQUENCE, per_sequence=prod(self.shape))
+
+    def contradiction(self) -> str | None:
+        agree = self.weight.axes[0] == self.x.axis
+        return None if agree else f"{self.weight.name} has other channels than what it reads"
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        passes = Passes(two=self.taps, scalar=1)  # a product and a sum for each tap at once; the function
+        cycles, width = passes.cycles(fmt), self.out.width
+        row = Engines(
+            vector=cycles * width / rates.vector,
+            scalar=passes.scalar * width / rates.scalar,
+            flops=2.0 * self.taps * width,
+        )
+        return _scan_cost(self.out, self.state, row, 1, row, rates)
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+    def twin(self, at: TwinContext) -> F32:
+        x, kept = at[self.x], at.state(self, self.shape)
+        weight = at.weight(self.weight)[:, 0, :].T
+        bias = np.float32(0) if self.bias is None else at.weight(self.bias)
+        out = np.empty_like(x)
+        for turn in at.turns():
+            before = np.zeros_like(kept[0]) if turn.before is None else kept[turn.before]
+            rows = np.concatenate((before, x[turn.rows]))
+            count = len(rows) - len(before)
+            out[turn.rows] = bias + sum(weight[k] * rows[k : k + count] for k in range(self.taps))
+            kept[turn.after] = rows[count:]
+        return numerics.activation(out, self.function, at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.convolve(
+            at.buffer(self.x),
+            at.buffer(self.out),
+            np.ascontiguousarray(at.vector(self.weight)[:, 0, :].T),
+            None if self.bias is None else at.vector(self.bias),
+            self.function.value,
+            at.state(self),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Keeps):
+    """The recurrence of Mamba-2's heads (Dao & Gu 2024), token after token:
+
+    step = clamp(softplus(dt + dt_bias)); h = exp(-exp(log_rate) step) h + (step x) outer b;
+    out = h c + skip x.
+    x: [rows, heads x head_dim]; b and c: [rows, groups x states], a group (a key/value head of `heads`)
+    shared by neighbouring heads; dt: [rows, heads]; log_rate, dt_bias and skip: [heads].  `limits`: the least
+    and the most that a step may be.  h: [heads, head_dim, states] of a sequence, in fp32.
+    """
+
+    x: Value
+    b: Value
+    c: Value
+    dt: Value
+    log_rate: WeightSpec
+    dt_bias: WeightSpec
+    skip: WeightSpec
+    heads: HeadLayout
+    states: int
+    limits: tuple[float, float]
+
+    @property
+    def head_layout(self) -> HeadLayout:
+        return self.heads
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of what is kept."""
+        return self.heads.heads, self.heads.head_dim, self.states
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(StateKind.SEQUENCE, per_sequence=prod(self.shape))
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        return {"heads": cut.heads(self.heads)}
+
+    def cost(self, _fmt: Format, rates: CoreRates) -> Cost:
+        """Of a token of an answer what each element of the state takes; of a chunk of a prompt, for each
+        group c b^T, and for each head that, masked by how far the state decays in between, times x, c times
+        the state so far, and what x and b make of the next state."""
+        (heads, width, states), groups = self.shape, self.heads.kv_heads
+        step = Engines(vector=STEP * prod(self.shape) / rates.vector, flops=6.0 * prod(self.shape))
+        products = groups * CHUNK * held_elements(CHUNK, states, rates) + heads * (
+            CHUNK * held_elements(width, CHUNK, rates)
+            + CHUNK * held_elements(width, states, rates)
+            + states * held_elements(width, CHUNK, rates)
+        )
+        masked, passed = CHUNK * CHUNK, CHUNK * width
+        chunk = Engines(
+            tensor=2 * products / rates.attention,
+            vector=heads * (2 * masked + 3 * passed + 2 * states * width) / rates.vector,
+            scalar=heads * masked / rates.scalar,
+            flops=2.0 * (groups * masked * states + heads * passed * (CHUNK + 2 * states)),
+        )
+        return _scan_cost(self.out, self.state, step, CHUNK, chunk, rates)
+
+    def refuses(self, _fmt: Format) -> str | None:
+        width = self.heads.head_dim
+        return f"has heads of {width} elements, no multiple of {LANES}" if width % LANES else None
+
+    def twin(self, at: TwinContext) -> F32:
+        heads, width, states = self.shape
+        x, b, c, dt = (at[value] for value in (self.x, self.b, self.c, self.dt))
+        rate, dt_bias, skip = -np.exp(at.weight(self.log_rate)), at.weight(self.dt_bias), at.weight(self.skip)
+        least, most = (np.float32(limit) for limit in self.limits)
+        step = np.clip(np.logaddexp(np.float32(0), dt + dt_bias), least, most)
+        decay = np.exp(step * rate)[:, :, None, None]
+        shared = heads // self.heads.kv_heads
+        b, c = (np.repeat(v.reshape(len(v), -1, states), shared, axis=1) for v in (b, c))
+        entering = (step[:, :, None] * x.reshape(-1, heads, width))[..., None] * b[:, :, None, :]
+        kept, out = at.state(self, self.shape), np.empty((len(x), heads, width), np.float32)
+        for turn in at.turns():
+            h = np.zeros_like(kept[0]) if turn.before is None else kept[turn.before]
+            for row in range(turn.rows.start, turn.rows.stop):
+                h = decay[row] * h + entering[row]
+                out[row] = (h @ c[row, :, :, None])[..., 0]
+            kept[turn.after] = h
+        out += skip[:, None] * x.reshape(out.shape)
+        return numerics.round_to(out.reshape(x.shape), at.format.compute)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        rates = -np.exp(at.vector(self.log_rate).astype(np.float64))
+        native.scan(
+            (at.buffer(self.x), at.buffer(self.b), at.buffer(self.c), at.buffer(self.dt)),
+            at.buffer(self.out),
+            (rates.astype(np.float32), at.vector(self.dt_bias), at.vector(self.skip)),
+            self.limits,
+            self.states,
+            at.state(self),
+        )
+
+
+def _scan_cost(
+    out: Value, state: StateSpec, step: Engines, chunk: int, whole: Engines, rates: CoreRates
+) -> ScanCost:
+    """With the state read and written, once a step for each sequence."""
+    size = state.per_sequence * DType.FP32.bytes
+    moved = Engines(dma=2 * size / rates.memory, read=float(size), written=float(size))
+    return ScanCost(out.rows.number, replace(step, start=rates.start), chunk, whole, moved)
