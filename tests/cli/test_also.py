@@ -49,7 +49,8 @@ def test_each_option_is_a_setting_and_none_is_the_servers() -> None:
     names = {SETTINGS.get(name.replace("-", "_"), name.replace("-", "_")) for name in OWN}
     assert names <= {*EngineConfig.model_fields, *ServerConfig.model_fields}
     assert not names & {*COMMON}
-    others = {"model", "first_core", "cores", "speculative_config"}  # the last is JSON, which has commas
+    json = {"speculative_config", "kv_events_config"}  # which has commas
+    others = {"model", "first_core", "cores", *json}
     assert {*EngineConfig.model_fields} == {*others, *COMMON, *names} - {
         "chat_template", "tool_call_parser", "reasoning_parser",
     }  # fmt: skip
