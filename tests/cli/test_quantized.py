@@ -65,8 +65,8 @@ def test_another_method_ends_it_with_2_and_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         f"corepipe: {tmp_path / 'm' / 'config.json'}: quantization_config.quant_method quip is not supported "
-        "(known: fp8, fbgemm_fp8, compressed-tensors, gptq, awq): use the unquantised weights, or a GGUF "
-        "file\n"
+        "(known: fp8, fbgemm_fp8, compressed-tensors, gptq, awq, mxfp4): use the unquantised weights, or a "
+        "GGUF file\n"
     )
 
 

@@ -15,7 +15,7 @@ from corepipe.errors import UserError
 from corepipe.models import published, registry
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, state_bytes
 from corepipe.neuron.graph import (
     FORMATS,
     SOURCE,
@@ -59,7 +59,7 @@ ENCODERS = {
         "xlm-roberta",
     )
 }
-NORMS_ACROSS_HEADS = {"olmo2", "olmoe"}
+NORMS_ACROSS_HEADS = {"mamba2", "olmo2", "olmoe"}  # published Mamba-2s have one group of norms
 CONVOLUTIONS = {"resnet", "unet", "vgg", "yolov4"}
 UNCUT = NORMS_ACROSS_HEADS | CONVOLUTIONS
 
@@ -143,7 +143,7 @@ def test_encoders_see_both_ways_and_keep_nothing(family: str, name: str) -> None
     assert built.causal is (family not in ENCODERS | CONVOLUTIONS)
     assert {op.causal for op in attentions} <= {built.causal}
     (program,) = compile_graph(built, Placement())
-    assert (kv_bytes_per_token(program) > 0) is built.causal
+    assert (kv_bytes_per_token(program) + state_bytes(program) > 0) is built.causal
 
 
 def test_a_pooler_gives_one_row_a_sequence() -> None:

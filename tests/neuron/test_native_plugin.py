@@ -190,7 +190,8 @@ def test_repeated_steps_are_the_same_steps(sequences, count, fresh):
         first = StepShape.decoding(sequences, 9 * sequences)
         now = one.submit(first, now).ready_at
         many.submit(first, 0.0)
-    repeated = many.repeat(sequences, contexts, now, until=1e9)
+    repeated = many.repeat(many.foresee(sequences, contexts, now), until=1e9)
+    assert repeated is not None
     for context, ready in zip(contexts.tolist(), repeated.ready_at.tolist(), strict=True):
         now = one.submit(StepShape.decoding(sequences, context), now).ready_at
         assert now == ready
