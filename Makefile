@@ -9,7 +9,7 @@ WORKERS ?= 3
 # Where it is set, each of the servers that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Files of tests have a core each: threads of numpy's products would wait for one another, spinning.
-test digest parity parity-all: export OPENBLAS_NUM_THREADS = 1
+test digest: export OPENBLAS_NUM_THREADS = 1
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
