@@ -231,6 +231,7 @@ def test_environment_variables_are_those_that_are_read() -> None:
 class NoEngine:
     stats = ()
     restarts: ClassVar[dict[str, int]] = {}
+    refusals: ClassVar[dict[tuple[str, str], int]] = {}
 
 
 def families() -> dict[str, tuple[str, str]]:

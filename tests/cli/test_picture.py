@@ -15,7 +15,7 @@ from tests.cli.test_reading import PLACEMENT
 LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
 
 
-def reading(at, busy, replicas, tokens=1000.0, dollars=21.5, valid=1.0):
+def reading(at, busy, replicas, tokens=1000.0, dollars=21.5, valid=1.0, hosts=()):
     labels = [have for have in LABELS if int(have["engine"]) < replicas]
     return Reading(
         at,
@@ -24,6 +24,9 @@ def reading(at, busy, replicas, tokens=1000.0, dollars=21.5, valid=1.0):
             "corepipe_core_busy_seconds_total": [(have, busy * at) for have in labels],
             "corepipe_device_dollars_per_hour": [({}, dollars)],
             "corepipe_device_times_valid": [({}, valid)],
+            "corepipe_fleet_host_serving": [
+                ({"host": f"{node}.1", "node": node}, serves) for node, serves in dict(hosts).items()
+            ],
             "corepipe_time_scale_needed": [({}, 3.4)],
             "vllm:generation_tokens_total": [({}, tokens * at)],
             "corepipe_kv_blocks": [({}, 100)],
@@ -41,11 +44,12 @@ def shown(
     tokens=1000.0,
     dollars=21.5,
     valid=1.0,
+    hosts=(),
     **placement,
 ):
     deployment = ServedDeployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
     before = reading(1.0, 0.5, replicas, tokens, dollars)
-    after = reading(3.0, 0.5, replicas, tokens, dollars, valid)
+    after = reading(3.0, 0.5, replicas, tokens, dollars, valid, hosts)
     told = Between(before, after, deployment) if between else None
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(
@@ -60,6 +64,14 @@ def test_cores_are_a_line_each_where_there_is_room():
     assert "28 of 32 cores are not used by this deployment" in lines
     assert any("$21.500 an hour" in line and "$5.97 a million" in line for line in lines)
     assert any("25% held" in line for line in lines)
+
+
+def test_a_fleet_has_an_instance_on_each_machine():
+    lines = shown(replicas=2, hosts={"a": 1.0, "b": 0.0}, instance="inf2.xlarge")
+    assert any("1 of 2 machines serve; b not" in line for line in lines)
+    assert any("$43.000 an hour" in line for line in lines)
+    assert not any("are not used" in line for line in lines), "four cores of two instances of two"
+    assert not any("machines serve" in line for line in shown())
 
 
 @pytest.mark.parametrize("height", [20, 24, 47])

@@ -6,10 +6,9 @@ Every request must have exactly one outcome, and every text must be that of a se
 from __future__ import annotations
 
 import asyncio
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -21,6 +20,9 @@ from tests.servers import Served, metric_of
 PORT = 6411
 NAMES = ("a", "b", "c")
 STREAMS = 8
+
+ANSWERS = 1000
+"""At least so many beside the strikes."""
 
 FELT_SECONDS = 0.1
 """Shorter pauses are those of a busy machine."""
@@ -50,41 +52,53 @@ class Watched:
         return [pause for pause in found if pause >= FELT_SECONDS]
 
 
+@dataclass(frozen=True)
+class Strike:
+    """act: what strikes; after: what is waited for afterwards.  loses: whether a replica is lost; all:
+    whether every one may be, for a while, in which newcomers are sent away.  times: how often."""
+
+    act: Callable[[], object]
+    after: Callable[[], object]
+    loses: bool = True
+    all: bool = False
+    times: int = 3
+
+
 @dataclass
 class Report:
-    """Seconds from each strike until the front knew, and until each open stream went on; the crowd's fate."""
+    """Seconds from each strike until the front knew, and until each open stream went on; the crowd's fate;
+    and how many of it were sent away (503) around a strike."""
 
-    detected: dict[str, float] = field(default_factory=dict)
+    detected: dict[str, list[float]] = field(default_factory=dict)
     pauses: dict[str, list[float]] = field(default_factory=dict)
+    sent_away: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def table(self) -> str:
-        lines = [f"{'strike':34}{'seen after':>11}{'pause p50':>16}{'p95':>8}{'streams':>9}"]
+        lines = [f"{'strike':32}{'seen p50':>10}{'p95':>6}{'pause p50':>11}{'p95':>6}{'streams':>9}"]
         for name, pauses in self.pauses.items():
-            ordered = sorted(pauses) or [float("nan")]
-            p95 = ordered[round(0.95 * (len(ordered) - 1))]
-            seen = self.detected.get(name)
-            shown = "-" if seen is None else f"{seen:.2f}"
-            lines.append(f"{name:34}{shown:>11}{statistics.median(ordered):16.2f}{p95:8.2f}{len(pauses):9}")
-        done = ", ".join(f"{count} {kind}" for kind, count in self.outcomes.items())
-        return "\n".join([*lines, f"outcomes: {done}; {len(self.wrong)} wrong", *self.wrong[:5]])
+            seen = self.detected[name]
+            cells = f"{_at(seen, 0.5):>10}{_at(seen, 0.95):>6}{_at(pauses, 0.5):>11}{_at(pauses, 0.95):>6}"
+            lines.append(f"{name:32}{cells}{len(pauses):9}")
+        told = ", ".join(f"{count} {kind}" for kind, count in self.outcomes.items())
+        return "\n".join([*lines, f"outcomes: {told}; {len(self.wrong)} wrong", *self.wrong[:5]])
 
 
-Strike = Callable[[], object]
+def _at(values: Sequence[float], share: float) -> str:
+    """A quantile (the nearest rank), in seconds."""
+    ordered = sorted(values)
+    return f"{ordered[round(share * (len(ordered) - 1))]:.2f}" if ordered else "-"
 
-Strikes = Mapping[str, tuple[Strike, Strike, bool]]
-"""By name: what strikes, what is waited for afterwards, and whether a replica is lost."""
 
-
-async def disturbed(server: Served, strikes: Strikes, alone: str) -> Report:
+async def disturbed(server: Served, strikes: Mapping[str, Strike], alone: str) -> Report:
     """Each strike under load.  `alone`: a server without a fleet, which says what is right."""
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, (100, 400))
     crowd = Crowd(server.url, asked, await answers(alone, asked))
     report = Report(wrong=crowd.wrong)
     work = asyncio.create_task(crowd.work(6, seed=1))
-    long: Body = {
+    body: Body = {
         "model": model,
         "prompt": [5, 6, 7],
         "max_tokens": 900,
@@ -92,32 +106,43 @@ async def disturbed(server: Served, strikes: Strikes, alone: str) -> Report:
         "temperature": 0,
     }
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def lost() -> float:
-            async with session.get(f"{server.url}/metrics") as answer:
-                return metric_of(await answer.text(), "corepipe_engine_restarts_total")
-
-        for name, (strike, after, loses) in strikes.items():
-            await crowd.answered(6)
-            watched, before = Watched(), await lost()
-            streams = [
-                asyncio.create_task(watched.follow(session, server.url, {**long, "seed": number}))
-                for number in range(STREAMS)
-            ]
-            while len(watched.times) < STREAMS or not all(watched.times):
-                await asyncio.sleep(0.01)
-            at = time.perf_counter()
-            await asyncio.to_thread(strike)
-            while loses and await lost() == before:
-                await asyncio.sleep(0.005)
-            if loses:
-                report.detected[name] = time.perf_counter() - at
-            await asyncio.gather(*streams)
-            report.pauses[name] = watched.pauses(at)
-            print(f"{name}: {report.detected.get(name)}, {report.pauses[name]}", file=sys.stderr)
-            await asyncio.to_thread(after)
-        await crowd.answered(6)
+        for name, strike in strikes.items():
+            report.detected[name], report.pauses[name] = [], []
+            before = crowd.outcomes["unavailable"]
+            for _ in range(strike.times):
+                await crowd.answered(6)
+                await _struck(strike, name, report, session, server.url, body)
+            report.sent_away[name] = crowd.outcomes["unavailable"] - before
+        await crowd.answered(max(6, ANSWERS - crowd.outcomes["done"]))
         crowd.stopped = True
         await work
-    report.outcomes = dict(crowd.outcomes)
+    report.outcomes = {kind: count for kind, count in crowd.outcomes.items() if count}
     return report
+
+
+async def _struck(
+    strike: Strike, name: str, report: Report, session: aiohttp.ClientSession, url: str, body: Body
+) -> None:
+    """Once, with `STREAMS` open that are followed."""
+
+    async def lost() -> float:
+        async with session.get(f"{url}/metrics") as answer:
+            return metric_of(await answer.text(), "corepipe_engine_restarts_total")
+
+    watched, before = Watched(), await lost()
+    streams = [
+        asyncio.create_task(watched.follow(session, url, {**body, "seed": number}))
+        for number in range(STREAMS)
+    ]
+    while len(watched.times) < STREAMS or not all(watched.times):
+        await asyncio.sleep(0.01)
+    at = time.perf_counter()
+    await asyncio.to_thread(strike.act)
+    if strike.loses:
+        while await lost() == before:
+            await asyncio.sleep(0.005)
+        report.detected[name].append(time.perf_counter() - at)
+    await asyncio.gather(*streams)
+    report.pauses[name] += watched.pauses(at)
+    print(f"{name}: {report.detected[name]}, {report.pauses[name]}", file=sys.stderr)
+    await asyncio.to_thread(strike.after)

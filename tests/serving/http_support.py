@@ -159,6 +159,7 @@ class FakeEngine:
     alive: bool = True
     restarting: bool = False
     restarts: dict[str, int] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     on_ready: Callable[[Ready], None] = field(default=print)
     on_failure: Callable[[Exception], None] = field(default=print)
     stats: list[Stats] = field(default_factory=lambda: [STATS])

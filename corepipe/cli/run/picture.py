@@ -101,7 +101,7 @@ class Picture:
         return Text(f"NeuronCores {core}, busy share of the {passed}", "bold")
 
     def _unused(self, between: Between) -> Iterator[Text]:
-        count = self.deployment.instance.cores
+        count = self.deployment.instance.cores * between.instances
         if idle := count - len(between.cores):
             whose = "deployment" if self.deployment.name is None else "model"
             yield Text(f"{idle} of {count} cores are not used by this {whose}", "dim")
@@ -129,6 +129,8 @@ class Picture:
         chips = {self.deployment.instance.chip_of(core.core) for core in between.cores}
         whole = len(chips) * self.deployment.instance.chip.memory_bytes
         yield "device", f"{_size(sum(parts.values()))} of {_size(whole)}: {held}"
+        if between.hosts:
+            yield "hosts", _hosts(between.hosts)
         yield "host", _host(between)
         yield "pace", self._pace(between)
         yield "cost", _cost(between)
@@ -205,6 +207,13 @@ def _device(number: int, cores: Sequence[CoreUse]) -> Text:
     return Text.assemble((f"device {number:>3} ", "dim"), *levels, f" {mean:4.0%}   ")
 
 
+def _hosts(serving: Mapping[str, bool]) -> str:
+    """Of a fleet: how many serve, and which do not."""
+    others = ", ".join(name for name, serves in serving.items() if not serves)
+    told = f"{sum(serving.values())} of {len(serving)} machines serve"
+    return f"{told}; {others} not" if others else told
+
+
 def _host(between: Between) -> str:
     system = between.after.by("system_vcpu_usage_ratio", "usage_type")
     engine = between.after.by("neuron_runtime_vcpu_usage_ratio", "usage_type")
@@ -218,7 +227,7 @@ def _host(between: Between) -> str:
 
 def _cost(between: Between) -> str:
     """Of the tokens of the last seconds, at the device's pace and the instance's list price."""
-    price = between.after.total("corepipe_device_dollars_per_hour")
+    price = between.after.total("corepipe_device_dollars_per_hour") * between.instances
     if not price:
         return "no list price"
     told, passed = f"${price:.3f} an hour (list price)", between.emulated_seconds

@@ -192,6 +192,17 @@ class Between:
             for core in range(self.deployment.cores)
         ]
 
+    @cached_property
+    def hosts(self) -> Mapping[str, bool]:
+        """Of a fleet, whether each machine takes requests; none without one."""
+        told = self.after.by("corepipe_fleet_host_serving", "node")
+        return {node: serving == 1 for node, serving in sorted(told.items())}
+
+    @property
+    def instances(self) -> int:
+        """Of the emulated device: each machine of a fleet has one."""
+        return max(1, len(self.hosts))
+
     @property
     def emulated_seconds(self) -> float:
         """Of the replica that has worked longest."""

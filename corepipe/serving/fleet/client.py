@@ -66,7 +66,7 @@ class FleetClient(JournaledClient):
         scaler: Scaler | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
-        self.refused: Counter[str] = Counter()
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._fleet = fleet
         self._identity = identity
         self._remotes: dict[str, Remote] = {}
@@ -93,6 +93,14 @@ class FleetClient(JournaledClient):
     @property
     def restarts(self) -> Mapping[str, int]:
         return self._restarts
+
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """By machine, those of hosts that are gone among them, or "front"; and reason."""
+        found = self._refused.copy()
+        for remote in self._remotes.values():
+            found.update(remote.refusals())
+        return found
 
     @property
     def certificate(self) -> str:
@@ -183,7 +191,7 @@ class FleetClient(JournaledClient):
         """A host said something.  What belongs to a lease that is over is ignored."""
         for message in messages:
             if lease < remote.lease or self._remotes.get(remote.at.name) is not remote:
-                self.refused["lease"] += 1
+                self._refused[FRONT, "lease"] += 1
                 return
             remote.lease = lease
             self._hear(remote, message)
@@ -212,11 +220,11 @@ class FleetClient(JournaledClient):
 
     def _news(self, remote: Remote, news: Outputs) -> None:
         if news.epoch != remote.epoch:
-            self.refused["epoch"] += 1
+            self._refused[FRONT, "epoch"] += 1
             return
         lie = remote.lies(news)
         if lie is not None:
-            self.refused[lie] += 1
+            self._refused[FRONT, lie] += 1
             self._distrust(remote, lie)
             return
         for output in news.outputs:
@@ -234,7 +242,7 @@ class FleetClient(JournaledClient):
         )
         differs = None if kind is None else difference(kind, loaded.ready)
         if differs is not None:
-            self.refused["differs"] += 1
+            self._refused[FRONT, "differs"] += 1
             _log().error("host %s is refused: %s", remote.at.name, differs)
             self._replace(remote)
             return
@@ -355,7 +363,8 @@ class FleetClient(JournaledClient):
         self._fleet.replace(remote.at.name)
 
     def _drop(self, remote: Remote) -> None:
-        self._remotes.pop(remote.at.name, None)
+        if self._remotes.pop(remote.at.name, None) is not None:
+            self._refused.update(remote.refusals())
         if remote.connector is not None:
             remote.connector.close()
         if self._kind is not None and not self._closed:
@@ -375,6 +384,8 @@ class _Hearer:
     def down(self, lease: int, reason: str) -> None:
         self._client.down(self._remote, lease, reason)
 
+
+FRONT = "front"
 
 MOST_HOSTS = 64
 """Of a front."""

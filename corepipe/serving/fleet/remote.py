@@ -51,6 +51,10 @@ class Remote:
         """Of its engine."""
         return 1 if self.ready is None else int(self.ready.placement.get("data", 1))
 
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """What the host has told of those that it refused, by its machine and the reason."""
+        return {(self.at.node, reason): count for reason, count in self.refused.items()}
+
     def load(self, epoch: int, ready: Ready) -> None:
         """The engine takes orders."""
         if epoch != self._counted:  # another one, whose counters begin at 0

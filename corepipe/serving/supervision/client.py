@@ -64,6 +64,10 @@ class EngineClient(Protocol):
         """Engines that were lost and replaced, by reason."""
 
     @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """What a fleet did not take, by machine (or "front") and reason; none without a fleet."""
+
+    @property
     def alive(self) -> bool:
         """Whether the engine has loaded and can go on."""
 
@@ -96,6 +100,10 @@ class StreamingClient(ABC):
 
     @property
     def restarts(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
         return {}
 
     @property

@@ -34,6 +34,9 @@ class HasStats(Protocol):
     @property
     def restarts(self) -> Mapping[str, int]: ...
 
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]: ...
+
 
 class Metrics(Collector):
     """Everything that `/metrics` shows of a model."""
@@ -70,6 +73,7 @@ class Metrics(Collector):
         yield from self._server_families()
         yield from self._engine_families()
         yield self._restarts()
+        yield from self._fleet()
         yield from self.requests.families(self._model)
         yield from self.constraints.families(self._model)
         yield self.iteration_tokens.family(
@@ -139,6 +143,23 @@ class Metrics(Collector):
         for reason in dict.fromkeys((*RESTART_REASONS, *restarts)):
             family.add_metric((reason,), restarts.get(reason, 0))
         return family
+
+    def _fleet(self) -> Iterator[Metric]:
+        hosts = GaugeMetricFamily(
+            "corepipe_fleet_host_serving",
+            "1 for a host of the fleet that takes requests, 0 for one that is away or drained.",
+            labels=("host", "node"),
+        )
+        for host in self._ready.placement.get("hosts", ()) if self._ready is not None else ():
+            hosts.add_metric((host["name"], host["node"]), host["state"] == "serving")
+        refusals = CounterMetricFamily(
+            "corepipe_fleet_refusals",
+            "What machines of a fleet, or the front, did not take, by who refused it and why.",
+            labels=("node", "reason"),
+        )
+        for (node, reason), count in self._engine.refusals.items():
+            refusals.add_metric((node, reason), count)
+        yield from (hosts, refusals)
 
     def _device_families(self) -> Iterator[Metric]:
         fixed = {"device": self._config.instance, "emulated": "true"}

@@ -246,9 +246,14 @@ def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> Non
                 assert isinstance(old, Failed)
                 assert "lease 1 is over" in old.message
                 await work
+                assert not any(client.restarts.values())
                 wanted = {"version": 1, "certificate": 2, "lease": 1}
                 await until(lambda: client.remotes[0].refused == wanted)
-                assert not any(client.restarts.values())
+                node = client.remotes[0].at.node
+                told = {(node, reason): count for reason, count in wanted.items()}
+                assert client.refusals == told
+                client.remove(client.remotes[0].at.name)
+                assert client.refusals == told, "of hosts that are gone, too"
 
     asyncio.run(asyncio.wait_for(main(), 300))
 

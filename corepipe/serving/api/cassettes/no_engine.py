@@ -29,6 +29,7 @@ class NoEngine:
         self.on_ready: Callable[[Ready], None] = _ignore
         self.on_failure: Callable[[Exception], None] = _ignore
         self.restarts: Mapping[str, int] = {}
+        self.refusals: Mapping[tuple[str, str], int] = {}
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:  # noqa: ARG002
         return NOTHING_LOADED
