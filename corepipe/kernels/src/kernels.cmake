@@ -33,6 +33,7 @@ if(ARCHITECTURE MATCHES "^(x86_64|AMD64|amd64)$")
     # GCC takes its own _mm512_undefined_* for uninitialised variables (GCC bug 105593).
     list(APPEND AVX512_VNNI_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
+  list(APPEND AVX512_VNNI_FLAGS ${AVX512_OPTIONS})  # of who builds them with checks, which these tables multiply
   set(AVX512_FLAGS ${AVX512_VNNI_FLAGS} -mavx512vbmi -mavx512bf16)
   compile_table(avx2 ${AVX2_FLAGS})
   compile_table(avx512_vnni ${AVX512_VNNI_FLAGS})
