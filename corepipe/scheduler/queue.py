@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
-from typing import NamedTuple
 
 from corepipe.scheduler.request import Request, Status
 
@@ -14,20 +13,13 @@ class QueueFull(Exception):  # noqa: N818 - named after queue.Full
     """No more requests can wait; a retry later may find room."""
 
 
-class Rank(NamedTuple):
-    """Who goes first: the smaller.  `number` counts the requests as they were added."""
-
-    priority: int
-    arrival: float
-    number: int
-
-
 _Entry = tuple[int, bool, float, int, Request]
 _Turn = tuple[int, bool, int, float, int]
 
 
 class WaitingQueue:
-    """Requests that wait to run, at most `max_requests` and `max_tokens` known tokens of them.
+    """Requests that wait to run, at most `max_requests` and `max_tokens` known tokens of them, each with its
+    rank.
 
     Those that are held have their place, which counts, and cannot start before they are released.  The others
     start in order of rank, except that among those of equal priority the preempted ones come first, and that
@@ -72,22 +64,22 @@ class WaitingQueue:
             else:
                 heappop(heads)
 
-    def push(self, request: Request, rank: Rank) -> None:
+    def push(self, request: Request) -> None:
         """Queues a request.  Raises QueueFull where it is a new one and there is no room for it."""
         if request.status is Status.WAITING:
             self._check_room(request.num_tokens)
         if request.held:
             self._held.add(request)
         else:
-            self._line_up(request, rank)
+            self._line_up(request)
         self._length += 1
         self.num_tokens += request.num_tokens
 
-    def release(self, request: Request, rank: Rank) -> None:
+    def release(self, request: Request) -> None:
         """A request that is held may start."""
         self._held.remove(request)
         request.held = False
-        self._line_up(request, rank)
+        self._line_up(request)
 
     def peek(self) -> Request | None:
         """The request whose turn it is; None where nobody may start."""
@@ -98,28 +90,28 @@ class WaitingQueue:
         )
         return min(heads)[-1]
 
-    def start(self, request: Request, rank: Rank) -> None:
+    def start(self, request: Request) -> None:
         """Takes out a request that is about to run; its owner has had a turn, unless it had it before."""
-        self.remove(request, rank)
+        self.remove(request)
         if request.status is Status.WAITING:
             self._turns += 1
             self._last_turns[request.owner] = self._turns
 
-    def remove(self, request: Request, rank: Rank) -> None:
+    def remove(self, request: Request) -> None:
         """Takes out a request that is in the queue."""
         if request.held:
             self._held.remove(request)
         else:
-            self._step_out(request, rank)
+            self._step_out(request)
         self._length -= 1
         self.num_tokens -= request.num_tokens
 
-    def _line_up(self, request: Request, rank: Rank) -> None:
-        insort(self._lines.setdefault(request.owner, []), (*_order(request, rank), request))
+    def _line_up(self, request: Request) -> None:
+        insort(self._lines.setdefault(request.owner, []), (*_order(request), request))
 
-    def _step_out(self, request: Request, rank: Rank) -> None:
+    def _step_out(self, request: Request) -> None:
         line = self._lines[request.owner]
-        del line[bisect_left(line, _order(request, rank))]
+        del line[bisect_left(line, _order(request))]
         if not line:
             del self._lines[request.owner]
 
@@ -139,5 +131,6 @@ class WaitingQueue:
             )
 
 
-def _order(request: Request, rank: Rank) -> tuple[int, bool, float, int]:
-    return (rank.priority, request.status is not Status.PREEMPTED, rank.arrival, rank.number)
+def _order(request: Request) -> tuple[int, bool, float, int]:
+    priority, arrival, number = request.rank
+    return (priority, request.status is not Status.PREEMPTED, arrival, number)

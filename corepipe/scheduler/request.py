@@ -28,6 +28,14 @@ class Status(StrEnum):
     FINISHED = "finished"
 
 
+class Rank(NamedTuple):
+    """Who goes first: the smaller.  `number` counts the requests as they were added."""
+
+    priority: int
+    arrival: float
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence to generate, or (`max_tokens` 0) one that ends when its prompt is computed.
@@ -78,6 +86,8 @@ class Request:
     held: bool = field(default=False, init=False)
     complete: bool = field(default=False, init=False)
     drafter: Drafter | None = field(default=None, init=False)
+    rank: Rank = field(init=False, repr=False)
+    """From when it is added to a scheduler on."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -10,20 +10,20 @@ Those that the model draws itself are known then, and the others were never comp
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from operator import attrgetter
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import Drafted, add_drafts
+from corepipe.scheduler.drafts import Drafted
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
-from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline, Share, Sharing
+from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
+from corepipe.scheduler.next_batch import NextBatch
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.prefix_index import PrefixIndex
-from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
-from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status, TokenEvent
+from corepipe.scheduler.queue import QueueFull, WaitingQueue
+from corepipe.scheduler.request import Batch, Chunk, FinishReason, Rank, Request, Status, TokenEvent
+from corepipe.scheduler.running import Running
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 
 __all__ = ["Pipeline", "QueueFull", "Scheduler", "SchedulerConfig"]
@@ -46,17 +46,12 @@ class Scheduler:
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
         self._kv = _kv_cache(config)
         self._requests: dict[str, Request] = {}
-        self._ranks: dict[Request, Rank] = {}
-        self._running: list[Request] = []  # by priority, then by who was scheduled longest ago
-        self._sharing = Sharing(
-            config, self._running, self._queue, self._kv, pipeline or OneForEachStage(config.stages)
-        )
+        self._running = Running(config, self._queue, self._kv, pipeline or OneForEachStage(config.stages))
         self._leaving: set[Request] = set()  # aborted, with a batch still in flight
         self._num_added = 0
         self._num_scheduled = 0
         self._num_updated = 0
         self._generating: deque[bool] = deque()  # whether anybody generates in it, of each batch in flight
-        self.preemptions = 0
         self.drafted = Drafted()
 
     def add(self, request: Request) -> None:
@@ -65,15 +60,14 @@ class Scheduler:
         Raises QueueFull where too much is waiting, ValueError for a request that can never run.
         """
         self._check_request(request)
-        rank = Rank(request.priority, request.arrival, self._num_added)
-        self._queue.push(request, rank)
+        request.rank = Rank(request.priority, request.arrival, self._num_added)
+        self._queue.push(request)
         self._num_added += 1
         self._requests[request.id] = request
-        self._ranks[request] = rank
 
     def release(self, request: Request) -> None:
         """A request that was added and is held may start, as if it had not been."""
-        self._queue.release(request, self._ranks[request])
+        self._queue.release(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """Ends a request for this reason, wherever it is; None where it is unknown or has ended.
@@ -87,10 +81,10 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next batch; None where nothing can run now."""
-        share = self._sharing.share(len(self._generating), sum(self._generating))
+        share = self._running.sharing.share(len(self._generating), sum(self._generating))
         if share is None:
             return None
-        step = _Step(self, self._config.max_num_batched_tokens, share)
+        step = NextBatch(self._config, self._running, self._queue, self._kv, share)
         self._policy(step)
         if not step.chunks:
             return None
@@ -98,7 +92,7 @@ class Scheduler:
         self._num_scheduled += 1
         self._generating.append(step.generates)
         if len(step.chunks) < len(self._running):
-            self._queue_up([chunk.request for chunk in step.chunks])
+            self._running.queue_up([chunk.request for chunk in step.chunks])
         return Batch(self._num_scheduled, tuple(step.chunks))
 
     def update(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> list[TokenEvent]:
@@ -167,8 +161,9 @@ class Scheduler:
     def internals(self) -> Internals:
         """The one door for who makes moves in the scheduler's place, as simulations do."""
         steady = not self._leaving and all(self._generating)
+        running = self._running
         return Internals(
-            self._config, self._running, self._queue, self._kv, self._sharing, steady, self._moved
+            self._config, running.requests, self._queue, self._kv, running.sharing, steady, self._moved
         )
 
     def check(self) -> None:
@@ -181,6 +176,11 @@ class Scheduler:
             raise RuntimeError("a request is neither running nor waiting, or both")
 
     @property
+    def preemptions(self) -> int:
+        """So far."""
+        return self._running.preemptions
+
+    @property
     def running(self) -> int:
         return len(self._running)
 
@@ -191,9 +191,8 @@ class Scheduler:
     @property
     def fills_batch(self) -> bool:
         """Whether those who wait fill a batch, so that nobody else could join them in it."""
-        config = self._config
-        seats = config.max_num_seqs - len(self._running)
-        return len(self._queue) >= seats or self._queue.num_tokens >= config.max_num_batched_tokens
+        tokens = self._config.max_num_batched_tokens
+        return len(self._queue) >= self._running.seats or self._queue.num_tokens >= tokens
 
     @property
     def held(self) -> int:
@@ -262,75 +261,7 @@ class Scheduler:
         self._num_updated += moves
         self._num_scheduled += moves
         if requests:
-            self._queue_up(requests)
-
-    def _queue_up(self, requests: list[Request]) -> None:
-        """Puts running requests that were scheduled, in this order, behind the others of their priority."""
-        if self._running[-len(requests) :] == requests:
-            return
-        scheduled = set(requests)
-        others = [request for request in self._running if request not in scheduled]
-        self._running[:] = sorted([*others, *requests], key=attrgetter("priority"))
-
-    def _admit(self, short: Rank | None) -> Request | None:
-        """Moves the head of the queue to the running requests, if there is a seat and room for all of its
-        known tokens: a prompt that stops halfway would only hold blocks that others need.  Nobody is
-        preempted for it.
-
-        `short` is the rank of a running request that lacks blocks; only a higher priority gets past it.
-        """
-        request = self._queue.peek()
-        if request is None or len(self._running) >= self._config.max_num_seqs:
-            return None
-        if short is not None and request.priority >= short.priority:
-            return None
-        hits = self._kv.take_prefix(request)
-        if self._kv.lacking(request) > self._kv.pool.available:
-            self._kv.release(request)
-            return None
-        self._start(request, hits)
-        return request
-
-    def _start(self, request: Request, hits: int) -> None:
-        """Starts a request after `hits` tokens that it found in the prefix cache."""
-        self._sharing.changed()
-        self._queue.start(request, self._ranks[request])
-        insort(self._running, request, key=attrgetter("priority"))
-        if request.num_preemptions == 0:
-            request.num_cached = hits
-            self._kv.count_prefix(request, hits)
-        request.num_computed = request.num_done = hits
-        request.status = Status.RUNNING
-
-    def _reserve(self, request: Request, tokens: int) -> bool:
-        """Gives a running request the blocks of its first `tokens` tokens; False where there are too few."""
-        missing = self._kv.missing(request, tokens)
-        if missing > 0:
-            if not self._make_room(missing, self._ranks[request]):
-                return False
-            self._kv.grow(request, missing)
-        return True
-
-    def _make_room(self, blocks: int, rank: Rank) -> bool:
-        """Preempts requests after `rank` until so many blocks are available; whether they are."""
-        while self._kv.pool.available < blocks:
-            idle = [request for request in self._running if not request.in_flight]
-            victim = max(idle, key=self._ranks.__getitem__, default=None)
-            if victim is None or self._ranks[victim] <= rank:
-                return False
-            self._preempt(victim)
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        """Back to the queue; all known tokens, generated ones too, will be computed anew."""
-        self._sharing.changed()
-        self._running.remove(request)
-        self._kv.release(request)
-        request.num_computed = request.num_done = 0
-        request.num_preemptions += 1
-        self.preemptions += 1
-        request.status = Status.PREEMPTED
-        self._queue.push(request, self._ranks[request])
+            self._running.queue_up(requests)
 
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request = chunk.request
@@ -386,11 +317,10 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:
-            self._sharing.changed()
-            self._running.remove(request)
+            self._running.leave(request)
         else:
-            self._queue.remove(request, self._ranks[request])
-        del self._requests[request.id], self._ranks[request]
+            self._queue.remove(request)
+        del self._requests[request.id]
         request.status, request.finish_reason = Status.FINISHED, reason
         self._leave(request)
 
@@ -420,78 +350,3 @@ def _kv_cache(config: SchedulerConfig) -> KVCache:
         prefix_cache=config.prefix_cache,
         max_cached=config.max_cached_blocks,
     )
-
-
-class _Step:
-    """The batch that is being put together, as its policy sees it.
-
-    The seats that its share keeps are only for prompts and for who has a higher priority than the head of
-    the queue, as long as the queue has somebody who may start.
-    """
-
-    def __init__(self, scheduler: Scheduler, tokens: int, share: Share) -> None:
-        self._scheduler = scheduler
-        self._tokens = tokens
-        self._seats = share.seats
-        self._prompts_only = share.prompts_only
-        head = scheduler._queue.peek()
-        self._kept, self._kept_for = (0, 0) if head is None else (share.kept, head.priority)
-        self._whole = scheduler._config.whole_prompts
-        self._short: Rank | None = None
-        self._admitted: set[Request] = set()
-        self.chunks: list[Chunk] = []
-        self._draftable: list[Chunk] = []
-        self.generates = False
-
-    def ready(self) -> Sequence[Request]:
-        return [r for r in self._scheduler._running if r.num_computed < r.num_tokens]
-
-    def run(self, request: Request) -> bool:
-        if self._tokens == 0 or self._seats == 0 or (self._prompts_only and request.generates):
-            return False
-        if self._seats <= self._kept and request.generates and request.priority >= self._kept_for:
-            return False
-        if request in self._admitted:  # preempted for another chunk of this batch, and back in it already
-            return False
-        generates = request.generates
-        ran = self._run(request)
-        self.generates |= ran and generates
-        return ran
-
-    def admit(self) -> bool:
-        if self._tokens > 0 and self._seats > 0 and not (self._whole and self._is_too_long()):
-            request = self._scheduler._admit(self._short)
-            if request is not None and self._run(request):
-                self._admitted.add(request)
-                self._kept = max(0, self._kept - 1)
-                return True
-        self._kept = 0
-        return False
-
-    def _is_too_long(self) -> bool:
-        """Whether the head of the queue does not fit whole into what is left of the batch."""
-        head = self._scheduler._queue.peek()
-        return head is not None and head.num_tokens > self._tokens
-
-    def _run(self, request: Request) -> bool:
-        if request.status is not Status.RUNNING:  # preempted for another chunk of this batch
-            return False
-        start, known = request.num_computed, request.num_tokens
-        end = known if known - start <= self._tokens else start + self._tokens
-        if end > request.room and not self._scheduler._reserve(request, end):
-            self._short = self._short or self._scheduler._ranks[request]
-            return False
-        request.num_computed = end
-        chunk = Chunk(request, start, end - start, end == known)
-        self.chunks.append(chunk)
-        if request.drafter is not None:
-            self._draftable.append(chunk)
-        self._tokens -= end - start
-        self._seats -= 1
-        return True
-
-    def draft(self) -> None:
-        """Adds drafts to the batch, where there are any and it has room for them."""
-        if self._draftable:
-            inside = self._scheduler
-            add_drafts(self.chunks, self._draftable, self._tokens, inside._config, inside._kv)

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.scheduler.queue import QueueFull, Rank, WaitingQueue
-from corepipe.scheduler.request import Request, Status
+from corepipe.scheduler.queue import QueueFull, WaitingQueue
+from corepipe.scheduler.request import Rank, Request, Status
 
 
 def make(name: str, tokens: int = 1, owner: str = "") -> Request:
     return Request(name, [0] * tokens, max_tokens=1, owner=owner)
+
+
+def push(queue: WaitingQueue, request: Request, rank: Rank) -> None:
+    request.rank = rank
+    queue.push(request)
 
 
 def order(queue: WaitingQueue) -> list[str]:
@@ -25,7 +32,7 @@ def test_order_is_priority_then_preempted_then_arrival_then_number(entries, rng)
     for priority, fresh, arrival, n in rng.sample(pushed, len(pushed)):
         request = make(str(n))
         request.status = Status.WAITING if fresh else Status.PREEMPTED
-        queue.push(request, Rank(priority, arrival, n))
+        push(queue, request, Rank(priority, arrival, n))
     assert order(queue) == [str(n) for *_, n in sorted(pushed)]
     assert (queue.peek().id if pushed else queue.peek()) == (str(min(pushed)[-1]) if pushed else None)
 
@@ -34,58 +41,57 @@ def test_remove_takes_that_request_alone():
     queue = WaitingQueue(10, 100)
     requests = [make(str(n), n + 1) for n in range(4)]
     for n, request in enumerate(requests):
-        queue.push(request, Rank(0, 0.0, n))
-    queue.remove(requests[2], Rank(0, 0.0, 2))
+        push(queue, request, Rank(0, 0.0, n))
+    queue.remove(requests[2])
     assert order(queue) == ["0", "1", "3"]
     assert (len(queue), queue.num_tokens) == (3, 7)
 
 
 def test_bound_by_requests_spares_the_preempted():
     queue = WaitingQueue(1, 100)
-    queue.push(make("a"), Rank(0, 0.0, 0))
+    push(queue, make("a"), Rank(0, 0.0, 0))
     with pytest.raises(QueueFull, match="max_queued_requests"):
-        queue.push(make("b"), Rank(0, 0.0, 1))
+        push(queue, make("b"), Rank(0, 0.0, 1))
     preempted = make("c")
     preempted.status = Status.PREEMPTED
-    queue.push(preempted, Rank(0, 9.0, 2))
+    push(queue, preempted, Rank(0, 9.0, 2))
     assert order(queue) == ["c", "a"]
 
 
 def test_bound_by_tokens():
     queue = WaitingQueue(10, 5)
-    queue.push(make("a", 3), Rank(0, 0.0, 0))
+    push(queue, make("a", 3), Rank(0, 0.0, 0))
     with pytest.raises(QueueFull, match="max_queued_tokens = 5"):
-        queue.push(make("b", 3), Rank(0, 0.0, 1))
-    queue.push(make("c", 2), Rank(0, 0.0, 2))
+        push(queue, make("b", 3), Rank(0, 0.0, 1))
+    push(queue, make("c", 2), Rank(0, 0.0, 2))
     assert (len(queue), queue.num_tokens) == (2, 5)
 
 
 def test_owners_take_turns():
     queue = WaitingQueue(100, 1000)
     for n, owner in enumerate("aaaaabbcaa"):
-        queue.push(make(f"{owner}{n}", owner=owner), Rank(0, 0.0, n))
+        push(queue, make(f"{owner}{n}", owner=owner), Rank(0, 0.0, n))
     assert order(queue) == ["a0", "b5", "c7", "a1", "b6", "a2", "a3", "a4", "a8", "a9"]
 
 
 def test_who_has_waited_for_nothing_goes_before_who_has_just_had_a_turn():
-    queue, ranks = WaitingQueue(100, 1000), {}
+    queue, numbers = WaitingQueue(100, 1000), count()
 
-    def push(name: str, priority: int = 0) -> None:
-        ranks[name] = Rank(priority, 0.0, len(ranks))
-        queue.push(make(name, owner=name[0]), ranks[name])
+    def come(name: str, priority: int = 0) -> None:
+        push(queue, make(name, owner=name[0]), Rank(priority, 0.0, next(numbers)))
 
     def start() -> str:
         request = queue.peek()
-        queue.start(request, ranks[request.id])
+        queue.start(request)
         return request.id
 
-    push("a1"), push("a2"), push("a3")
+    come("a1"), come("a2"), come("a3")
     assert start() == "a1"
-    push("b1")
+    come("b1")
     assert start() == "b1"
-    push("b2")
+    come("b2")
     assert start() == "a2", "b has been idle, but for its turn"
-    push("a0", priority=-1)
+    come("a0", priority=-1)
     assert [start(), start(), start()] == ["a0", "b2", "a3"]
 
 
@@ -95,22 +101,21 @@ def test_who_has_waited_for_nothing_goes_before_who_has_just_had_a_turn():
 )
 def test_the_order_is_that_of_the_starts_and_nobody_has_two_turns_more(entries, rng):
     """Whoever is withdrawn from it."""
-    queue, ranks = WaitingQueue(100, 1000), {}
+    queue = WaitingQueue(100, 1000)
     for n, (owner, priority, fresh) in enumerate(entries):
         request = make(str(n), owner=owner)
         request.status = Status.WAITING if fresh else Status.PREEMPTED
-        ranks[request] = Rank(priority, 0.0, n)
-        queue.push(request, ranks[request])
+        push(queue, request, Rank(priority, 0.0, n))
     for request in rng.sample(list(queue), len(queue) // 4):
-        queue.remove(request, ranks[request])
+        queue.remove(request)
     expected, started = list(queue), []
     while (request := queue.peek()) is not None:
-        queue.start(request, ranks[request])
+        queue.start(request)
         started.append(request)
     assert started == expected
     assert len(queue) == queue.num_tokens == 0
     for priority in (0, 1):
-        turns = [r.owner for r in started if r.status is Status.WAITING and ranks[r].priority == priority]
+        turns = [r.owner for r in started if r.status is Status.WAITING and r.rank.priority == priority]
         for at, owner in enumerate(turns):
             for other in set(turns[at:]) - {owner}:
                 since = "".join(turns[: at + 1]).rpartition(other)[-1]

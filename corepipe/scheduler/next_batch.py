@@ -1,0 +1,91 @@
+"""The next batch: what a policy has put into it so far, and what still may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.drafts import add_drafts
+from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.micro_batches import Share
+from corepipe.scheduler.queue import WaitingQueue
+from corepipe.scheduler.request import Chunk, Rank, Request, Status
+from corepipe.scheduler.running import Running
+
+
+class NextBatch:
+    """A `policy.BatchBuilder`: the batch that is being put together, as its policy sees it.
+
+    The seats that its share keeps are only for prompts and for who has a higher priority than the head of
+    the queue, as long as the queue has somebody who may start.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, running: Running, queue: WaitingQueue, kv: KVCache, share: Share
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._queue = queue
+        self._kv = kv
+        self._tokens = config.max_num_batched_tokens
+        self._seats = share.seats
+        self._prompts_only = share.prompts_only
+        head = queue.peek()
+        self._kept, self._kept_for = (0, 0) if head is None else (share.kept, head.priority)
+        self._short: Rank | None = None
+        self._admitted: set[Request] = set()
+        self.chunks: list[Chunk] = []
+        self._draftable: list[Chunk] = []
+        self.generates = False
+
+    def ready(self) -> Sequence[Request]:
+        return [r for r in self._running if r.num_computed < r.num_tokens]
+
+    def run(self, request: Request) -> bool:
+        if self._tokens == 0 or self._seats == 0 or (self._prompts_only and request.generates):
+            return False
+        if self._seats <= self._kept and request.generates and request.priority >= self._kept_for:
+            return False
+        if request in self._admitted:  # preempted for another chunk of this batch, and back in it already
+            return False
+        generates = request.generates
+        ran = self._run(request)
+        self.generates |= ran and generates
+        return ran
+
+    def admit(self) -> bool:
+        if self._tokens > 0 and self._seats > 0 and not (self._config.whole_prompts and self._is_too_long()):
+            request = self._running.admit(self._short)
+            if request is not None and self._run(request):
+                self._admitted.add(request)
+                self._kept = max(0, self._kept - 1)
+                return True
+        self._kept = 0
+        return False
+
+    def _is_too_long(self) -> bool:
+        """Whether the head of the queue does not fit whole into what is left of the batch."""
+        head = self._queue.peek()
+        return head is not None and head.num_tokens > self._tokens
+
+    def _run(self, request: Request) -> bool:
+        if request.status is not Status.RUNNING:  # preempted for another chunk of this batch
+            return False
+        start, known = request.num_computed, request.num_tokens
+        end = known if known - start <= self._tokens else start + self._tokens
+        if end > request.room and not self._running.reserve(request, end):
+            self._short = self._short or request.rank
+            return False
+        request.num_computed = end
+        chunk = Chunk(request, start, end - start, end == known)
+        self.chunks.append(chunk)
+        if request.drafter is not None:
+            self._draftable.append(chunk)
+        self._tokens -= end - start
+        self._seats -= 1
+        return True
+
+    def draft(self) -> None:
+        """Adds drafts to the batch, where there are any and it has room for them."""
+        if self._draftable:
+            add_drafts(self.chunks, self._draftable, self._tokens, self._config, self._kv)
