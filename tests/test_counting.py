@@ -409,6 +409,7 @@ def test_none_is_left_out(server: Served, done: tuple[list[Known], list[int]]) -
     known |= {f"corepipe_device_{name}" for name in expected_device_histograms(requests)}
     known |= {"vllm:iteration_tokens_total", "corepipe_engine_restarts", "corepipe_connections_refused"}
     known |= {"corepipe_overflows"}  # tests/test_overflow.py
+    known |= {"corepipe_fleet_refusals"}  # tests/serving/fleet/test_client.py
     of_guesses = {"drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"}
     known |= {f"vllm:spec_decode_num_{name}" for name in of_guesses}  # tests/test_speculation.py
     known |= {"corepipe_padded_tokens"}  # tests/serving/engine/test_encoding.py

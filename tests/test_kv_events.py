@@ -147,9 +147,13 @@ def test_what_is_stored_is_what_was_asked_and_the_same_again_stores_nothing(tmp_
 
 
 def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
-    """What is said to be there at the end is what the pool still has, by its own count."""
-    with gateway(tmp_path, "--num-blocks", 24, "--max-model-len", 256) as one:
-        prompts = [[20 + at] * 40 for at in range(4)]
+    """What is said to be there at the end is what the pool still has, by its own count.
+
+    At a device's pace, slowed down, so that the last of the requests has come long before the first is done.
+    """
+    paced = ("--clock", "device", "--time-scale", 10)
+    with gateway(tmp_path, "--num-blocks", 24, "--max-model-len", 256, *paced) as one:
+        prompts = [[20 + at] * 40 for at in range(8)]
         answers = one.complete_all(prompts, max_tokens=150)
         last = one.complete([99] * 200)
         one.ask()  # what a request has stored is published before its answer goes out
