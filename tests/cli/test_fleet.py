@@ -28,6 +28,13 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
         parse(address, "--fleet")
 
 
+def test_a_server_says_so_with_ray_and_without() -> None:
+    done = run("serve", TINY, "--port", 0, "--fleet", "nowhere", "--replicas", 2)
+    assert done.returncode == 2
+    assert "--fleet nowhere: give the head's HOST:PORT" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_addresses_in_brackets_are_of_ipv6() -> None:
     assert parse("[::1]:6379", "--fleet") == ("::1", 6379)
 

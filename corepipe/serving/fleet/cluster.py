@@ -167,9 +167,10 @@ class Cluster:
 
 def check_fleet(address: str) -> None:
     """What can be known of `serve --fleet` without waiting.  Raises UserError."""
+    host, port = parse(address, "--fleet")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--fleet: {MISSING}")
-    _reach(*parse(address, "--fleet"), f"--fleet {address}")
+    _reach(host, port, f"--fleet {address}")
     use_token()
 
 
