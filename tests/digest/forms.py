@@ -20,6 +20,7 @@ import json
 import marshal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -28,6 +29,8 @@ Json = Any
 
 TRANSFERS = ("send", "receive")
 
+WITHOUT_REFERENCES = 2
+"""The version of marshal whose bytes depend on what a value is, not on which of its parts are one object."""
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
 
@@ -39,7 +42,13 @@ def canonical(value: Json) -> str:
 
 def content_id(value: Json) -> str:
     """A short name for a value, by its content."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:12]
+    return _content_id(marshal.dumps(value, WITHOUT_REFERENCES))
+
+
+@cache
+def _content_id(marshalled: bytes) -> str:
+    """Layers and rotary tables recur, and their text costs more than these bytes."""
+    return hashlib.sha256(canonical(marshal.loads(marshalled)).encode()).hexdigest()[:12]
 
 
 class Blocks:
@@ -102,6 +111,7 @@ def _starred(ops: list[Json]) -> tuple[list[Json], int | None]:
     return ops, most
 
 
+@cache
 def _number(tensor: str) -> int | None:
     return next((int(part) for part in tensor.split(".") if part.isdecimal()), None)
 

@@ -31,6 +31,7 @@ def _known() -> dict[tuple[str, str], str]:
     return {(row.kind, row.ours): row.neutral for row in rows()}
 
 
+@cache
 def neutral(kind: str, ours: str) -> str:
     """The digest's name.  Raises KeyError, naming the file, for a name that has no row."""
     if (kind, ours) not in _known():
