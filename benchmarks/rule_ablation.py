@@ -23,10 +23,12 @@ from fit_cost_model import fit_and_folds
 
 from corepipe.neuron import rates
 from corepipe.neuron.constants import Constants
+from corepipe.neuron.engines import OpCost
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.ops import experts
+from corepipe.neuron.ops.costs import merged
 from corepipe.neuron.profiles import NEVER, PROFILES, AttentionKernel, Buckets, RuntimeProfile
-from corepipe.neuron.rates import Link, link
+from corepipe.neuron.rates import CoreRates, Link, link
 from corepipe.planning.calibration import load, rows, stacks
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -68,6 +70,12 @@ def _slower_of_two(instance: Instance, group: Sequence[int], memory: float, cons
     return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
 
 
+def _weighs_and_adds(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
+    """In one operation, which reads an expert's results once."""
+    crossing = experts.SUMMED * result
+    return (merged((weighed, added), rates, read=result + crossing, written=crossing),)
+
+
 def _one_beam(profile: RuntimeProfile) -> RuntimeProfile:
     return replace(profile, beams=1)
 
@@ -84,6 +92,7 @@ OFF: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "batches": lambda: _style(batch_innermost=False),
     "halves": lambda: _profiles(_whole_buckets),
     "experts": lambda: patch.object(experts, "SUMMED", 0),
+    "weighing": lambda: patch.object(experts, "summing", _weighs_and_adds),
     "copies": lambda: _profiles(_copied_once),
     "beams": lambda: _profiles(_one_beam),
     "picks": lambda: _style(rewrites_kv=False),

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import int4, numerics
-from corepipe.neuron.engines import Cost, ExpertsCost
+from corepipe.neuron.engines import Cost, ExpertsCost, OpCost
 from corepipe.neuron.graph import Format, Function, Value, WeightSpec
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
 from corepipe.neuron.rates import CoreRates
 
-COMBINE = Passes(two=2)  # an expert's result times its weight, and added
+WEIGH, ADD = Passes(two=1), Passes(two=1)  # an expert's result times its weight, and added to the others'
 
 SUMMED = 1
 """How often the sum crosses memory, in and out, for each expert of a prompt (NxD's forward_all_experts)."""
@@ -30,6 +30,15 @@ class Scoring(StrEnum):
     OF_ALL = "of_all"  # the softmax of all its scores
     OF_CHOSEN = "of_chosen"  # that of the scores of the experts that it takes: their shares sum to 1
     OF_NEAR = "of_near"  # of each by itself, of the scores near its own, without those taken before it
+
+
+def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
+    """What NxD does with each expert's results of `result` bytes a row, after its products: one operation
+    weighs them, and one adds that to the sum (`output += mlp_output[e] * affinities[:, e]`)."""
+    return (
+        merged((weighed,), rates, read=result, written=result),
+        merged((added,), rates, read=(1 + SUMMED) * result, written=SUMMED * result),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ class Experts(Keeps):
         Where all experts take all rows, the results of their first two products and of the third are tensors
         of [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no
         on-chip memory holds those of a prompt, so that each is written to memory and read by the next step.
-        Nor does it hold the sum, to which one expert's result is added after the other's.
+        Nor does it hold the sum, to which one expert's weighted result is added after the other's.
         """
         rows, ffn, hidden = self.out.rows, self.ffn, self.x.width
         gate, up, down = (
@@ -86,14 +95,14 @@ class Experts(Keeps):
             for shape in ((ffn, hidden), (ffn, hidden), (self.out.width, ffn))
         )
         gated = passes_beside(rows, GATE, ffn, fmt, rates)
-        added = passes_beside(rows, COMBINE, self.out.width, fmt, rates)
+        weighed, added = (passes_beside(rows, one, self.out.width, fmt, rates) for one in (WEIGH, ADD))
         middle, result = (n * fmt.compute.bytes for n in (2 * ffn, self.out.width))
         steps = (
             merged((gate, up), rates, written=middle),
             merged((gated, down), rates, read=middle, written=result),
-            merged((added,), rates, read=(1 + SUMMED) * result, written=SUMMED * result),
+            *summing(weighed, added, rates, result),
         )
-        one = merged((gate, up, gated, down, added), rates)
+        one = merged((gate, up, gated, down, weighed, added), rates)
         return ExpertsCost(one, steps, self.experts, self.top_k, 2 * rates.start)
 
     def refuses(self, fmt: Format) -> str | None:
