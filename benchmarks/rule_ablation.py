@@ -126,14 +126,15 @@ def errors(table: Sequence[Raw], off: AbstractContextManager[object]) -> dict[st
     by_kind: defaultdict[str, list[float]] = defaultdict(list)
     for one in pair(table, found):
         if not one.assumed and text(one.row, "percentile") in {"", "mean", "p50"}:
-            by_kind[_kind(one.row)].append(abs(one.error()))
+            by_kind[kind_of_row(one.row)].append(abs(one.error()))
     return by_kind
 
 
-def _kind(row: Raw) -> str:
-    metric = text(row, "metric")
-    if text(row, "task") in stacks.ENCODERS:
-        return "encoders"
+def kind_of_row(row: Raw) -> str:
+    """What a row is a figure of."""
+    metric, task = text(row, "metric"), text(row, "task")
+    if task in stacks.ENCODERS:
+        return "encoders" if task == "encoder" else "convolutions"
     figure = "first token" if metric in FIRST else "decode" if metric in DECODE else "throughput"
     figure = "latency" if metric in {"latency", "request_latency"} else figure
     return f"load {figure}" if _under_load(row) else figure

@@ -217,9 +217,10 @@ class Bounds:
         return SLACK / share * self._timed.shape.placement.data * float(most.max())
 
     def fewest(self, limits: BatchLimits) -> int:
-        """Instances without which the rate cannot be sustained; 0 where none can at all."""
+        """Instances without which the rate cannot be sustained; 1 where none can at all: a simulation finds
+        out what it is that it lacks."""
         capacity = self.capacity(limits)
-        return ceil(self._objectives.rate / capacity) if capacity > 0 else 0
+        return ceil(self._objectives.rate / capacity) if capacity > 0 else 1
 
     def queues(self, limits: BatchLimits) -> list[Queue]:
         """What every request of one instance waits for: a replica that computes no other prompt, and a seat.

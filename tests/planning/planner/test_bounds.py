@@ -100,6 +100,13 @@ def test_fewer_instances_are_needed_for_a_slacker_objective(small: Architecture)
     assert tight > slack >= none > 1
 
 
+def test_where_no_batch_can_do_it_takes_one_instance_to_find_out(small: Architecture) -> None:
+    """Of no instance at all there is neither a price nor a simulation."""
+    objectives = Objectives(None, NEVER, 99.0, 1.0)
+    for shape in SHAPES:
+        assert bench(small, objectives).fewest(candidate(*shape)) == 1
+
+
 def test_instances_with_the_same_device_are_twins() -> None:
     one, other = (candidate(name, Placement(1, 2, 1), "async") for name in ("inf2.xlarge", "trn1.2xlarge"))
     assert twin_shape(other.shape) == twin_shape(one.shape) == one.shape

@@ -1,0 +1,108 @@
+"""Errors by kind of figure beside what is wanted of them, and the rows that are beyond it.
+
+    python benchmarks/prediction_targets.py ROWS.csv              # medians and 90th percentiles
+    python benchmarks/prediction_targets.py ROWS.csv --beyond     # and each row beyond a p90 that is wanted
+
+Each row is predicted with the stored constants that know nothing of its family, as `corepipe validate` does in
+its column "left out"; rows that lack what a prediction needs, and tail percentiles, count in none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from residuals import folds  # the script beside this one
+from rich.console import Console
+from rich.table import Column
+from rule_ablation import kind_of_row
+
+from corepipe.cli.common import results
+from corepipe.cli.tables import Figures
+from corepipe.planning.calibration import rows
+from corepipe.planning.calibration.assumed import completed
+from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.fit import family
+from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.rows import text
+from corepipe.planning.calibration.score import Scored, pair
+
+WANTED: Mapping[str, tuple[float, float]] = {
+    "decode": (0.05, 0.15),
+    "first token": (0.15, 0.40),
+    "throughput": (0.06, 0.20),
+    "encoders": (0.07, 0.14),
+    "load throughput": (0.12, 0.30),
+    "load first token": (0.20, 0.60),
+    "convolutions": (0.15, 0.35),
+}
+"""Median and 90th percentile of errors, at most."""
+
+VALIDATED = ("inf2", "trn1")
+"""Instances with rows enough; inf1 and trn2 have few."""
+
+TOLD = ("instance", "model", "sdk", "parallelism", "batch_size", "input_len", "metric", "arrival", "value")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", type=Path, help="measurements, as fit_cost_model.py takes them")
+    parser.add_argument("--beyond", action="store_true", help="also the rows beyond a p90 that is wanted")
+    given = parser.parse_args()
+    found, console = left_out(given.rows), results()
+    show(console, found)
+    if given.beyond:
+        for kind, scored in found.items():
+            beyond(console, kind, scored)
+
+
+def left_out(path: Path) -> dict[str, list[Scored]]:
+    """The rows of each kind that something is wanted of, with predictions that do not know their family."""
+    cases, table = Cases(), tuple(completed(rows.read(path).rows))
+    without = {name: Predictor(constants, cases) for name, constants in folds().items()}
+    other = Predictor(cases=cases)
+    predicted = [without.get(family(row), other).predict(row) for row in table]
+    found: defaultdict[str, list[Scored]] = defaultdict(list)
+    for one in pair(table, predicted):
+        if not one.assumed and text(one.row, "percentile") in {"", "mean", "p50"}:
+            found[kind_of_row(one.row)].append(one)
+    return {kind: found[kind] for kind in WANTED}
+
+
+def show(console: Console, found: Mapping[str, list[Scored]]) -> None:
+    """Of all instances, and of those with rows enough."""
+    names = ("rows", "median / p90", "wanted", "", "inf2 and trn1", "")
+    table = Figures("errors in %", *(Column(name, justify="right") for name in names))
+    for kind, scored in found.items():
+        alike = [one for one in scored if text(one.row, "instance").startswith(VALIDATED)]
+        median, p90 = WANTED[kind]
+        table.add_row(
+            kind, str(len(scored)), *_told(kind, scored)[:1], f"{100 * median:g} / {100 * p90:g}",
+            *_told(kind, scored)[1:], *_told(kind, alike),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _told(kind: str, scored: list[Scored]) -> tuple[str, str]:
+    errors = [abs(one.error()) for one in scored]
+    figures = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    met = all(figure <= most for figure, most in zip(figures, WANTED[kind], strict=True))
+    return " / ".join(f"{100 * figure:.1f}" for figure in figures), "met" if met else "missed"
+
+
+def beyond(console: Console, kind: str, scored: list[Scored]) -> None:
+    """The rows whose error is beyond the p90 that is wanted, the worst first."""
+    worst = sorted((one for one in scored if abs(one.error()) > WANTED[kind][1]), key=lambda o: -abs(o.error()))
+    console.print(f"{kind}: {len(worst)} of {len(scored)} rows are beyond {WANTED[kind][1]:.0%}")
+    for one in worst:
+        cells = " ".join(text(one.row, name)[:24] or "-" for name in TOLD)
+        console.print(f"  {one.error():+.1%} {cells}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
