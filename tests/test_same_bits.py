@@ -26,6 +26,9 @@ from corepipe.serving.engine.assembly import assemble
 from tests.kernels import linears
 from tests.kernels.harness import AttentionRig
 from tests.kernels.linears import Case, Weights, random_weights
+from tests.kernels.test_latents import KINDS as LATENT_KINDS
+from tests.kernels.test_latents import SHAPES as LATENT_SHAPES
+from tests.kernels.test_latents import Rig as LatentRig
 from tests.kernels.test_rows import result
 from tests.kernels.test_scans import Rig as ScanRig
 from tests.kernels.test_scans import cut, rows_of
@@ -172,6 +175,21 @@ def scans() -> list[F32]:
 
 def test_scans(everywhere: Call) -> None:
     require_equal(everywhere(scans))
+
+
+def latents() -> list[F32]:
+    """Attention over latents, in the formats and caches of which bits are the same everywhere."""
+    found = []
+    for kind in LATENT_KINDS:
+        for shape in LATENT_SHAPES[1:]:
+            rig = LatentRig(shape, kind)
+            found.append(rig.run(rig.sequence(3, 600), [*range(38)], 550, 551))
+            rig.pool.close()
+    return found
+
+
+def test_latents(everywhere: Call) -> None:
+    require_equal(everywhere(latents))
 
 
 def require_equal(found: list[list[F32]]) -> None:

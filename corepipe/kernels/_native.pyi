@@ -41,7 +41,7 @@ class KVCache:
     """Paged keys and values of some layers on one core, zeroed at the start.
 
     dtype: of the Program, "bf16" or "fp32", which they are kept as, or, with `int8`, as that and a scale for
-    each key and value.
+    each key and value.  shared: of latents, one a token, the elements that are a value, too.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class KVCache:
         head_dim: int,
         dtype: str,
         int8: bool = False,
+        shared: int = 0,
     ) -> None: ...
     nbytes: int
     def memory(self) -> U8: ...
@@ -158,6 +159,9 @@ class Program:
         function: str = "silu",
         biases: Sequence[F32] = (),
         nearness: float = 0.0,
+        correction: F32 | None = None,
+        groups: tuple[int, int] = (1, 1),
+        factor: float = 1.0,
     ) -> None:
         """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts whose scores are
         highest.  The matrices are one for each expert, all of the same shapes.
@@ -165,7 +169,28 @@ class Program:
         scoring: weights are the softmax of all scores, "of_all", or of those of these experts, "of_chosen";
         or of each expert, "of_near", of the scores that are less than its own by no more than `nearness`
         times the larger of both sizes, without those of the experts before it.
+        or the sigmoid of each score, "sigmoid", or that by the sum of those of these experts,
+        "sigmoid_shares"; `correction` [experts] is added to it for the choice alone.
         biases: none, or gate's and up's [experts, n] and maybe down's.
+        groups: experts are in so many equal groups, of which a row takes those of so many: of those that have
+        the largest score, or, of sigmoids, the largest two together.  factor: of all weights.
+        """
+    def latent_attention(
+        self,
+        values: tuple[int, int, int],
+        out: int,
+        cache: KVCache,
+        layer: int,
+        key_up: Sequence[Matrix],
+        value_up: Sequence[Matrix],
+        scale: float,
+        table: int = 0,
+    ) -> None:
+        """out = of each head value_up @ what its query finds in the latents, with scores q.k * scale.
+
+        values: q [heads * (rotary + part)], latent and key_rope [rotary], which make a key.  A head's query
+        is its rotated elements and key_up @ the others.  key_up: of each head [latent, part]; value_up
+        [value, latent].
         """
     def clamp(self, x: int, limit: float, out: int) -> None:
         """x held within -limit .. limit."""

@@ -160,6 +160,10 @@ class Vectors:
         """Those of some positions."""
         return Vectors(self.elements[positions], None if self.scale is None else self.scale[positions])
 
+    def first(self, elements: int) -> Vectors:
+        """The first so many elements of each."""
+        return Vectors(self.elements[:, :, :elements], self.scale)
+
     def for_heads(self, heads: int) -> tuple[F32, F32]:
         """Of each head that asks: elements [heads, P, head_dim] and scales [heads, 1, P], 1 without any."""
         positions, kv_heads, _ = self.elements.shape
@@ -169,15 +173,24 @@ class Vectors:
         return elements, np.repeat(scale.T[:, None], group, axis=0)
 
 
-def attend(q: F32, keys: Vectors, values: Vectors, positions: I32, kind: Scores, compute: DType) -> F32:
-    """Attention of one sequence's rows over its keys: [M, heads * head_dim].
+def attend(
+    q: F32,
+    keys: Vectors,
+    values: Vectors,
+    positions: I32,
+    kind: Scores,
+    compute: DType,
+    *,
+    rotated: bool = True,
+) -> F32:
+    """Attention of one sequence's rows over its keys: [M, heads * the size of a value].
 
     q [M, heads, head_dim]; keys and values of positions 0 .. P - 1.  Scales of keys come after the products;
     those of values go with the probabilities, which are rounded before they meet the values.  The denominator
-    adds them unrounded and unscaled.  Queries are rotated as keys of int8 are.
+    adds them unrounded and unscaled.  Queries are rotated as keys of int8 are, where those are `rotated`.
     """
-    rows, heads, head_dim = q.shape
-    if keys.scale is not None:
+    rows, heads, _ = q.shape
+    if keys.scale is not None and rotated:
         q = round_to(hadamard(q), compute)
     (k, key_scale), (v, value_scale) = keys.for_heads(heads), values.for_heads(heads)
     products = (q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)) * key_scale
@@ -185,4 +198,4 @@ def attend(q: F32, keys: Vectors, values: Vectors, positions: I32, kind: Scores,
     most = scores.max(axis=2, keepdims=True)
     weights = np.exp(scores - most)
     out = (round_to(weights * value_scale, compute) @ v) / kind.denominator(weights, most)
-    return round_to(out.transpose(1, 0, 2).reshape(rows, heads * head_dim), compute)
+    return round_to(out.transpose(1, 0, 2).reshape(rows, -1), compute)

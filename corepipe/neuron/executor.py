@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
-from corepipe.kernels.packing import PANEL, Kind
+from corepipe.kernels.packing import PANEL, DenseKind, Kind
 from corepipe.neuron import packed_int4
 from corepipe.neuron.attention_numerics import distance_buckets
 from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
@@ -188,6 +188,21 @@ class NativeCore:
         _, *axes = self._program.shards[spec.name].axes
         return [bind_matrix(tensor, *axes) for tensor in self._weights[spec.name].matrices()]
 
+    def latents(self, op: Op) -> tuple[_native.KVCache, int, int]:
+        """The cache of an Op's layer, the layer's number there, and the number of its block table."""
+        return *self.caches[op.layer], self._layer_groups[op.layer]
+
+    def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> list[_native.Matrix]:
+        """The core's part of a matrix [heads * n, k] as one for each head, in the compute format: [n, k], or
+        [k, n] if `turned`."""
+        kind: DenseKind = "bf16" if self._program.format.compute is DType.BF16 else "fp32"
+        whole = cut(dense(self._weights[spec.name]), self._program.shards[spec.name].axes)
+        parts = (part.T if turned else part for part in np.split(whole, heads))
+        return [
+            native().Matrix(kind, packing.pack(kind, np.ascontiguousarray(part)), None, *part.shape)
+            for part in parts
+        ]
+
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
         return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
 
@@ -197,12 +212,14 @@ def _caches(
 ) -> dict[int, tuple[_native.KVCache, int]]:
     """For each layer with attention the cache of its heads, and the layer's number there.
 
-    Layers whose key/value heads are alike have one cache; of several groups each has its blocks in it.
+    Layers whose key/value heads or latents are alike have one cache; of several groups each has its blocks
+    in it.
     """
     compute = program.format.compute.value
     found: dict[int, tuple[_native.KVCache, int]] = {}
     for heads, layers in places(program, groups).items():
-        cache = native().KVCache(slots(layers), blocks, block_size, *heads, compute, int8)
+        count, size, shared = heads
+        cache = native().KVCache(slots(layers), blocks, block_size, count, size, compute, int8, shared)
         found.update((layer, (cache, place.slot)) for layer, place in layers.items())
     return found
 
@@ -228,6 +245,15 @@ def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _
     kind, data, scale = _cut_copy(tensor, n_axis, k_axis)
     part: _native.Matrix = native().Matrix(kind, data, scale, n_axis.width, k_axis.width)
     return part
+
+
+def dense(tensor: PackedTensor) -> F32:
+    """The numbers that a packed matrix [n, k] stands for."""
+    for kind in packing.INT4_KINDS:
+        if kind == tensor.kind:
+            return packed_int4.unpack(kind, tensor.data, *tensor.shape).dense()
+    values = packing.unpack(tensor.kind, tensor.data, *tensor.shape).astype(np.float32)
+    return values if tensor.scale is None else values * tensor.scale[:, None]
 
 
 def _cut_copy(

@@ -315,13 +315,20 @@ class StateKind(StrEnum):
 class StateSpec(NamedTuple):
     """What an Op keeps for each token: `per_token` elements of the compute format, or as int8 with a scale
     for each of the `vectors` that they make; `window`: for the latest so many tokens.  Of a recurrent Op
-    `per_sequence` elements in fp32 instead."""
+    `per_sequence` elements in fp32 instead.  `shared`: of a key the first so many are its value, too (0:
+    values are kept beside keys)."""
 
     kind: StateKind
     per_token: int = 0
     window: int | None = None
     vectors: int = 1
     per_sequence: int = 0
+    shared: int = 0
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """Keys of a token, and the elements of each."""
+        return self.vectors if self.shared else self.vectors // 2, self.per_token // self.vectors
 
     def nbytes(self, dtype: DType) -> int:
         """Of a token, kept as `dtype`; an int8 vector has an fp32 scale."""

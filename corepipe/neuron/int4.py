@@ -216,6 +216,13 @@ def linear(x: F32, weight: Matrix | Int4, bias: F32 | None, fmt: Format) -> F32:
     return round_to(total if bias is None else total + bias, fmt.compute)
 
 
+def dense(weight: Matrix | Int4) -> F32:
+    """The numbers [N, K] that a matrix of any format stands for."""
+    if isinstance(weight, Int4):
+        return weight.dense()
+    return weight.values if weight.scale is None else weight.values * weight.scale[:, None]
+
+
 def _product(x: F32, weight: Int4) -> F32:
     """For each group of weights, in order of K: t = a S + s p, total += t times the scale of x.
 

@@ -90,8 +90,8 @@ class Place(NamedTuple):
     slot: int
 
 
-Heads = tuple[int, int]
-"""How many key/value heads, and of what size."""
+Heads = tuple[int, int, int]
+"""How many key/value heads, of what size, and how many elements of a key are its value, too."""
 
 
 def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Place]]:
@@ -99,8 +99,8 @@ def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Place
     taken: Counter[tuple[Heads, int]] = Counter()
     found: dict[Heads, dict[int, Place]] = {}
     for op in program.ops:
-        if _pages(op) and op.head_layout is not None:
-            heads, group = (op.head_layout.kv_heads, op.head_layout.head_dim), groups[op.layer]
+        if op.state is not None and _pages(op):
+            heads, group = (*op.state.keys, op.state.shared), groups[op.layer]
             found.setdefault(heads, {})[op.layer] = Place(group, taken[heads, group])
             taken[heads, group] += 1
     return found

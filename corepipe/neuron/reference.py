@@ -213,13 +213,8 @@ class ReferenceCore:
 
 def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, Vectors]:
     """Zeros for each layer with attention."""
-    kept = (op for op in program.ops if op.state is not None and op.state.per_token)
-    layouts = ((op.layer, op.head_layout) for op in kept)
-    return {
-        layer: Vectors.zeros(positions, layout.kv_heads, layout.head_dim, int8=int8)
-        for layer, layout in layouts
-        if layout is not None
-    }
+    kept = ((op.layer, op.state) for op in program.ops if op.state is not None and op.state.per_token)
+    return {layer: Vectors.zeros(positions, *state.keys, int8=int8) for layer, state in kept}
 
 
 class ReferenceExecutor:

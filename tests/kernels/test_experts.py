@@ -16,7 +16,7 @@ from corepipe.kernels import _native, packing
 from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec, columns, fixed, hidden
 from corepipe.neuron.int4 import Int4
 from corepipe.neuron.numerics import Matrix, round_to
-from corepipe.neuron.ops import Experts, Function, Scoring
+from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 from tests.kernels.harness import i32, other_isas, run_isolated, value
 from tests.kernels.linears import Weights, random_weights
 
@@ -54,6 +54,9 @@ class Rig:
         scoring: Scoring = Scoring.OF_CHOSEN,
         biases: int = 0,
         function: Function = Function.SILU,
+        groups: Groups | None = None,
+        correction: Sequence[float] | None = None,
+        factor: float | None = None,
     ) -> None:
         rng = np.random.default_rng([experts, top_k, width, ffn])
         self.rng, self.format = rng, FORMATS[STORED[kind]]
@@ -76,7 +79,11 @@ class Rig:
             biases=tuple(vectors),
             scoring=scoring,
             nearness=0.2 if scoring is Scoring.OF_NEAR else None,
+            correction=None if correction is None else WeightSpec("correction", (each,), WeightRole.VECTOR),
+            groups=groups,
+            factor=factor,
         )
+        self.correction = None if correction is None else np.float32(correction)
         self.matrices = [tuple(one.matrix() for one in expert) for expert in self.weights]
 
     def rows(self, count: int) -> tuple[F32, F32]:
@@ -99,6 +106,9 @@ class Rig:
             self.op.function.value,
             biases=self.biases,
             nearness=self.op.nearness or 0.0,
+            correction=self.correction,
+            groups=self.op.groups or (1, 1),
+            factor=self.op.factor or 1.0,
         )
         return run(program, x, scores, threads)
 
@@ -134,6 +144,8 @@ class _Context:
         return [stored(expert[NAMES.index(spec.name)]) for expert in self._rig.weights]
 
     def weight(self, spec: WeightSpec) -> F32:
+        if spec.name == "correction":
+            return self._rig.correction
         return self._rig.biases[NAMES.index(spec.name)]
 
 
@@ -169,6 +181,62 @@ def test_biases_and_bounds_are_the_twins(kind: packing.Kind, function: Function,
     wanted = rig.twin(x, scores)
     error = np.abs(rig.native(x, scores) - wanted).max()
     assert error <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
+
+
+GROUPED = [  # scores, as DeepSeek-V2's and V3's routers have them, and what they take of them
+    (Scoring.OF_ALL, None),
+    (Scoring.SIGMOID, None),
+    (Scoring.SIGMOID_SHARES, None),
+    (Scoring.SIGMOID_SHARES, [0.3, -0.4, 0.2, 0, 0.9, -0.9, 0, 0.1, -0.2, 0.5, 0.4, -1.5]),
+]
+
+
+@pytest.mark.parametrize(("scoring", "correction"), GROUPED)
+@pytest.mark.parametrize(("groups", "top_k"), [((4, 2), 3), ((3, 1), 4), ((6, 3), 2)])
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_groups_are_the_routers(
+    kind: packing.Kind,
+    groups: tuple[int, int],
+    top_k: int,
+    scoring: Scoring,
+    correction: Sequence[float] | None,
+) -> None:
+    """As transformers' DeepseekV2TopkRouter and DeepseekV3TopkRouter choose and weigh, in their own words."""
+    rig = Rig(kind, 12, top_k, scoring=scoring, groups=Groups(*groups), correction=correction, factor=2.5)
+    x, logits = rig.rows(40)
+    if scoring is Scoring.OF_ALL:
+        scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        choice, two = scores, 1
+    else:
+        scores = 1 / (1 + np.exp(-logits))
+        choice, two = scores + np.float32(0 if correction is None else correction), 2
+    by_group = np.sort(choice.reshape(40, groups[0], -1), axis=2)[:, :, -two:].sum(axis=2)
+    best = np.argsort(-by_group, axis=1)[:, : groups[1]]
+    mask = np.zeros((40, groups[0]), bool)
+    np.put_along_axis(mask, best, values=True, axis=1)
+    masked = np.where(np.repeat(mask, 12 // groups[0], axis=1), choice, -np.inf)
+    taken = np.argsort(-masked, axis=1)[:, :top_k]
+    weights = np.take_along_axis(scores, taken, axis=1)
+    if scoring is Scoring.SIGMOID_SHARES:
+        weights /= weights.sum(axis=1, keepdims=True)
+    chosen, shares = rig.op._routed(logits, rig.correction)
+    assert (chosen == taken).all()
+    np.testing.assert_allclose(shares, 2.5 * weights, rtol=1e-6)
+    wanted = rig.twin(x, logits)
+    error = np.abs(rig.native(x, logits) - wanted).max()
+    assert error <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("scoring", [Scoring.SIGMOID, Scoring.SIGMOID_SHARES])
+def test_a_router_of_sigmoids_that_gives_no_number_makes_none(scoring: Scoring) -> None:
+    rig = Rig("fp32", 12, 3, scoring=scoring, groups=Groups(4, 2), correction=[0.1] * 12, factor=2.0)
+    x, scores = rig.rows(6)
+    wanted = rig.native(x, scores)
+    scores[1, 7], scores[4, 0] = np.nan, np.inf
+    for found in (rig.native(x, scores), rig.twin(x, scores)):
+        assert np.isnan(found[[1, 4]]).all()
+        assert np.isfinite(np.delete(found, [1, 4], axis=0)).all()
+    np.testing.assert_array_equal(np.delete(rig.native(x, scores), [1, 4], 0), np.delete(wanted, [1, 4], 0))
 
 
 def test_near_scores_share_an_expert_s_weight() -> None:
@@ -313,10 +381,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         scoring: str = "of_all",
         widths: Sequence[int] = (96, 4, 96),
         biases: Sequence[F32] = (),
+        **routing: object,
     ) -> None:
         program = _native.Program(list(widths), 4, round_bf16=False)
         matrices = zip(*(experts or rig.matrices), strict=True)
-        program.experts(0, 1, 2, *matrices, top_k, scoring, "silu", biases=biases)
+        program.experts(0, 1, 2, *matrices, top_k, scoring, "silu", biases=biases, **routing)
 
     append()
     (gate, up, down), *others = rig.matrices
@@ -329,6 +398,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ({"scoring": "x"}, "no scoring 'x'"),
         ({"widths": (64, 4, 96)}, "another width than x"),
         ({"widths": (96, 4, 64)}, "64 wide"),
+        ({"groups": (3, 1)}, "groups of experts must be equal"),
+        ({"groups": (4, 1)}, "top_k experts of its groups"),
+        ({"groups": (2, 3)}, "top_k experts of its groups"),
+        ({"groups": (4, 2), "scoring": "sigmoid"}, "a group's worth is two"),
+        ({"correction": zeros(3), "scoring": "sigmoid"}, "a correction for each expert"),
         ({"biases": [zeros(4, 104)]}, "of two matrices, or of three"),
         ({"biases": [zeros(4, 104), zeros(3, 104)]}, "a bias for each expert"),
         ({"biases": [zeros(4, 104), zeros(4, 104), zeros(4, 95)]}, "a bias for each expert"),

@@ -9,11 +9,13 @@ namespace corepipe {
 namespace {
 
 constexpr int kRowsOfItem = 48;       // tokens times heads: their sums stay in the second-level cache
+constexpr int kRowsOfLatents = 64;    // a block's values are turned for an item; their sums stay there, too
 constexpr int kWriteTokens = 64;
 constexpr int kPartsPerThread = 3;    // what costs more than its share of this is split along the keys
 constexpr double kWorthThreads = 32;  // below this, waking other threads takes longer than the work
 
 int tokens_of_item(const AttentionCall& call) {
+  if (call.cache.shared > 0) return std::max(1, kRowsOfLatents / call.group);
   return std::max(1, kRowsOfItem * 64 / (std::max(64, call.cache.width) * call.group));
 }
 
@@ -37,7 +39,9 @@ double cost_of(const AttentionCall& call, const AttentionItem& item) {
   const int begin = std::max(oldest_seen(call, first), item.segment * kKeySegment);
   const int newest = newest_seen(call, first + item.rows - 1, item.end);
   const int end = std::min(newest + 1, item.segment_end * kKeySegment);
-  return (end - begin) / static_cast<double>(kKeyBlock) * (4.0 + item.rows * call.group);
+  const double blocks = (end - begin) / static_cast<double>(kKeyBlock);
+  const double wider = call.cache.shared > 0 ? (call.cache.width + call.cache.shared) / 128.0 : 1.0;
+  return blocks * wider * (4.0 + item.rows * call.group);
 }
 
 // Does a sequence read blocks that another one writes in this batch?  (A scheduler may let a request share
@@ -87,6 +91,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
     : kv_heads_(call.kv_heads),
       group_(call.group),
       width_(call.cache.width),
+      value_width_(call.cache.value_width()),
       window_(call.window),
       ahead_(call.ahead),
       tables_(call.tables),
@@ -113,14 +118,16 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
     }
   }
   choose_parts(threads);
-  add_writes(batch, reads_fresh_blocks(call, batch));
+  const bool latents = call.cache.shared > 0;
+  add_writes(batch, latents, (latents && kv_heads_ > 1) || reads_fresh_blocks(call, batch));
   for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
   missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
 }
 
 bool AttentionPlan::fits(const AttentionCall& call) const {
-  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ && call.window == window_ &&
+  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ &&
+         call.cache.value_width() == value_width_ && call.window == window_ &&
          call.ahead == ahead_ && call.tables == tables_ && call.wanted == wanted_;
 }
 
@@ -162,7 +169,7 @@ void AttentionPlan::choose_parts(int threads) {
   for (Whole& whole : wholes_) {
     const int segments = whole.item.segment_end - whole.item.segment;
     whole.parts = std::clamp(static_cast<int>(whole.cost / share), 1, segments);
-    if (whole.parts > 1) floats += segments * whole.item.rows * group_ * state_floats(width_);
+    if (whole.parts > 1) floats += segments * whole.item.rows * group_ * state_floats(value_width_);
   }
   partials_.resize(floats);
   float* at = partials_.data();
@@ -170,7 +177,7 @@ void AttentionPlan::choose_parts(int threads) {
     if (whole.parts == 1) continue;
     whole.item.partial = at;
     const int segments = whole.item.segment_end - whole.item.segment;
-    at += segments * whole.item.rows * group_ * state_floats(width_);
+    at += segments * whole.item.rows * group_ * state_floats(value_width_);
   }
 }
 
@@ -182,14 +189,14 @@ void AttentionPlan::split(const AttentionCall& call, int index) {
     const int first = segments * p / whole.parts;
     item.segment = whole.item.segment + first;
     item.segment_end = whole.item.segment + segments * (p + 1) / whole.parts;
-    if (item.partial != nullptr) item.partial += first * item.rows * group_ * state_floats(width_);
+    if (item.partial != nullptr) item.partial += first * item.rows * group_ * state_floats(value_width_);
     parts_.push_back({item, index, cost_of(call, item)});
   }
 }
 
 // A sequence whose rows make one item stores its keys and values there; the others do it beforehand, and
 // so do all where one reads what another writes.
-void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
+void AttentionPlan::add_writes(const Batch& batch, bool latents, bool all_beforehand) {
   std::vector<bool> stored(static_cast<size_t>(batch.sequences()) * kv_heads_);
   for (Whole& whole : wholes_) {
     AttentionItem& item = whole.item;
@@ -197,8 +204,9 @@ void AttentionPlan::add_writes(const Batch& batch, bool all_beforehand) {
     item.writes = !all_beforehand && whole.parts == 1 && item.rows == rows;
     if (item.writes) stored[static_cast<size_t>(item.sequence) * kv_heads_ + item.head] = true;
   }
+  const size_t heads = latents ? 1 : kv_heads_;  // all have the same
   for (size_t i = 0; i < stored.size(); ++i) {
-    if (!stored[i]) add_write(batch, static_cast<int>(i / kv_heads_), static_cast<int>(i % kv_heads_));
+    if (i % kv_heads_ < heads && !stored[i]) add_write(batch, static_cast<int>(i / kv_heads_), static_cast<int>(i % kv_heads_));
   }
 }
 

@@ -44,7 +44,7 @@ class AttentionPlan {
   void add_own(const AttentionCall& call, const Batch& batch, int threads);
   void choose_parts(int threads);
   void split(const AttentionCall& call, int whole);
-  void add_writes(const Batch& batch, bool all_beforehand);
+  void add_writes(const Batch& batch, bool latents, bool all_beforehand);
   void add_write(const Batch& batch, int sequence, int head);
   void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
   AttentionCall with_memory(const KernelTable& kernels, const AttentionCall& call) const;
@@ -53,7 +53,7 @@ class AttentionPlan {
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
-  const int kv_heads_, group_, width_, window_, ahead_;
+  const int kv_heads_, group_, width_, value_width_, window_, ahead_;
   const int32_t* const tables_;
   const bool wanted_;
   const int tokens_;  // of a block of rows

@@ -46,8 +46,8 @@ template <class Cache>
 static void meet_edge(const Shape& shape, const typename Cache::Factor* q, float* state, int row, int rows,
                       KeyBlock& block, Span span, Ahead& ahead) {
   MaskedKeys<Cache> first, last;
-  first.hide(block, span.begin, span, shape.width);
-  last.hide(block, span.end, span, shape.width);
+  first.hide(block, span.begin, span, shape.value_width);
+  last.hide(block, span.end, span, shape.value_width);
   Sight<Cache> sight;
   sight.all = span;
   for (int r = 0; r < Cache::kRows; ++r) sight.rows[r] = span;
@@ -113,7 +113,7 @@ static bool can_share(const Edge& edge, const KeyBlock& block, int width) {
 template <class Cache>
 static void meet_edges(const Shape& shape, const typename Cache::Factor* q, float* state, int row, const Edge& edge,
                        KeyBlock& block, Ahead& ahead) {
-  if ((edge.tokens > 1 || Cache::kTiled || block.scaled) && can_share<Cache>(edge, block, shape.width)) {
+  if ((edge.tokens > 1 || Cache::kTiled || block.scaled) && can_share<Cache>(edge, block, shape.value_width)) {
     for_tiles<Cache>(edge.tokens * edge.group, [&](int from, int n) {
       Sight<Cache> sight;
       for (int r = 0; r < n; ++r) sight.rows[r] = Edge::sight(edge, (from + r) / edge.group);

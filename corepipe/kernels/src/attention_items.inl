@@ -76,7 +76,7 @@ struct PlainRows {
     const int width = call.cache.width;
     store_head<Cache>(key, call.head_dim, width, elements);
     put_key(elements, width, slot, group);
-    if (call.values_in_place) return;
+    if (call.values_in_place || call.cache.shared > 0) return;
     store_head<Cache>(value, call.head_dim, width, elements);
     put_value(elements, width, slot, group + call.cache.group_bytes / 2);
   }
@@ -90,6 +90,10 @@ struct Int8Rows {
   CP_INLINE void put(const AttentionCall& call, const float* key, const float* value, int slot, char* group) {
     alignas(64) int8_t q[kMaxHeadDim];
     const int width = call.cache.width;
+    if (call.cache.shared > 0) {
+      ((float*)group)[slot] = quantize_head(key, call.head_dim, width, q);
+      return put_bytes_of_key(q, width, slot, group + kScaleBytes, (const Element*)nullptr);
+    }
     char* values = group + call.cache.group_bytes / 2;
     ((float*)group)[slot] = quantize_key(key, call.head_dim, width, q);
     put_bytes_of_key(q, width, slot, group + kScaleBytes, (const Element*)nullptr);
@@ -158,10 +162,10 @@ static float share_of(const AttentionCall& call, size_t head, const float* state
 // Of a row of the item.
 static void store_result(const AttentionCall& call, const AttentionItem& item, int row, const float* state) {
   const size_t head = (size_t)item.head * call.group + row % call.group;
-  float* out = call.out + (item.query + row / call.group) * call.out_stride + head * call.head_dim;
+  float* out = call.out + (item.query + row / call.group) * call.out_stride + head * call.value_dim;
   const f32x16 inverse = broadcast(share_of(call, head, state));
-  for (int d = 0; d < call.head_dim; d += kLanes) {
-    const int n = call.head_dim - d < kLanes ? call.head_dim - d : kLanes;
+  for (int d = 0; d < call.value_dim; d += kLanes) {
+    const int n = call.value_dim - d < kLanes ? call.value_dim - d : kLanes;
     f32x16 y = load(state + 2 * kLanes + d) * inverse;
     if (call.round_bf16) y = round_bf16(y);
     store_n(out + d, y, n);
@@ -189,7 +193,8 @@ struct Item {
   Item(const AttentionCall& c, const AttentionItem& i, Factor* queries = nullptr, Element* widened = nullptr)
       : call(c), item(i), q(queries), room(widened), reach{c.window, c.ahead, i.end} {
     shape.width = call.cache.width;
-    shape.stride = state_floats(shape.width);
+    shape.value_width = call.cache.value_width();
+    shape.stride = state_floats(shape.value_width);
     first_position = call.positions[item.row];
     const size_t head = (size_t)item.head * call.group;
     shape.bend = {call.scale,
@@ -213,7 +218,7 @@ struct Item {
       const float* x = call.q + (item.query + token) * call.q_stride + head * call.head_dim;
       if (token + kRowsAhead < item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
       x = ready_head(call, x, call.q_norm, first_position + token, work);
-      if (call.cache.int8) {
+      if (call.cache.int8 && call.cache.shared == 0) {
         rotate_head(x, call.head_dim, shape.width, work);
         x = work;
       }
@@ -305,7 +310,7 @@ struct Item {
       if (segment == span.begin) {
         memcpy(t, s, shape.stride * sizeof(float));
       } else if (segment > span.begin && segment < span.end) {
-        fold_state(t, s, shape.width);
+        fold_state(t, s, shape.value_width);
       }
     }
   }
@@ -322,15 +327,16 @@ CP_INLINE size_t query_bytes(const AttentionCall& call, size_t n) {
   return aligned((n + kKeyGroup) * call.cache.width * sizeof(float));
 }
 
-// For a block of keys and values of int8, widened.
+// For a block of keys and values of int8, widened, and for values that are made of keys.
 CP_INLINE size_t room_bytes(const AttentionCall& call) {
   const size_t element = call.cache.fp32 ? sizeof(float) : sizeof(uint16_t);
-  return call.cache.int8 ? 2 * kKeyBlock * call.cache.width * element : 0;
+  return call.cache.int8 || call.cache.shared > 0 ? 2 * kKeyBlock * call.cache.width * element : 0;
 }
 
 static size_t scratch_bytes(const AttentionCall& call, int rows) {
-  const size_t n = (size_t)rows * call.group, width = call.cache.width;
-  return room_bytes(call) + query_bytes(call, n) + 2 * aligned(n * state_floats(width) * sizeof(float));
+  const size_t n = (size_t)rows * call.group;
+  const size_t state_bytes = aligned(n * state_floats(call.cache.value_width()) * sizeof(float));
+  return room_bytes(call) + query_bytes(call, n) + 2 * state_bytes;
 }
 
 // The keys of a position lie in as many lines as a head has pairs of elements: storing them cold takes long.
@@ -367,7 +373,7 @@ template <class Cache>
 static void attend_kept(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next,
                         void* scratch) {
   if constexpr (!Cache::kTiled) {
-    if (call.cache.int8 && item.rows * call.group <= Cache::kRows) {
+    if (call.cache.int8 && call.cache.shared == 0 && item.rows * call.group <= Cache::kRows) {
       return attend_as<InPlace<Cache>>(call, item, next, scratch);
     }
   }
@@ -395,7 +401,7 @@ static void combine(const AttentionCall& call, const AttentionItem& item) {
     const Span span = work.segments_of(r);
     float* state = item.partial + (span.begin - item.segment) * floats + r * work.shape.stride;
     for (int s = span.begin + 1; s < span.end; ++s) {
-      fold_state(state, state + (s - span.begin) * floats, work.shape.width);
+      fold_state(state, state + (s - span.begin) * floats, work.shape.value_width);
     }
     store_result(call, item, r, state);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_int8.inl"
+#include "attention_latents.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -44,7 +45,7 @@ CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head
   return cache.base + head * cache.head_stride + index * cache.group_bytes;
 }
 
-// room: for what a cache of int8 has, widened, where it is not read in place.
+// room: for what a cache of int8 has, widened, where it is not read in place, and for the values of latents.
 template <class Cache>
 CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups,
                              typename Cache::Element* room) {
@@ -52,11 +53,12 @@ CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, 
   block.groups = groups.end - groups.begin;
   block.start = groups.begin * kKeyGroup;
   block.scaled = call.cache.int8;
-  const size_t row_bytes = (size_t)call.cache.width / kLanes * Cache::kLaneBytes;
+  const bool latents = call.cache.shared > 0;
+  const size_t row_bytes = (size_t)call.cache.value_width() / kLanes * Cache::kLaneBytes;
   constexpr int kSteps = kKeyGroup / Cache::kDepth;
   for (int g = 0; g < block.groups; ++g) {
     const char* group = group_at(call, sequence, head, groups.begin + g);
-    const char* values = group + call.cache.group_bytes / 2;
+    const char* values = latents ? group : group + call.cache.group_bytes / 2;
     size_t stride = row_bytes;
     if (block.scaled) {
       block.key_scales[g] = (const float*)group;
@@ -65,8 +67,11 @@ CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, 
       if constexpr (!kInPlace<Cache>) {
         const int elements = kKeyGroup * call.cache.width;
         group = widen_bytes(group, elements, room + 2 * g * elements);
-        values = widen_bytes(values, elements, room + (2 * g + 1) * elements);
+        if (!latents) values = widen_bytes(values, elements, room + (2 * g + 1) * elements);
       }
+    }
+    if constexpr (!kInPlace<Cache>) {
+      if (latents) values = turn_keys(group, call.cache.shared, room + (2 * g + 1) * kKeyGroup * call.cache.width);
     }
     if (call.values_in_place) {
       const size_t first = (size_t)(groups.begin + g) * kKeyGroup;

@@ -17,6 +17,7 @@ constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
 // base + head * head_stride + (b * groups_per_block + g) * group_bytes: first its keys
 // (bf16 [width / 2][16][2], fp32 [width][16]), then its values (bf16 [8][width][2], fp32 [16][width]).  In int8 either
 // are fp32 scales [16], then a byte for each element in the same order; keys are rotated.
+// Of latents there are the keys alone, which are not rotated: a value is the first `shared` elements of its key.
 struct KVLayer {
   char* base;
   size_t head_stride;
@@ -25,6 +26,9 @@ struct KVLayer {
   int width;  // head size, padded to 16
   bool fp32;  // is what keys and values are multiplied as, otherwise bf16
   bool int8;  // is what they are kept as, otherwise the same
+  int shared = 0;  // padded to 16; 0: values are kept beside the keys
+
+  int value_width() const { return shared > 0 ? shared : width; }
 };
 
 struct Rotation {
@@ -39,7 +43,8 @@ struct AttentionCall {
   float* out;
   bool wanted;  // q and out have the wanted rows alone, k and v all of them
   size_t q_stride, k_stride, v_stride, out_stride;
-  int kv_heads, group, head_dim;  // group: query heads of a kv head
+  int kv_heads, group, head_dim;  // group: query heads of a kv head; of latents a part of the heads counts as a kv head
+  int value_dim;                  // elements of a value and of a result of a head
   float scale;
   int window;                     // a row sees from window - 1 positions before its own
   int ahead = 0;                  // to so many after it
@@ -71,10 +76,10 @@ struct AttentionItem {
 };
 
 // Sums of one row over some keys: the denominator by lane [16], the maximum [1, padded to 16], the weighted
-// values [width].
+// values [width of those].
 inline size_t state_floats(int width) { return 2 * kKeyGroup + (size_t)width; }
 
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;  // DeepSeek's latents
 
 // ISA-specific, without state; called by attention.cpp.
 struct AttentionTable {

@@ -308,7 +308,7 @@ struct Bend {
 };
 
 struct Shape {
-  int width;
+  int width, value_width;
   size_t stride;  // of a row's state, in floats
   float scale;    // includes log2(e)
   Bend bend;
@@ -355,9 +355,9 @@ CP_INLINE void meet(const Shape& shape, const typename Cache::Factor* q, float* 
   softmax<Cache, kWhole>(scores, rows, sight, block, shape.scale, state, shape.stride, p, decay);
   const Span seen = kWhole ? Span{0, kKeyBlock} : sight.all;
   if constexpr (Cache::kTiled) {
-    weigh_block_tiled(p, rows, shape.width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
+    weigh_block_tiled(p, rows, shape.value_width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
   } else {
-    weigh_block<Cache>(p, rows, shape.width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
+    weigh_block<Cache>(p, rows, shape.value_width, block, seen, decay, state + 2 * kLanes, shape.stride, ahead);
   }
 }
 

@@ -154,6 +154,8 @@ Scoring scoring_named(const std::string& name) {
   if (name == "of_all") return Scoring::of_all;
   if (name == "of_chosen") return Scoring::of_chosen;
   if (name == "of_near") return Scoring::of_near;
+  if (name == "sigmoid") return Scoring::sigmoid;
+  if (name == "sigmoid_shares") return Scoring::sigmoid_shares;
   throw std::invalid_argument("there is no scoring '" + name + "'");
 }
 
@@ -177,7 +179,8 @@ void give_biases(PyProgram& self, const std::vector<Array<float, 2>>& biases, st
 
 void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrices& gate, const PyMatrices& up,
                     const PyMatrices& down, int top_k, const std::string& scoring, const std::string& function,
-                    const std::vector<Array<float, 2>>& biases, float nearness) {
+                    const std::vector<Array<float, 2>>& biases, float nearness,
+                    const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor) {
   if (gate.size() != up.size() || gate.size() != down.size()) {
     throw std::invalid_argument("an expert has three matrices");
   }
@@ -190,8 +193,33 @@ void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrice
     experts.push_back({{&gate[e]->matrix}, {&up[e]->matrix}, {&down[e]->matrix}});
   }
   give_biases(self, biases, experts);
-  const Routing routing = {top_k, scoring_named(scoring), nearness};
+  Routing routing{top_k, scoring_named(scoring), nearness};
+  std::tie(routing.groups, routing.taken_groups) = groups;
+  routing.factor = factor;
+  if (correction) {
+    if (correction->size() != experts.size()) throw std::invalid_argument("there must be a correction for each expert");
+    routing.correction = vector_of(self, *correction).data;
+  }
   self.program.experts(x, scores, out, std::move(experts), routing, function_named(function));
+}
+
+// values: q, latent and key_rope; matrices: of each head.
+void latent_attention(PyProgram& self, const std::tuple<int, int, int>& values, int out,
+                      const std::shared_ptr<KVCache>& cache, int layer, const PyMatrices& key_up,
+                      const PyMatrices& value_up, float scale, int table) {
+  if (!cache) throw std::invalid_argument("what keeps latents has a cache");
+  if (key_up.size() != value_up.size()) throw std::invalid_argument("a head has two matrices");
+  std::vector<LatentHead> heads;
+  for (size_t h = 0; h < key_up.size(); ++h) {
+    for (const auto& matrix : {key_up[h], value_up[h]}) {
+      if (!matrix) throw std::invalid_argument("a head has two matrices");
+      self.kept.push_back(matrix);
+    }
+    heads.push_back({&key_up[h]->matrix, &value_up[h]->matrix});
+  }
+  self.kept.push_back(cache);
+  const auto [q, latent, key_rope] = values;
+  self.program.latent_attention(q, latent, key_rope, out, *cache, layer, std::move(heads), scale, table);
 }
 
 using PyState = std::pair<std::shared_ptr<StateCache>, size_t>;
@@ -256,6 +284,8 @@ void bind_program(nb::module_& m) {
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
            "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true,
            "biases"_a = nb::none(), "sinks"_a = nb::none(), "table"_a = 0)
+      .def("latent_attention", &latent_attention, "values"_a, "out"_a, "cache"_a, "layer"_a, "key_up"_a, "value_up"_a,
+           "scale"_a, "table"_a = 0)
       .def("normalize",
            [](PyProgram& self, int x, int out, float eps) { self.program.norm(x, out, {NormKind::unit, {}, {}, eps}); },
            "x"_a, "out"_a, "eps"_a)
@@ -280,7 +310,8 @@ void bind_program(nb::module_& m) {
            },
            "x"_a, "factor"_a, "out"_a, "by"_a = nb::none())
       .def("experts", &append_experts, "x"_a, "scores"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "scoring"_a,
-           "function"_a = "silu", "biases"_a.noconvert() = std::vector<Array<float, 2>>{}, "nearness"_a = 0.0f)
+           "function"_a = "silu", "biases"_a.noconvert() = std::vector<Array<float, 2>>{}, "nearness"_a = 0.0f,
+           "correction"_a.noconvert() = nb::none(), "groups"_a = std::pair<int, int>(1, 1), "factor"_a = 1.0f)
       .def("clamp", [](PyProgram& self, int x, float limit, int out) { self.program.clamp(x, limit, out); }, "x"_a,
            "limit"_a, "out"_a)
       .def("convolve", &convolve, "x"_a, "out"_a, "weights"_a.noconvert(), "bias"_a.noconvert().none(), "function"_a.none(),

@@ -51,8 +51,8 @@ void bind_matrix(nb::module_& m) {
 
 void bind_cache(nb::module_& m) {
   nb::class_<KVCache>(m, "KVCache")
-      .def(nb::init<int, int, int, int, int, const std::string&, bool>(), "layers"_a, "blocks"_a, "block_size"_a,
-           "kv_heads"_a, "head_dim"_a, "dtype"_a, "int8"_a = false)
+      .def(nb::init<int, int, int, int, int, const std::string&, bool, int>(), "layers"_a, "blocks"_a, "block_size"_a,
+           "kv_heads"_a, "head_dim"_a, "dtype"_a, "int8"_a = false, "shared"_a = 0)
       .def_prop_ro("nbytes", [](const KVCache& self) { return self.arena().size(); })
       .def("memory", [](nb::handle_t<KVCache> self) {
         const Arena& arena = nb::cast<KVCache&>(self).arena();

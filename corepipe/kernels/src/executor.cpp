@@ -169,7 +169,7 @@ void Executor::watch(std::function<void(int)> hook) {
 void Executor::run(Job& job) {
   const int64_t start = now_ns();
   JobQueue& queue = *queue_;
-  const Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, job.batch};
+  const Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, queue.latents_, job.batch};
   queue.attention_.start(job.batch);
   go(run, job);
   finish(run, job);

@@ -85,6 +85,7 @@ class JobQueue {
   Scratch scratch_;
   Attention attention_;
   Experts experts_;
+  Latents latents_;
   Sampler sampler_;
 
   std::mutex mutex_;

@@ -48,6 +48,32 @@ int gather_near(const float* scores, int n, const int32_t* chosen, int i, float 
   return found;
 }
 
+// By the sum from the first to the last, or what is as good as that if all are 0.
+void divide_by_sum(float* x, int n) {
+  constexpr float kLeast = 1e-20f;
+  const float sum = std::accumulate(x, x + n, 0.0f) + kLeast;
+  for (int i = 0; i < n; ++i) x[i] /= sum;
+}
+
+// What a group of scores [n] is worth: the largest, or the largest two together.
+float worth_of(const float* x, int n, bool two) {
+  int32_t best[2] = {0, 0};
+  choose_largest(x, n, two ? 2 : 1, best);
+  return two ? x[best[0]] + x[best[1]] : x[best[0]];
+}
+
+// Scores of the groups that are not among the `taken` most worth become -inf; `worth` [groups] and `chosen` [taken] are
+// written over.
+void leave_groups(float* scores, int n, int groups, int taken, bool two, float* worth, int32_t* chosen) {
+  const int size = n / groups;
+  for (int g = 0; g < groups; ++g) worth[g] = worth_of(scores + g * size, size, two);
+  choose_largest(worth, groups, taken, chosen);
+  for (int g = 0; g < groups; ++g) {
+    if (std::find(chosen, chosen + taken, g) != chosen + taken) continue;
+    std::fill_n(scores + g * size, size, -std::numeric_limits<float>::infinity());
+  }
+}
+
 }  // namespace
 
 void Experts::run(const Run& run, const Mixture& op) {
@@ -71,6 +97,8 @@ void Experts::reserve(const Mixture& op) {
   for (std::vector<int32_t>* numbers : {&chosen_, &place_, &row_of_}) numbers->resize(taken);
   weights_.resize(taken);
   shares_.resize(op.rows * count);
+  judged_.resize(op.rows * count);
+  groups_.resize(static_cast<size_t>(op.rows) * op.routing.taken_groups);
   const Expert& first = op.experts->front();
   middle_.reserve(taken * stride_of(first.gate.weight->n) * sizeof(float));
   results_.reserve(taken * stride_of(first.down.weight->n) * sizeof(float));
@@ -79,12 +107,29 @@ void Experts::reserve(const Mixture& op) {
 void Experts::choose(const RowTable& rows, const Mixture& op, int row) noexcept {
   const int count = static_cast<int>(op.experts->size()), k = op.routing.top_k;
   const float* scores = op.scores + row * op.scores_stride;
-  choose_largest(scores, count, k, &chosen_[int64_t{row} * k]);
+  choose_largest(judge(rows, op, row), count, k, &chosen_[int64_t{row} * k]);
   if (all_finite(scores, count)) {
     weigh(rows, op, row);
   } else {
     std::fill_n(&weights_[int64_t{row} * k], k, std::numeric_limits<float>::quiet_NaN());
   }
+}
+
+// What the experts of a row are chosen by.
+const float* Experts::judge(const RowTable& rows, const Mixture& op, int row) noexcept {
+  const Routing& routing = op.routing;
+  const int count = static_cast<int>(op.experts->size());
+  const float* scores = op.scores + row * op.scores_stride;
+  if (!routing.by_sigmoid() && routing.groups == 1) return scores;
+  float* judged = &judged_[int64_t{row} * count];
+  const Function function = routing.by_sigmoid() ? Function::sigmoid : Function::none;
+  rows.activate(function, scores, judged, count, false);
+  for (int e = 0; routing.correction != nullptr && e < count; ++e) judged[e] += routing.correction[e];
+  if (routing.groups > 1) {
+    leave_groups(judged, count, routing.groups, routing.taken_groups, routing.by_sigmoid(), &shares_[int64_t{row} * count],
+                 &groups_[int64_t{row} * routing.taken_groups]);
+  }
+  return judged;
 }
 
 void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
@@ -97,11 +142,17 @@ void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
     case Scoring::of_all:
       rows.softmax(scores, shares, count);
       for (int i = 0; i < k; ++i) weights[i] = shares[chosen[i]];
-      return;
+      break;
     case Scoring::of_chosen:
       for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
       rows.softmax(shares, weights, k);
-      return;
+      break;
+    case Scoring::sigmoid:
+    case Scoring::sigmoid_shares:
+      for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
+      rows.activate(Function::sigmoid, shares, weights, k, false);
+      if (op.routing.scoring == Scoring::sigmoid_shares) divide_by_sum(weights, k);
+      break;
     case Scoring::of_near:
       for (int i = 0; i < k; ++i) {
         const int near = gather_near(scores, count, chosen, i, op.routing.nearness, shares);
@@ -109,6 +160,7 @@ void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
         weights[i] = shares[0];
       }
   }
+  for (int i = 0; op.routing.factor != 1.0f && i < k; ++i) weights[i] *= op.routing.factor;
 }
 
 // Rows by the experts that they take, each one's in their order.
@@ -164,6 +216,12 @@ void Program::experts(int x_index, int scores_index, int out_index, std::vector<
   require(scores.rows == x.rows && scores.width == static_cast<int>(experts.size()),
           "there must be a score for each expert and row");
   require(routing.top_k >= 1 && routing.top_k <= scores.width, "top_k must be 1 .. " + std::to_string(scores.width));
+  require(routing.groups >= 1 && scores.width % routing.groups == 0, "groups of experts must be equal");
+  const int size = scores.width / routing.groups;
+  require(routing.taken_groups >= 1 && routing.taken_groups <= routing.groups &&
+              routing.top_k <= routing.taken_groups * size,
+          "a row takes top_k experts of its groups");
+  require(routing.groups == 1 || !routing.by_sigmoid() || size >= 2, "a group's worth is two experts'");
   const Matrix &gate = *experts[0].gate.weight, &down = *experts[0].down.weight;
   for (const Expert& expert : experts) {
     for (const Matrix* into : {expert.gate.weight, expert.up.weight}) {

@@ -12,15 +12,24 @@ namespace corepipe {
 
 struct Run;
 
-// What a row's scores weigh the experts by that it takes: softmax of all scores; of those of these experts; or, of each
-// expert by itself, of the scores near its own, without those of the experts taken before it.
-enum class Scoring { of_all, of_chosen, of_near };
+// What a row's scores weigh the experts by that it takes: softmax of all scores; of those of these experts; of each
+// expert by itself, of the scores near its own, without those of the experts taken before it; or each score's sigmoid,
+// as it is or by the sum of those of these experts.
+enum class Scoring { of_all, of_chosen, of_near, sigmoid, sigmoid_shares };
 
-// nearness: of_near, by what part of the larger of the two sizes a score may be less than the expert's.
+// nearness: of_near, by what part of the larger of the two sizes a score may be less than the expert's.  correction:
+// sigmoid, what is added to an expert's for the choice alone.  groups: experts are in so many equal ones, of which a row
+// takes those of the `taken_groups` that have the largest expert, or, of sigmoids, the largest two together.  factor:
+// of all weights.
 struct Routing {
   int top_k;
   Scoring scoring;
-  float nearness;
+  float nearness = 0;
+  const float* correction = nullptr;  // [experts], or null
+  int groups = 1, taken_groups = 1;
+  float factor = 1;
+
+  bool by_sigmoid() const { return scoring == Scoring::sigmoid || scoring == Scoring::sigmoid_shares; }
 };
 
 struct ExpertMatrix {
@@ -33,7 +42,7 @@ struct Expert {
   ExpertMatrix gate, up, down;
 };
 
-// out = round(the sum over the `top_k` experts whose scores are highest of weight * round(down(...))), added in that
+// out = round(the sum over the `top_k` experts of the taken groups whose scores are highest of weight * round(down(...))), added in that
 // order; of equal scores the first comes first.  A row whose scores are not all finite becomes NaN.  All experts have
 // the same shapes.  Strides are in elements; out is not x.
 struct Mixture {
@@ -60,6 +69,7 @@ class Experts {
  private:
   void reserve(const Mixture& op);
   void choose(const RowTable& rows, const Mixture& op, int row) noexcept;
+  const float* judge(const RowTable& rows, const Mixture& op, int row) noexcept;
   void weigh(const RowTable& rows, const Mixture& op, int row) noexcept;
   void group(const Mixture& op);
   void multiply(const Run& run, const Mixture& op);
@@ -67,7 +77,8 @@ class Experts {
   // By row and by place among the experts that it takes.
   std::vector<int32_t> chosen_, place_;  // which expert, and where its result is
   std::vector<float> weights_;
-  std::vector<float> shares_;  // [rows][experts]
+  std::vector<float> shares_, judged_;  // [rows][experts]
+  std::vector<int32_t> groups_;  // [rows][taken groups]
   // By expert and, of each, by row.
   std::vector<int32_t> starts_;  // [experts + 1]
   std::vector<int32_t> row_of_;  // of x

@@ -40,12 +40,13 @@ Arena::Arena(size_t bytes, bool huge_pages)
 Arena::~Arena() { munmap(mapping_, mapped_); }
 
 KVCache::KVCache(int layer_count, int block_count, int size_of_block, int heads, int elements,
-                 const std::string& dtype, bool as_int8)
+                 const std::string& dtype, bool as_int8, int shared_elements)
     : layers(layer_count),
       blocks(block_count),
       block_size(size_of_block),
       kv_heads(heads),
       head_dim(elements),
+      shared(shared_elements),
       fp32(is_fp32(dtype)),
       int8(as_int8),
       arena_(checked_bytes(), head_bytes() >= kLongRun) {}
@@ -60,13 +61,16 @@ size_t KVCache::checked_bytes() const {
   if (head_dim < 1 || head_dim > kMaxHeadDim) {
     throw std::invalid_argument("head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
   }
+  if (shared < 0 || shared > head_dim || (shared > 0 && kv_heads != 1)) {
+    throw std::invalid_argument("of latents there is one head, a part of which is the value");
+  }
   return checked_product("a cache", {size_t(layers), size_t(kv_heads), size_t(blocks), size_t(block_size / kKeyGroup),
                                      group_bytes()});
 }
 
 KVLayer KVCache::layer(int index) const {
   char* base = arena_.data() + static_cast<size_t>(index) * kv_heads * head_bytes();
-  KVLayer found = layer_of(head_dim, fp32, int8);
+  KVLayer found = layer_of(head_dim, fp32, int8, shared);
   found.base = base;
   found.head_stride = head_bytes();
   found.groups_per_block = block_size / kKeyGroup;

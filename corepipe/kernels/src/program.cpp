@@ -278,7 +278,7 @@ KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache,
     return layer_of(d, !round_bf16);
   }
   require(heads % cache->kv_heads == 0, "heads must be a multiple of the cache's kv_heads");
-  require(d == cache->head_dim, "q must be heads * head_dim wide");
+  require(d == cache->head_dim && cache->shared == 0, "q must be heads * head_dim wide, of what is no latent");
   require(k.width == int64_t{cache->kv_heads} * d, "k and v must be kv_heads * head_dim wide");
   require(layer >= 0 && layer < cache->layers, "the cache has no layer " + std::to_string(layer));
   require(block_size == 0 || block_size == cache->block_size, "the caches of a program differ in block_size");
@@ -319,7 +319,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.wanted = q.rows == Rows::logits;
   call.kv_heads = k.width / d;
   call.group = heads / call.kv_heads;
-  call.head_dim = d;
+  call.head_dim = call.value_dim = d;
   call.scale = options.scale;
   call.window = options.window;
   if (!options.causal) {

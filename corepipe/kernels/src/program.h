@@ -14,6 +14,7 @@
 #include "experts.h"
 #include "isa.h"
 #include "kv_cache.h"
+#include "latents.h"
 #include "linear.h"
 #include "matrix.h"
 #include "pool.h"
@@ -30,6 +31,7 @@ struct Run {
   Scratch& scratch;
   Attention& attention;
   Experts& experts;
+  Latents& latents;
   const Batch& batch;
 
   int rows(Rows kind) const { return kind == Rows::tokens ? batch.rows() : batch.logits(); }
@@ -169,6 +171,9 @@ class Program {
   // cache: of what is kept; null where that is nothing.
   void attention(int q, int k, int v, int out, const KVCache* cache, int layer, int heads,
                  const AttentionOptions& options);
+  // Of latents: `out` has each head's value_up's n elements; what q, latent and key_rope are, `LatentAttention` says.
+  void latent_attention(int q, int latent, int key_rope, int out, const KVCache& cache, int layer,
+                        std::vector<LatentHead> heads, float scale, int table);
   void activate(Function function, int x, int out);
   void glu(Function function, int gate, int up, int out);
   // x where it is within -limit .. limit, else that bound.

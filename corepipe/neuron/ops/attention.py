@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from corepipe.neuron import numerics
+from corepipe.neuron import int4, numerics
 from corepipe.neuron.attention_numerics import Scores, Vectors, attend
 from corepipe.neuron.engines import AttentionCost, Cost
 from corepipe.neuron.graph import (
@@ -28,6 +29,9 @@ from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, Nati
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.profiles import AttentionKernel
 from corepipe.neuron.rates import TILE, CoreRates
+
+MOST_OF_A_KEY = 576
+"""Elements of a latent and of what is rotated beside it (kMaxHeadDim of the kernels)."""
 
 DMA_QUEUES = 16
 """DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
@@ -162,13 +166,10 @@ class Attention(Keeps):
         q = at[self.q].reshape(-1, self.heads.heads, self.heads.head_dim)
         new_keys, new_values = (at[x].reshape(-1, *keys.elements.shape[1:]) for x in (self.k, self.v))
         out = np.empty_like(at[self.q])
-        for s, table in enumerate(inputs.block_tables):
-            rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
-            positions = inputs.positions[rows]
-            own = at.slots(table, positions)
+        for rows, own, seen in sequences(at):
             keys.put_keys(own, new_keys[rows])
             values.put(own, new_values[rows])
-            seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
+            positions = inputs.positions[rows]
             out[rows] = attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
         return out
 
@@ -204,9 +205,10 @@ class LatentAttention(Makes):
 
     q: [rows, heads x head_dim]; latent: [rows, rank]; key_rope: [rows, rotary width], rotated, the part of
     the keys that the heads share.  A head's key is its part of key_up @ latent and key_rope; its value is its
-    part of value_up @ latent.  key_up is [heads x (head_dim - rotary width), rank], value_up is
-    [heads x value size, rank], out is [rows, heads x value size].  A device may instead multiply q by key_up
-    and the result by value_up, and attend to the latents themselves.
+    part of value_up @ latent.  A head of q has its rotated elements first.  key_up is
+    [heads x (head_dim - rotary width), rank], value_up is [heads x value size, rank], out is
+    [rows, heads x value size].  Here, as on a device, q is multiplied by key_up and the result by value_up,
+    and what is attended to are the latents themselves.
     """
 
     q: Value
@@ -223,7 +225,8 @@ class LatentAttention(Makes):
 
     @property
     def state(self) -> StateSpec:
-        return StateSpec(StateKind.TOKENS, self.latent.width + self.key_rope.width)
+        width = self.latent.width + self.key_rope.width
+        return StateSpec(StateKind.TOKENS, width, shared=self.latent.width)
 
     def own_fields(self, cut: Cut) -> Mapping[str, Any]:
         return {"heads": cut.heads(self.heads)}
@@ -232,6 +235,62 @@ class LatentAttention(Makes):
         """All heads share one key, the latent itself."""
         shared = HeadLayout(self.heads.heads, 1, self.state.per_token)
         return _cost(self, shared, fmt, rates, causal=True)
+
+    def refuses(self, _fmt: Format) -> str | None:
+        if self.state.per_token <= MOST_OF_A_KEY:
+            return None
+        return f"keeps {self.state.per_token} elements of a token; the kernels take {MOST_OF_A_KEY}"
+
+    def twin(self, at: TwinContext) -> F32:
+        """With the latents themselves, in prompts as in answers: bits hang on no other row.
+
+        What meets them is rounded, and what they give.  Both matrices are what their stored numbers stand
+        for, rounded.
+        """
+        compute, heads = at.format.compute, self.heads.heads
+        key_up, value_up = (self._of_each_head(spec, at) for spec in (self.key_up, self.value_up))
+        latents, _ = at.cache(self.layer)
+        new = np.concatenate((at[self.latent], at[self.key_rope]), axis=1)[:, None]
+        rotary, rest = np.split(at[self.q].reshape(len(new), heads, -1), [self.key_rope.width], axis=2)
+        asked = numerics.round_to((rest.swapaxes(0, 1) @ key_up).swapaxes(0, 1), compute)
+        q = np.concatenate((asked, rotary), axis=2)
+        found = np.empty((len(new), heads * self.latent.width), np.float32)
+        for rows, own, seen in sequences(at):
+            latents.put(own, new[rows])
+            keys, positions = latents.at(seen), at.inputs.positions[rows]
+            values, kind = keys.first(self.latent.width), Scores(self.scale)
+            found[rows] = attend(q[rows], keys, values, positions, kind, compute, rotated=False)
+        by_head = found.reshape(len(new), heads, -1).swapaxes(0, 1)
+        out = (by_head @ value_up.swapaxes(1, 2)).swapaxes(0, 1).reshape(len(new), -1)
+        return numerics.round_to(out, compute)
+
+    def _of_each_head(self, spec: WeightSpec, at: TwinContext) -> F32:
+        """[heads, n, rank]."""
+        values = numerics.round_to(int4.dense(at.matrix(spec)), at.format.compute)
+        return values.reshape(self.heads.heads, -1, values.shape[1])
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        cache, layer, table = at.latents(self)
+        native.latent_attention(
+            (at.buffer(self.q), at.buffer(self.latent), at.buffer(self.key_rope)),
+            at.buffer(self.out),
+            cache,
+            layer,
+            at.of_each_head(self.key_up, self.heads.heads, turned=True),
+            at.of_each_head(self.value_up, self.heads.heads, turned=False),
+            self.scale,
+            table,
+        )
+
+
+def sequences(at: TwinContext) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Of each sequence of the batch its rows, and where the cache keeps them and all that they may see."""
+    inputs = at.inputs
+    for s, table in enumerate(inputs.block_tables):
+        rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
+        positions = inputs.positions[rows]
+        seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
+        yield rows, at.slots(table, positions), seen
 
 
 def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]:

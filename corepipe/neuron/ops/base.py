@@ -163,6 +163,20 @@ class NativeProgram(Protocol):
         function: str,
         biases: Sequence[F32],
         nearness: float,
+        correction: F32 | None,
+        groups: tuple[int, int],
+        factor: float,
+    ) -> None: ...
+    def latent_attention(
+        self,
+        values: tuple[int, int, int],
+        out: int,
+        cache: Any,  # noqa: ANN401 -- the native module's
+        layer: int,
+        key_up: Sequence[Any],
+        value_up: Sequence[Any],
+        scale: float,
+        table: int,
     ) -> None: ...
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None: ...
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
@@ -191,6 +205,13 @@ class Bindings(Protocol):
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of all positions."""
+
+    def latents(self, op: Op) -> tuple[Any, int, int]:
+        """The cache of an Op's layer, the layer's number there, and the number of its block table."""
+
+    def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> Sequence[Any]:
+        """The core's part of a matrix [heads * n, k] as one for each head, in the compute format: [n, k], or
+        [k, n] if `turned`."""
 
     def state(self, op: Op) -> State:
         """Room for what an Op keeps of each sequence."""

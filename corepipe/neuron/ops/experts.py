@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,24 @@ class Scoring(StrEnum):
     OF_ALL = "of_all"  # the softmax of all its scores
     OF_CHOSEN = "of_chosen"  # that of the scores of the experts that it takes: their shares sum to 1
     OF_NEAR = "of_near"  # of each by itself, of the scores near its own, without those taken before it
+    SIGMOID = "sigmoid"  # each score's sigmoid
+    SIGMOID_SHARES = "sigmoid_shares"  # that by the sum of those of the experts that it takes
+
+    @property
+    def by_sigmoid(self) -> bool:
+        return self in (Scoring.SIGMOID, Scoring.SIGMOID_SHARES)
+
+
+LEAST_SUM = np.float32(1e-20)
+"""Added to a sum of sigmoids that others are divided by (DeepSeek-V3's modeling code)."""
+
+
+class Groups(NamedTuple):
+    """Equal groups of experts, and of how many a row takes its own: of those with the largest score, or, of
+    sigmoids, with the two that are largest together."""
+
+    number: int
+    taken: int
 
 
 def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
@@ -52,7 +70,9 @@ class Experts(Keeps):
     alone).  gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are
     those of the three, [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle
     that the core has.  `nearness`: of `of_near`, by what part of the larger of both sizes a score may be less
-    than the expert's (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).
+    than the expert's (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).  `correction` [experts] is added to
+    sigmoids for the choice alone; `groups`: a row chooses among the experts of some (DeepSeek-V3, 2024,
+    section 2.1.2); `factor`: what all weights are multiplied by.
     """
 
     x: Value
@@ -66,6 +86,9 @@ class Experts(Keeps):
     biases: tuple[WeightSpec, ...] = ()
     scoring: Scoring | None = None
     nearness: float | None = None
+    correction: WeightSpec | None = None
+    groups: Groups | None = None
+    factor: float | None = None
 
     @property
     def experts(self) -> int:
@@ -113,7 +136,8 @@ class Experts(Keeps):
     def twin(self, at: TwinContext) -> F32:
         """Each product and each expert's result are rounded; their sum is once."""
         x, fmt = at[self.x], at.format
-        chosen, weights = self._routed(at[self.routing])
+        correction = None if self.correction is None else at.weight(self.correction)
+        chosen, weights = self._routed(at[self.routing], correction)
         gate, up, down = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
         into_gate, into_up, back = (*map(at.weight, self.biases), *NO_BIASES)[:3]
         results = np.zeros((*chosen.shape, self.out.width), np.float32)
@@ -128,18 +152,47 @@ class Experts(Keeps):
             total += weights[:, place, None] * results[:, place]
         return numerics.round_to(total, fmt.compute)
 
-    def _routed(self, scores: F32) -> tuple[npt.NDArray[np.intp], F32]:
+    def _routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
         """Which experts each row takes, and their weights: [rows, top_k] each."""
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : self.top_k]
-        taken = np.take_along_axis(scores, chosen, axis=1)
-        weighed = scores if self.scoring is Scoring.OF_ALL else taken
         with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
-            if self.scoring is Scoring.OF_NEAR:
-                shares = self._of_near(scores, chosen)
-            else:
-                most = scores.max(axis=1, keepdims=True)
-                shares = np.exp(taken - most) / np.exp(weighed - most).sum(axis=1, keepdims=True)
+            judged = self._judged(scores, correction)
+            chosen = np.argsort(-judged, axis=1, kind="stable")[:, : self.top_k]
+            shares = self._weighed(scores, chosen) * np.float32(self.factor or 1)
         return chosen, np.where(np.isfinite(scores).all(axis=1, keepdims=True), shares, np.float32(np.nan))
+
+    def _judged(self, scores: F32, correction: F32 | None) -> F32:
+        """What experts are chosen by, -inf in groups that a row takes none of: [rows, experts]."""
+        by_sigmoid = self.scoring is not None and self.scoring.by_sigmoid
+        judged = numerics.apply(Function.SIGMOID, scores) if by_sigmoid else scores
+        if correction is not None:
+            judged = judged + correction
+        if self.groups is None:
+            return judged
+        groups = judged.reshape(len(judged), self.groups.number, -1)
+        worth = np.sort(groups, axis=2)[:, :, ::-1][:, :, : 2 if by_sigmoid else 1].sum(axis=2)
+        taken = np.argsort(-worth, axis=1, kind="stable")[:, : self.groups.taken]
+        left = np.full_like(groups, -np.inf)
+        np.put_along_axis(left, taken[:, :, None], np.take_along_axis(groups, taken[:, :, None], 1), 1)
+        return left.reshape(judged.shape)
+
+    def _weighed(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
+        """The weights of the experts that each row takes, but for the factor of all."""
+        taken = np.take_along_axis(scores, chosen, axis=1)
+        match self.scoring:
+            case Scoring.OF_NEAR:
+                return self._of_near(scores, chosen)
+            case Scoring.SIGMOID:
+                return numerics.apply(Function.SIGMOID, taken)
+            case Scoring.SIGMOID_SHARES:
+                each = numerics.apply(Function.SIGMOID, taken)
+                total = np.zeros((len(each), 1), np.float32)
+                for place in range(self.top_k):
+                    total += each[:, place, None]
+                return np.asarray(each / (total + LEAST_SUM), np.float32)
+        most = scores.max(axis=1, keepdims=True)
+        weighed = scores if self.scoring is Scoring.OF_ALL else taken
+        total = np.exp(weighed - most).sum(axis=1, keepdims=True)
+        return np.asarray(np.exp(taken - most) / total, np.float32)
 
     def _of_near(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
         """Of each expert that a row takes the softmax, without those that it took before and without what is
@@ -167,6 +220,9 @@ class Experts(Keeps):
             function=self.function.value,
             biases=[at.vector(spec) for spec in self.biases],
             nearness=self.nearness or 0.0,
+            correction=None if self.correction is None else at.vector(self.correction),
+            groups=self.groups or (1, 1),
+            factor=self.factor or 1.0,
         )
 
 
