@@ -39,7 +39,7 @@ MODELS = expected.names()
 BLOCK, POSITIONS = 16, 96
 PROMPT = 60
 """Longer than the windows of these models."""
-SERVED = ("bloom", "gemma3_text", "gpt2", "llama", "mamba2", "phi3", "qwen2_moe")
+SERVED = ("bloom", "deepseek_v3", "gemma3_text", "gpt2", "llama", "mamba2", "phi3", "qwen2_moe")
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3", "olmoe"}
 STATES = 2
 """Of a recurrent model, where the others have few blocks: the others wait."""

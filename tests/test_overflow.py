@@ -142,16 +142,16 @@ def test_a_chat_ends_with_an_error(tmp_path: Path) -> None:
         assert running.metric("corepipe_engine_restarts_total") == 0
 
 
-def mixture(where: Path) -> Path:
+def mixture(where: Path, name: str) -> Path:
     """A mixture whose router overflows in sequences that hold BAD."""
-    small = expected.load("mixtral")
+    small = expected.load(name)
     shapes = {name: tuple({expected.VOCAB: VOCAB}.get(n, n) for n in s) for name, s in small.shapes.items()}
     path = replace(small, config={**small.config, "vocab_size": VOCAB}, shapes=shapes).write(where)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / file, path)
     tensors = {name: np.array(x) for name, x in load_file(path / "model.safetensors").items()}
     for name, values in tensors.items():
-        if name.endswith(("o_proj.weight", "w2.weight")):
+        if name.endswith(("o_proj.weight", "o_proj.bias", "w2.weight", "down_proj.weight")):
             values[0] = 0
         elif name.endswith(".gate.weight"):
             values[:, 0] = 3e38
@@ -161,10 +161,10 @@ def mixture(where: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["dense", "mixture"])
+@pytest.mark.parametrize("kind", ["dense", "mixtral", "deepseek_v2-groups", "deepseek_v3"])
 def test_in_python(tmp_path: Path, kind: str) -> None:
     where = tmp_path / "poisoned"
-    path = mixture(where) if kind == "mixture" else model(where, everywhere=False)
+    path = model(where, everywhere=False) if kind == "dense" else mixture(where, kind)
     greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     with LLM(str(path), format="fp32", threads=1) as llm:
         before = llm.generate([HEALTHY], greedy)[0].token_ids

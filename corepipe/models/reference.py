@@ -44,6 +44,8 @@ What the Graphs of these families leave out, or have in a simpler form:
 - Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
   decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
+- DeepSeek's latents have up to 576 elements with what is rotated beside them; `norm_topk_prob` of a
+  `deepseek_v2` is refused, which transformers passes over.
 - Mixtures of experts route without noise, and drop no token.
 - Mamba-2 keeps a state of one size for a sequence, in fp32, and no KV blocks: `--num-blocks` counts states,
   no prefix is found again, `--block-size` and `--kv-cache-dtype` have nothing to say. Its residual stream is

@@ -56,6 +56,12 @@ class RopeConfig:
             inv_freq = np.divide(inv_freq, np.array(self.freq_factors, np.float32))
         return RopeSpec(_values(inv_freq))
 
+    def scores_factor(self) -> float:
+        """What DeepSeek's scores are multiplied by, too, where long contexts are yarn's."""
+        if self.kind != "yarn" or not self.mscale_all_dim:
+            return 1.0
+        return _mscale(self.factor, self.mscale_all_dim) ** 2
+
     def _yarn_attention_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor

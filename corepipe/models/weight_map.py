@@ -75,7 +75,7 @@ class WeightMap:
     and what may stand there instead.  parts: modules that are rows of a tensor.  transposed:
     modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.  stacked: weights
     that have other dimensions, by the end of their names.  experts: those of mixtures, in one of several
-    ways.
+    ways.  more_layers: a checkpoint may have some after the last, which are not part of the model.
     """
 
     prefix: str = "model."
@@ -86,6 +86,7 @@ class WeightMap:
     less_one: tuple[str, ...] = ()
     stacked: Mapping[str, Stacked] = field(default_factory=dict)
     experts: Ways = field(default_factory=dict)
+    more_layers: bool = False
 
     def spelled(self, name: str) -> Iterator[str]:
         """How a tensor of the graph may be called in a checkpoint."""
@@ -250,7 +251,7 @@ class MappedCheckpoint:
         for name, spec in specs.items():
             self._check_shape(name, spec)
         for name in specs:
-            for other in _contradictions(name, graph.num_layers):
+            for other in _contradictions(name, None if self._map.more_layers else graph.num_layers):
                 if other not in specs:
                     self._check_absent(self._source(other).tensor)
 
@@ -359,10 +360,9 @@ def _ends(module: str, end: str) -> bool:
     return module == end or module.endswith(f".{end}")
 
 
-def _contradictions(name: str, layers: int) -> Iterator[str]:
+def _contradictions(name: str, layers: int | None) -> Iterator[str]:
     """Tensors that a checkpoint of the graph with this weight has not, unless the graph has them."""
     if name.endswith(".weight"):
         yield name.removesuffix("weight") + "bias"
-    last = f".{layers - 1}."
-    if last in name:
+    if layers is not None and (last := f".{layers - 1}.") in name:
         yield name.replace(last, f".{layers}.", 1)

@@ -40,6 +40,7 @@ from corepipe.neuron.ops import (
     LayerNorm,
     Linear,
     Scale,
+    Scoring,
 )
 from corepipe.neuron.placement import Placement
 from tests.models.published_counts import COUNTS
@@ -208,6 +209,25 @@ def test_deepseek_keeps_one_latent_a_token_on_every_rank(tensor: int) -> None:
     assert rank.shards[attention.key_up.name].shape == (heads * 128, 512)
 
 
+def test_latents_that_are_too_wide_are_timed_alone(tmp_path: Path) -> None:
+    wide = registry.architecture(
+        written(tmp_path, published.config("deepseek-v2-lite") | {"kv_lora_rank": 520})
+    )
+    assert wide.graph(FORMATS["bf16"]).refusal() == (
+        "LatentAttention of layer 0 keeps 584 elements of a token; the kernels take 576"
+    )
+
+
+def test_deepseek_s_routers_are_as_transformers_has_them_where_a_config_says_nothing() -> None:
+    for name, want in (
+        ("deepseek-v2-lite", (Scoring.OF_ALL, None, None, None)),
+        ("deepseek-v3", (Scoring.SIGMOID_SHARES, (8, 4), 2.5, (256,))),
+    ):
+        op = next(op for op in graph(name).ops if isinstance(op, Experts))
+        correction = None if op.correction is None else op.correction.shape
+        assert (op.scoring, op.groups, op.factor, correction) == want
+
+
 def test_deepseek_s_first_layers_are_dense() -> None:
     sparse = [op.layer for op in graph("deepseek-v3").ops if isinstance(op, Experts)]
     assert sparse == list(range(3, 61))
@@ -315,6 +335,20 @@ def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: 
         ("command-r", {"use_qk_norm": True}, "use_qk_norm is not supported"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8"),
         ("modernbert-base", {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
+        (
+            "deepseek-v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method 'noaux_tc' is not supported .known: greedy",
+        ),
+        ("deepseek-v2", {"mlp_bias": True}, "mlp_bias is not supported"),
+        ("deepseek-v2", {"qk_rope_head_dim": 63}, "qk_rope_head_dim .63. must be even"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("deepseek-v3", {"n_group": 7}, "n_group .7. must make equal groups of 256 experts"),
+        ("deepseek-v3", {"n_group": 256}, "n_group .256. must make equal groups of 256 experts, 2 or more"),
+        ("deepseek-v3", {"n_group": 64, "topk_group": 1}, "topk_group .1 of 4 experts. has fewer than the 8"),
+        ("deepseek-v3", {"topk_group": 9}, "topk_group must be an integer from 1 to 8"),
+        ("deepseek-v3", {"routed_scaling_factor": 0}, "routed_scaling_factor must be a number from"),
         ("modernbert-base", {"rope_scaling": {"factor": 2}}, "rope_scaling is not supported"),
         ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings must be more than 2"),
         ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm is not supported"),
@@ -335,9 +369,19 @@ def test_a_family_is_computed_or_it_is_not() -> None:
         architecture = registry.architecture(name)
         family = published.config(name)["model_type"]
         assert (architecture.graph(FORMATS["bf16"]).refusal() is None) is (family in COMPUTED), name
-    assert COMPUTED & {"t5", "deepseek_v3", "llama4"} == set()
+    assert COMPUTED & {"t5", "llama4"} == set()
     assert {"llama", "gpt2", "falcon", "gemma2", "bloom", "phi3"} <= COMPUTED
-    assert {"dbrx", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"} <= COMPUTED
+    assert {
+        "dbrx",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt_oss",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    } <= COMPUTED
     assert ENCODERS <= COMPUTED
 
 

@@ -1,18 +1,24 @@
 """DeepSeek-V3 and R1, and V2: attention over latents, and experts after the first layers.
 
-Rotary elements come first in a head here; that is another order of the columns, and the same time.  The
-layers that predict further tokens in training (`num_nextn_predict_layers`) are not part of the model.
+Rotary elements come first in a head here, where checkpoints have them last.  The layers that predict further
+tokens in training (`num_nextn_predict_layers`) are not part of the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from corepipe.models.config import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields, common, without_rope
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.models.config import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields, common
 from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.weight_map import Part, WeightMap
 from corepipe.neuron.graph import (
     Axis,
     Format,
@@ -24,39 +30,97 @@ from corepipe.neuron.graph import (
     fixed,
     hidden,
 )
-from corepipe.neuron.ops import LatentAttention
+from corepipe.neuron.ops import Groups, LatentAttention, Scoring
 
 
 @dataclass(frozen=True, slots=True)
 class DeepseekConfig(MoeConfig):
-    """Sizes of the latents of queries (None: no such) and of keys and values, and of a head's value."""
+    """Sizes of the latents of queries (None: no such) and of keys and values, and of a head's value.
+
+    `interleaved`: checkpoints rotate pairs of neighbours.  `latent_bias`: on what makes latents, and on the
+    output.  `more_layers`: checkpoints have those of training.
+    """
 
     query_rank: int | None = None
     latent_rank: int = 0
     value_dim: int = 0
+    interleaved: bool = True
+    latent_bias: bool = False
+    more_layers: bool = False
 
 
 def configure(fields: Fields) -> DeepseekConfig:
     """A head is `qk_nope_head_dim` elements from the latent and `qk_rope_head_dim` rotated ones."""
     rotary = fields.integer("qk_rope_head_dim", MAX_HEAD_DIM)
+    if rotary % 2:
+        raise fields.error("qk_rope_head_dim", f"({rotary}) must be even for rotary embedding")
     head = fields.integer("qk_nope_head_dim", MAX_HEAD_DIM) + rotary
     heads = fields.integer("num_attention_heads", MAX_HEAD_DIM)
-    plain = without_rope(fields).replace("num_key_value_heads", heads).replace("head_dim", head)
+    # what is rotated is even; of the whole head that is not asked
+    plain = fields.replace("num_key_value_heads", heads).replace("head_dim", rotary)
+    fields.refuse("mlp_bias")
     config = replace(common(plain), heads=HeadLayout(heads, heads, head), rotary_dim=rotary)
     width = moe.expert_width(fields, "moe_intermediate_size")
     dense = fields.integer("first_k_dense_replace", MAX_LAYERS, default=0, least=0)
     step = fields.integer("moe_layer_freq", MAX_LAYERS, default=1)
     ranked = fields.has("q_lora_rank")
+    counts = moe.expert_counts(fields, "n_routed_experts", "num_experts_per_tok")
     return DeepseekConfig(
         **config.values(),
-        **moe.expert_counts(fields, "n_routed_experts", "num_experts_per_tok"),
+        **counts,
+        **_routing(fields, counts["experts"], counts["top_k"]),
         expert_ffn=width,
         shared_ffn=width * fields.integer("n_shared_experts", moe.MAX_EXPERTS, default=0, least=0),
         sparse=tuple(layer >= dense and layer % step == 0 for layer in range(config.num_layers)),
         query_rank=fields.integer("q_lora_rank", MAX_HIDDEN) if ranked else None,
         latent_rank=fields.integer("kv_lora_rank", MAX_HIDDEN),
         value_dim=fields.integer("v_head_dim", MAX_HEAD_DIM),
+        interleaved=fields.flag("rope_interleave", default=True),
+        latent_bias=fields.flag("attention_bias"),
+        more_layers=fields.integer("num_nextn_predict_layers", MAX_LAYERS, default=0, least=0) > 0,
     )
+
+
+MAX_FACTOR = 1e3
+
+
+def _routing(fields: Fields, experts: int, top_k: int) -> Mapping[str, Any]:
+    """How a token's experts are chosen and weighed; what is left out is as in transformers' configs."""
+    if fields.text("model_type") == "deepseek_v2":
+        fields.require("scoring_func", ("softmax",), "softmax")
+        fields.refuse("norm_topk_prob")  # transformers does without, the model's own code does not
+        method = fields.require("topk_method", ("greedy", "group_limited_greedy"), "greedy")
+        grouped, groups, scoring, factor = method == "group_limited_greedy", (1, 1), Scoring.OF_ALL, 1.0
+    else:
+        fields.require("scoring_func", ("sigmoid",), "sigmoid")
+        fields.require("topk_method", ("noaux_tc",), "noaux_tc")
+        shares = fields.flag("norm_topk_prob", default=True)
+        scoring = Scoring.SIGMOID_SHARES if shares else Scoring.SIGMOID
+        grouped, groups, factor = True, (8, 4), 2.5
+    factor = fields.number("routed_scaling_factor", 1e-6, MAX_FACTOR, factor)
+    return {
+        "scoring": scoring,
+        "correction": scoring.by_sigmoid,
+        "groups": _groups(fields, Groups(*groups), experts, top_k, scoring) if grouped else None,
+        "factor": None if factor == 1 else factor,
+    }
+
+
+def _groups(fields: Fields, default: Groups, experts: int, top_k: int, scoring: Scoring) -> Groups | None:
+    """None where there is one."""
+    count = fields.integer("n_group", experts, default.number)
+    taken = fields.integer("topk_group", count, min(default.taken, count))
+    least = 2 if scoring.by_sigmoid and count > 1 else 1
+    if experts % count or experts // count < least:
+        raise fields.error(
+            "n_group", f"({count}) must make equal groups of {experts} experts, {least} or more"
+        )
+    if top_k > taken * (experts // count):
+        raise fields.error(
+            "topk_group",
+            f"({taken} of {experts // count} experts) has fewer than the {top_k} that a token takes",
+        )
+    return None if taken == count else Groups(count, taken)
 
 
 def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) -> Graph:
@@ -67,7 +131,9 @@ def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) ->
         block = f"model.layers.{layer}"
         attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config)
         attended, x = b.only_wanted(attended, x)
-        x = b.add(x, b.linear(attended, f"{block}.self_attn.o_proj", hidden(config.hidden_size)))
+        x = b.add(
+            x, b.linear(attended, f"{block}.self_attn.o_proj", hidden(config.hidden_size), config.latent_bias)
+        )
         normed = b.norm(x, f"{block}.post_attention_layernorm")
         x = b.add(x, moe.block(b, normed, f"{block}.mlp", config, "shared_experts"))
     b.head(b.norm(x, "model.norm"))
@@ -76,11 +142,11 @@ def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) ->
 
 def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
     prefix, heads = f"model.layers.{b.layer}.self_attn", config.heads
-    rotary = config.rotary_dim or 0
+    rotary, bias = config.rotary_dim or 0, config.latent_bias
     q = b.rope(_queries(b, x, config, prefix))
-    latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", fixed("latent", config.latent_rank))
+    latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", fixed("latent", config.latent_rank), bias)
     latent = b.norm(latent, f"{prefix}.kv_a_layernorm")
-    key = b.rope(b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", fixed("latent", rotary)), rotary)
+    key = b.rope(b.linear(x, f"{prefix}.kv_a_proj_with_mqa.rope", fixed("latent", rotary), bias), rotary)
     keys = heads.queries("k_latent_heads", heads.head_dim - rotary)
     values = heads.queries("v_latent_heads", config.value_dim)
     up = partial(_up, prefix, latent.axis)
@@ -94,7 +160,7 @@ def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
             up("k", keys),
             up("v", values),
             heads,
-            heads.head_dim**-0.5,
+            heads.head_dim**-0.5 * config.rope.scores_factor(),
         )
     )
 
@@ -107,5 +173,32 @@ def _queries(b: GraphBuilder, x: Value, config: DeepseekConfig, prefix: str) -> 
     """Through a latent of their own, or straight."""
     if config.query_rank is None:
         return b.linear(x, f"{prefix}.q_proj", config.heads.queries())
-    latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank))
+    latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank), config.latent_bias)
     return b.linear(b.norm(latent, f"{prefix}.q_a_layernorm"), f"{prefix}.q_b_proj", config.heads.queries())
+
+
+def weights(config: DeepseekConfig) -> WeightMap:
+    """A head's query is what meets the latent and then what is rotated; one tensor has the rows of keys and
+    of values for each head, another those of the latent and then of the rotated key."""
+    heads, rotary = config.heads.heads, config.rotary_dim or 0
+    size, rest, rank = config.heads.head_dim, config.heads.head_dim - rotary, config.latent_rank
+    order = np.arange(rotary)
+    if config.interleaved:
+        order = order.reshape(-1, 2).T.reshape(-1)
+    query = _of_heads(heads, size, np.concatenate((rest + order, np.arange(rest))))
+    both = rest + config.value_dim
+    into, up = "kv_a_proj_with_mqa", "kv_b_proj"
+    parts = {
+        "q_proj": Part(None, query, heads * size),
+        "q_b_proj": Part(None, query, heads * size),
+        f"{into}.latent": Part(into, np.arange(rank), rank + rotary),
+        f"{into}.rope": Part(into, rank + order, rank + rotary),
+        f"{up}.k": Part(up, _of_heads(heads, both, np.arange(rest)), heads * both),
+        f"{up}.v": Part(up, _of_heads(heads, both, np.arange(rest, both)), heads * both),
+    }
+    return replace(moe.weights(config), parts=parts, more_layers=config.more_layers)
+
+
+def _of_heads(heads: int, size: int, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """These rows of each head's `size`."""
+    return (np.arange(heads)[:, None] * size + rows).reshape(-1)

@@ -10,10 +10,10 @@ from typing import Any
 from corepipe.models.config import MAX_FFN, Fields, ModelConfig
 from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.families.blocks import gated_mlp
-from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec, columns, fixed
-from corepipe.neuron.ops import Experts, Function, Scoring
+from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 
 MAX_EXPERTS = 1 << 12
 
@@ -24,7 +24,8 @@ class MoeConfig(ModelConfig):
 
     `shared_ffn`: width of what every token takes beside them (0: nothing), `shared_gate`: times a factor of
     the token's own.  `router_bias` and `expert_bias`: biases of the router and of the experts.
-    `scoring`: None where it is not described; `nearness`: of `of_near`.
+    `scoring`: None where it is not described; `nearness`: of `of_near`; `correction`: of sigmoids; `groups`
+    of experts and `factor` of their weights: as `Experts` says.
     """
 
     experts: int = 0
@@ -37,6 +38,9 @@ class MoeConfig(ModelConfig):
     sparse: tuple[bool, ...] = ()
     scoring: Scoring | None = None
     nearness: float | None = None
+    correction: bool = False
+    groups: Groups | None = None
+    factor: float | None = None
 
 
 def expert_counts(fields: Fields, experts: str, top_k: str) -> dict[str, Any]:
@@ -74,6 +78,9 @@ def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str
             _biases(name, (count, middle), (count, x.axis)) if config.expert_bias else (),
             config.scoring,
             config.nearness,
+            vector(f"{prefix}.{gate}.e_score_correction_bias", count) if config.correction else None,
+            config.groups,
+            config.factor,
         )
     )
 
