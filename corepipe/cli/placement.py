@@ -32,6 +32,9 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
     if placement["time_scale"] != 1.0:
         console.print(f"a second of the device takes {placement['time_scale']:g} s")
+    if rates := placement.get("assumed_acceptance_rates"):
+        told = ", ".join(f"{rate:.3g}" for rate in rates)
+        console.print(f"guesses are assumed to be right by their place: {told}", style="yellow", markup=False)
     if kept := placement.get("kv_cache_dtype"):
         on_device = placement["kv_cache_dtype_on_device"]
         console.print(

@@ -67,6 +67,7 @@ def simulate(
     max_num_batched_tokens: options.MaxBatchedTokens = defaults.MAX_NUM_BATCHED_TOKENS,
     max_batch_delay: options.MaxBatchDelay = 0.0,
     policy: options.Policy = None,
+    speculative_config: options.AssumedGuesses = None,
     block_size: options.BlockSize = defaults.BLOCK_SIZE,
     num_blocks: options.NumBlocks = None,
     enable_prefix_caching: options.PrefixCaching = True,

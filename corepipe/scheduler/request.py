@@ -103,6 +103,11 @@ class Request:
         self.tokens += tokens
         self.num_tokens += len(tokens)
 
+    def retract(self, count: int) -> None:
+        """Takes so many of the tokens away that were added last."""
+        self.num_tokens -= count
+        del self.tokens[self.num_tokens :]
+
     def block_key(self, index: int, size: int) -> Hashable:
         """What full block number `index` of `size` tokens is found by; asked for in order.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +19,9 @@ class SpeculativeConfig(BaseModel):
     method: ngram, what followed the last tokens where they stood before in prompt and answer.
     num_speculative_tokens: the most that are guessed of a request in a batch.  prompt_lookup_min, _max: the
     fewest and the most of the last tokens that must have stood there.
+    rejection_sample_method: standard; synthetic: nobody guesses, and how many guesses were right is drawn as
+    the others say.  synthetic_acceptance_rates: of each place in a guess, how often it and all before it are
+    right; synthetic_acceptance_length: instead of them, the tokens of a step in the mean, its own included.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -26,6 +30,22 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: int = Field(ge=1, le=64)
     prompt_lookup_min: int = Field(default=0, ge=1, le=64)
     prompt_lookup_max: int = Field(default=0, ge=1, le=64)
+    rejection_sample_method: Literal["standard", "synthetic"] = "standard"
+    synthetic_acceptance_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
+    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
+
+    @property
+    def assumed_rates(self) -> tuple[float, ...] | None:
+        """Of each place, how often a guess is taken to be right up to there; None: it is found out."""
+        if self.rejection_sample_method == "standard" or self.synthetic_acceptance_length is None:
+            return self.synthetic_acceptance_rates
+        right = self.synthetic_acceptance_length - 1
+        return tuple(min(1.0, max(0.0, right - place)) for place in range(self.num_speculative_tokens))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_fixed(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -39,6 +59,27 @@ class SpeculativeConfig(BaseModel):
     def _lengths_are_in_order(self) -> SpeculativeConfig:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_assumed_is_whole(self) -> SpeculativeConfig:
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        most = self.num_speculative_tokens
+        if (self.rejection_sample_method == "synthetic") != ((rates is None) != (length is None)):
+            raise ValueError(
+                'rejection_sample_method "synthetic" goes with one of synthetic_acceptance_rates and '
+                "synthetic_acceptance_length, and nothing else with these"
+            )
+        if length is not None and length > most + 1:
+            raise ValueError(f"synthetic_acceptance_length {length:g} is more than {most} guesses and one")
+        if rates is not None and len(rates) != most:
+            raise ValueError(
+                f"synthetic_acceptance_rates has {len(rates)} rates for {most} num_speculative_tokens"
+            )
+        if rates is not None and any(before < rate for before, rate in pairwise(rates)):
+            raise ValueError(
+                "synthetic_acceptance_rates rises: a guess is right at a place only after all those before it"
+            )
         return self
 
 

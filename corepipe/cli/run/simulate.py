@@ -20,6 +20,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import FORMATS, Graph, InputKind
 from corepipe.neuron.uncertainty import LEVEL, Figure
+from corepipe.planning.simulation.guessed import Guessed
 from corepipe.planning.simulation.plot import page
 from corepipe.planning.simulation.report import LATENCIES, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
@@ -210,6 +211,11 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         yield "cost", "no price is published; corepipe plan takes yours with --prices FILE"
 
 
+def _guessed(found: Guessed) -> str:
+    rates = ", ".join(f"{rate:.3g}" for rate in found.rates)
+    return f"{found.tokens_a_step:.2f} tokens of a request a step; assumed: guesses are right in {rates}"
+
+
 def _sure(report: Report) -> str:
     """Between what a measurement would lie."""
     known, parts = report.intervals, []
@@ -234,6 +240,8 @@ def _device(report: Report) -> Iterator[tuple[str, str]]:
     if usage.prefix_queries:
         found = usage.prefix_hits / usage.prefix_queries
         yield "prefix cache", f"{found:.1%} of prompt tokens found"
+    if report.guessed is not None:
+        yield "speculation", _guessed(report.guessed)
     yield (
         "batches",
         f"{usage.batch_mean:.1f} sequences on average, {usage.padding:.1%} of the rows are padding",

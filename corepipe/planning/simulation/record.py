@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 STEP_COLUMNS = (
     "starts_at", "ready_at", "rows", "sequences", "kv_tokens", "attended", "logit_rows",
-    "blocks_held", "running", "waiting", "longest",
+    "blocks_held", "running", "waiting", "longest", "each",
 )  # fmt: skip
 """Of a step: when it runs on the device, its shape, and how things stand once it is scheduled."""
 
@@ -89,7 +89,7 @@ class Record:
             (
                 timing.starts_at, timing.ready_at, shape.rows, shape.sequences, shape.kv_tokens,
                 shape.attended, shape.logit_rows, blocks_held, scheduler.running, scheduler.waiting,
-                shape.longest,
+                shape.longest, shape.each,
             )
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ class Record:
         rows[:, 2] = rows[:, 3] = rows[:, 6] = size
         rows[:, 4] = rows[:, 5] = kv_tokens
         rows[:, 7], rows[:, 8], rows[:, 9] = held, scheduler.running, scheduler.waiting
-        rows[:, 10] = 0  # they grow
+        rows[:, 10], rows[:, 11] = 0, 1  # they grow, and nobody guesses
         self._steps[replica.number].frombytes(rows.tobytes())
 
     def tokens(self, requests: Sequence[Request], now: float) -> None:

@@ -14,12 +14,14 @@ from corepipe import __version__
 from corepipe.neuron.cost import dollars_per_million_tokens
 from corepipe.neuron.uncertainty import LEVEL
 from corepipe.planning.quantiles import Quantiles
+from corepipe.planning.simulation.guessed import Guessed
 from corepipe.planning.simulation.intervals import Intervals
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.usage import DeviceUsage
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import Workload
 from corepipe.serving.engine.device_plan import DevicePlan
+from corepipe.serving.speculative import SpeculativeConfig
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +48,7 @@ class Report:
     ttft: from the arrival to the first token.  tpot: (last - first token) / (tokens - 1) of each request.
     itl: every gap between tokens.  queue: from the arrival until first scheduled.  seconds: from the first
     arrival to the last token.  good: requests that meet every objective.  price_per_hour: dollars for the
-    instance; None: not known.
+    instance; None: not known.  guessed: what came of guesses, where something was assumed of them.
     requests: of each answered request, in order of its end, the columns of `record.REQUEST_COLUMNS`.
     """
 
@@ -68,9 +70,17 @@ class Report:
     requests: dict[str, Floats] = field(repr=False)
     record: Record = field(repr=False)
     device: DevicePlan = field(repr=False)
+    guessed: Guessed | None = None
 
     @classmethod
-    def of(cls, record: Record, device: DevicePlan, slo: Slo, workload: Workload) -> Report:
+    def of(
+        cls,
+        record: Record,
+        device: DevicePlan,
+        slo: Slo,
+        workload: Workload,
+        speculation: SpeculativeConfig | None = None,
+    ) -> Report:
         """Sums a record up."""
         requests = record.requests
         latency = Latencies.of(requests)
@@ -94,6 +104,7 @@ class Report:
             requests=requests,
             record=record,
             device=device,
+            guessed=Guessed.of(speculation, [replica.scheduler.drafted for replica in record.replicas]),
         )
 
     @cached_property
@@ -130,6 +141,7 @@ class Report:
             "intervals": self._intervals(),
             "goodput": self._goodput(),
             **self._used(),
+            **({} if self.guessed is None else {"speculation": self.guessed.document()}),
             "cost": {
                 "dollars_per_hour": self.price_per_hour,
                 "dollars_per_million_output_tokens": self.dollars_per_million_output_tokens,

@@ -79,7 +79,7 @@ def find(scheduler: Scheduler, batches: Sequence[Batch]) -> Rotation | None:
     chunks = [chunk for batch in batches for chunk in batch.chunks]
     if len(chunks) != len(running) or not chunks:
         return None
-    if any(chunk.count > 1 or not chunk.samples or chunk.request.stop_ids for chunk in chunks):
+    if any(c.count > 1 or not c.samples or c.request.stop_ids or c.request.drafter for c in chunks):
         return None
     seats = min(inside.sharing.most_seats(len(running)), limits.max_num_batched_tokens)
     if max(len(batch.chunks) for batch in batches) > seats:

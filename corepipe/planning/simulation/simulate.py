@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 
+from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
@@ -17,7 +18,7 @@ from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Report
 from corepipe.planning.simulation.simulated import NullRunner
-from corepipe.planning.simulation.source import WorkloadSource
+from corepipe.planning.simulation.source import Guess, WorkloadSource, nobody
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Workload
 from corepipe.scheduler.policy import Policy
@@ -29,9 +30,15 @@ from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.loop import Loop
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
 from corepipe.serving.engine.router import Router, load_margin
+from corepipe.serving.engine.speculation import assumed_drafters
 
 PROGRESS_REQUESTS = 100
 """Progress is told of so many requests at a time."""
+
+NO_TEXTS = (
+    "--speculative-config: there are no texts to guess at; say how often guesses are right: "
+    '"rejection_sample_method": "synthetic" with synthetic_acceptance_rates'
+)
 
 Progress = Callable[[str, float], None]
 
@@ -61,7 +68,8 @@ def simulate(
     Raises UserError for what cannot be deployed, and for what is wrong in the workload.
     """
     device = device or plan_device(_virtual(config.engine), registry.architecture(config.engine.model))
-    return Report.of(play(config, workload, device, progress), device, config.slo, workload)
+    record = play(config, workload, device, progress)
+    return Report.of(record, device, config.slo, workload, config.engine.speculative_config)
 
 
 def play(
@@ -73,6 +81,7 @@ def play(
 ) -> Record:
     """Runs the workload to its end, or until it is lost; what happened."""
     engine = _virtual(config.engine)
+    _check_guesses(engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
@@ -85,8 +94,16 @@ def play(
         patience,
         encoding=device.encoding,
         max_batch_delay=engine.max_batch_delay,
+        guess=assumed_drafters(engine.speculative_config, engine.seed),
     )
     return simulation.run(progress or _silent)
+
+
+def _check_guesses(engine: EngineConfig) -> None:
+    """Raises UserError where somebody is to guess at texts, of which there are none."""
+    speculation = engine.speculative_config
+    if speculation is not None and speculation.assumed_rates is None:
+        raise UserError(NO_TEXTS, "speculative_config")
 
 
 def _virtual(engine: EngineConfig) -> EngineConfig:
@@ -103,10 +120,10 @@ class Simulation:
 
     patience: ends the run when it is lost.  step_by_step: without running through repetitions; the same
     result, later.  encoding: of a model that generates nothing (None: it does).  max_batch_delay: seconds for
-    which a replica waits for more.
+    which a replica waits for more.  guess: see `WorkloadSource`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a run is made of
         self,
         limits: SchedulerConfig,
         policy: Policy,
@@ -117,6 +134,7 @@ class Simulation:
         step_by_step: bool = False,
         encoding: Encoding | None = None,
         max_batch_delay: float = 0.0,
+        guess: Guess = nobody,
     ) -> None:
         self._clock = VirtualClock()
         self._stirred: set[LazyReplica] = set()
@@ -138,7 +156,7 @@ class Simulation:
         self._loop = Loop(replicas, self._clock, self, router)
         self._record = Record(limits, replicas, patience)
         self._source = WorkloadSource(
-            workload, self._loop, self._clock, self._record, generates=encoding is None
+            workload, self._loop, self._clock, self._record, generates=encoding is None, guess=guess
         )
         self._lost = False
         apart = len(replicas) == 1 or not workload.chained

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import StepOutput
 from corepipe.planning.workload import Session, Turn
-from corepipe.scheduler.request import Batch, Request
+from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.assuming import shape_of
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.runner import Step, StepResult
 
@@ -100,10 +100,18 @@ class NullRunner:
         results = sum([c.samples for c in chunks])
         if self._encoding is not None:
             return Step(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
-        shape = StepShape.of([(c.start, c.count) for c in chunks], results)
-        return Step(0, batch, [], {}, _NO_IDS, shape)
+        return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
 
     def wait(self, step: Step) -> StepResult:
         if self._encoding is not None:
             return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
+        if step.shape.each > 1:
+            return StepResult(step, _NO_OUTPUT, [_drawn(chunk) for chunk in step.batch.chunks])
         return StepResult(step, _NO_OUTPUT, [_TOKEN if c.samples else _NOTHING for c in step.batch.chunks])
+
+
+def _drawn(chunk: Chunk) -> Sequence[int]:
+    """What stands of a chunk."""
+    if chunk.drafts:
+        return chunk.verified(_TOKEN * (1 + len(chunk.drafts)))
+    return _TOKEN if chunk.samples else _NOTHING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
@@ -9,6 +10,7 @@ from corepipe.neuron.clock import Clock
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.planning.workload import Session, Workload
+from corepipe.scheduler.drafts import Drafter
 from corepipe.scheduler.scheduler import QueueFull
 from corepipe.serving.engine.loop import Loop
 
@@ -16,15 +18,31 @@ RETRY_SECONDS = 1.0
 """After which a user of a closed loop who was refused comes back."""
 
 
+Guess = Callable[[int], Drafter | None]
+
+
+def nobody(_number: int) -> None:
+    """Guesses: a step has one token of each request."""
+
+
 class WorkloadSource:
     """The requests of a workload in order of their arrival, each added to `loop` when its time has come on
     `clock`; implements `loop.Source`.  `record` is told of what was sent; `generates`: whether tokens are
-    asked for."""
+    asked for; `guess`: who guesses for the request with this number among those that were taken."""
 
     def __init__(
-        self, workload: Workload, loop: Loop, clock: Clock, record: Record, *, generates: bool = True
+        self,
+        workload: Workload,
+        loop: Loop,
+        clock: Clock,
+        record: Record,
+        *,
+        generates: bool = True,
+        guess: Guess = nobody,
     ) -> None:
         self._generates = generates
+        self._guess = guess
+        self._admitted = 0
         self._workload = workload
         self._loop = loop
         self._clock = clock
@@ -90,8 +108,10 @@ class WorkloadSource:
     def _add(self, request: SimulatedRequest) -> None:
         room = self._record.limits.max_model_len - len(request.prompt)
         request.max_tokens = min(request.max_tokens, room) if self._generates else 0
+        request.drafter = self._guess(self._admitted)
         try:
             self._record.admitted(self._loop.add(request))
+            self._admitted += 1
         except QueueFull:
             self._refused("overloaded")
         except ValueError:

@@ -119,7 +119,7 @@ def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[
         until = np.cumsum(of_replica["ready_at"] - of_replica["starts_at"])
         count = max(1, MOMENTS // len(steps))
         at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended", "longest")
+        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended", "longest", "each")
         for row in np.stack([of_replica[name][at] for name in names], axis=1).astype(int).tolist():
             yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 

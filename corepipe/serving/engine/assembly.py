@@ -31,6 +31,7 @@ from corepipe.neuron.layer_groups import (
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
+from corepipe.scheduler.drafts import Drafter
 from corepipe.scheduler.windowed_kv_cache import blocks_of_all
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
@@ -47,7 +48,7 @@ from corepipe.serving.engine.device_plan import (
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.engine.requests import SampledRequest
-from corepipe.serving.engine.speculation import Speculation, speculation_of
+from corepipe.serving.engine.speculation import speculation_of
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
 
@@ -143,11 +144,17 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
         drafter=partial(_speculation, config, host.graph),
+        assumes=_assumed(config) is not None,
     )
 
 
-def _speculation(config: EngineConfig, graph: Graph, request: SampledRequest) -> Speculation | None:
-    """Who guesses for it.  Raises ValueError for a prediction of what a recurrent model says."""
+def _assumed(config: EngineConfig) -> tuple[float, ...] | None:
+    """Of each place, how often a guess is taken to be right; None: that is found out."""
+    return None if config.speculative_config is None else config.speculative_config.assumed_rates
+
+
+def _speculation(config: EngineConfig, graph: Graph, request: SampledRequest) -> Drafter | None:
+    """Who guesses for it.  Raises ValueError for a prediction that is of no use here."""
     if request.prediction and graph.is_recurrent:
         raise ValueError(f"prediction: {no_way_back(graph)}")
     return speculation_of(request, config.speculative_config)
@@ -311,6 +318,7 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
         **device.describe(),
         "kv_blocks_per_replica": blocks,
         **_kept_apart(host),
+        **_told_of_guesses(config),
         **_kept_otherwise(config, host, device),
         "clock": config.clock,
         "time_scale": config.time_scale,
@@ -323,6 +331,12 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
         },
         "host_limits": _host_limits(host, device, blocks),
     }
+
+
+def _told_of_guesses(config: EngineConfig) -> dict[str, object]:
+    """What is assumed of guesses, so that nobody takes it for what was found."""
+    rates = _assumed(config)
+    return {} if rates is None else {"assumed_acceptance_rates": list(rates)}
 
 
 def _kept_apart(host: HostPlan) -> dict[str, object]:

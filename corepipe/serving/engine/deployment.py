@@ -51,7 +51,8 @@ class Deployment:
 
     seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
     for who asks for it; it raises UserError.  encoding: of a model that generates nothing (None: it does).
-    drafter: who guesses how a request's answer goes on, if anybody does.
+    drafter: who guesses how a request's answer goes on, if anybody does; assumes: how often they are right is
+    assumed.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -62,6 +63,7 @@ class Deployment:
     tokenizer: Callable[[], Tokenizer] = _no_tokenizer
     encoding: Encoding | None = None
     drafter: Callable[[SampledRequest], Drafter | None] = _nobody
+    assumes: bool = False
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -25,6 +25,7 @@ from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.encoding import Encoding
+from corepipe.serving.speculative import SpeculativeConfig
 
 DEFAULT_MODEL_LEN = 8192
 """Longest sequence of a model that takes more, unless the config says otherwise."""
@@ -160,13 +161,8 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
             f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
             "max_batch_delay",
         )
-    if config.speculative_config is not None and not generates(graph):
-        raise UserError(
-            f"--speculative-config: {graph.name} generates nothing that could be guessed",
-            "speculative_config",
-        )
-    if config.speculative_config is not None and graph.is_recurrent:
-        raise UserError(f"--speculative-config: {no_way_back(graph)}", "speculative_config")
+    if config.speculative_config is not None:
+        _check_speculation(config, graph, config.speculative_config)
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
@@ -176,6 +172,19 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
+
+
+def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
+    """Raises UserError where nobody can guess, and where guesses are assumed of what is no device."""
+    why = None
+    if not generates(graph):
+        why = f"{graph.name} generates nothing that could be guessed"
+    elif graph.is_recurrent:
+        why = no_way_back(graph)
+    elif asked.assumed_rates is not None and config.clock == "host" and config.timing_model is None:
+        why = "the host is no faster for what is assumed, the emulated device is; add --clock device"
+    if why is not None:
+        raise UserError(f"--speculative-config: {why}", "speculative_config")
 
 
 def no_way_back(graph: Graph) -> str:
@@ -304,5 +313,10 @@ def scheduler_config(
         whole_prompts=not device.graph.causal,
         keeps_state=keeps,
         windows=windows,
-        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" else None,
+        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _assumes(config) else None,
     )
+
+
+def _assumes(config: EngineConfig) -> bool:
+    """Whether guesses are the device's alone."""
+    return config.speculative_config is not None and config.speculative_config.assumed_rates is not None

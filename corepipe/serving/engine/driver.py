@@ -8,6 +8,7 @@ from math import inf
 
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
+from corepipe.serving.engine.assuming import AssumingRunner
 from corepipe.serving.engine.delayed import replica_of
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.encoding import EncodingRunner
@@ -39,7 +40,8 @@ def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start:
 def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:
     windows = parts.scheduler.windows
     if deployment.encoding is None:
-        return Runner(parts.executor, deployment.vocab_size, on_start, windows)
+        runner = Runner(parts.executor, deployment.vocab_size, on_start, windows)
+        return AssumingRunner(runner) if deployment.assumes else runner
     return EncodingRunner(parts.executor, deployment.encoding, on_start, windows)
 
 

@@ -203,12 +203,14 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """tokens: for each chunk those that stand of what it draws.  failures: at most one a request."""
+    """tokens: for each chunk those that stand of what it draws.  failures: at most one a request.
+    of_passes: for each chunk the logprobs of its tokens, where not all are of this output."""
 
     step: Step
     output: StepOutput
     tokens: Sequence[Sequence[int]]
     failures: Sequence[Failure] = ()
+    of_passes: Sequence[list[TokenLogprobs]] | None = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -217,6 +219,8 @@ class StepResult:
 
     def logprobs(self, chunk: int) -> list[TokenLogprobs]:
         """Those of the chunk's tokens; empty where none was drawn or asked for."""
+        if self.of_passes is not None:
+            return self.of_passes[chunk]
         row = self.step.drawn_rows[chunk]
         if row is None or self.step.top_logprobs[row] < 0:
             return []

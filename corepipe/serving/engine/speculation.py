@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from corepipe.scheduler.request import Request
+from corepipe.serving.engine.drafters.assumed import Assumed
 from corepipe.serving.engine.drafters.depth import Depth
 from corepipe.serving.engine.drafters.forced import Forced
 from corepipe.serving.engine.drafters.ngram import NGram
 from corepipe.serving.engine.drafters.prediction import Prediction
 from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.sampling import derive_seed
 from corepipe.serving.speculative import SpeculativeConfig
 
 PREDICTED_TOKENS = 12
@@ -57,8 +59,14 @@ class Speculation:
         self.rejected[self._last] += drafts - accepted
 
 
-def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) -> Speculation | None:
-    """Who guesses for it; None where nobody is to."""
+def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) -> Speculation | Assumed | None:
+    """Who guesses for it; None where nobody is to.  Raises ValueError for a prediction where it is assumed
+    how often guesses are right."""
+    rates = None if config is None else config.assumed_rates
+    if rates is not None:
+        if request.prediction:
+            raise ValueError("prediction: this server assumes how often guesses are right; leave it out")
+        return Assumed(rates, request.seed)
     guessers: list[Guesser] = []
     if request.prediction:
         guessers.append(Prediction(request.prediction))
@@ -69,6 +77,13 @@ def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) ->
     if not guessers:
         return None
     return Speculation(guessers, PREDICTED_TOKENS if config is None else config.num_speculative_tokens)
+
+
+def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed | None]:
+    """Who guesses for the request with a number that an engine with this `seed` takes on, where it is assumed
+    how often guesses are right: as for one that brings no seed."""
+    rates = None if config is None else config.assumed_rates
+    return lambda number: None if rates is None else Assumed(rates, derive_seed(seed, number))
 
 
 def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
