@@ -79,6 +79,15 @@ Seed = Annotated[int, _option("--seed", help="Of the workload.", panel=WORKLOAD)
 Instances = Annotated[
     list[str] | None, _option("--instance", help="Only this size (repeatable).", panel=CHOICES)
 ]
+Guesses = Annotated[
+    str | None,
+    _option(
+        "--speculative-config",
+        help="Also with guesses, of which is assumed how often they are right: JSON, as simulate's.",
+        panel=CHOICES,
+        metavar="JSON",
+    ),
+]
 Formats = Annotated[
     list[options.TimedDtype] | None,
     _option("--dtype", help="Only this format (repeatable); default: bf16, int8-weights.", panel=CHOICES),
@@ -148,6 +157,7 @@ def plan(
     instance: Instances = None,
     dtype: Formats = None,
     profile: Profiles = None,
+    speculative_config: Guesses = None,
     prices: PricesFile = None,
     region: Region = REGION,
     purchase: PurchaseOption = Purchase.ON_DEMAND,

@@ -22,6 +22,14 @@ LadderOption = Annotated[
     bool,
     typer.Option("--ladder", help="What batching, formats, cores and the like buy, one after the other."),
 ]
+Guesses = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        help="With --ladder: guesses, of which is assumed how often they are right; JSON, as simulate's.",
+        metavar="JSON",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -41,6 +49,7 @@ def profile(
     output_steps: Steps = 3,
     output: Output = None,
     ladder: LadderOption = False,
+    speculative_config: Guesses = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a prefill and of decode steps goes on the emulated device, and what would help.

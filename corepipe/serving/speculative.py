@@ -42,6 +42,11 @@ class SpeculativeConfig(BaseModel):
         right = self.synthetic_acceptance_length - 1
         return tuple(min(1.0, max(0.0, right - place)) for place in range(self.num_speculative_tokens))
 
+    def as_given(self) -> dict[str, object]:
+        """The fields that say it all, for JSON."""
+        unused = set() if self.assumed_rates is None else {"prompt_lookup_min", "prompt_lookup_max"}
+        return self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
+
     @model_validator(mode="before")
     @classmethod
     def _lists_are_fixed(cls, fields: dict[str, Any]) -> dict[str, Any]:

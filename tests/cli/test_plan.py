@@ -31,6 +31,10 @@ from tests.servers import run
 
 ASKED = ("--rate", "100", "--input-len", "uniform:100:300", "--output-len", "10", "--requests", "40")
 SMALL = ("--instance", "inf2.xlarge", "--dtype", "bf16")
+GUESSES = (
+    '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic", '
+    '"synthetic_acceptance_rates": [0.9, 0.8, 0.7]}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,12 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
         ),
         (("--emit", "vllm-neuron", "--instance", "inf1.xlarge"), "vLLM does not run on inf1.xlarge"),
         (("--max-model-len", "999999999"), "--max-model-len 999999999: "),
+        (
+            ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+            "no texts to guess at",
+        ),
+        (("--speculative-config", GUESSES.replace("0.9", "1.1")), "synthetic_acceptance_rates: 0: "),
+        (("--speculative-config", GUESSES, "--emit", "vllm-neuron"), "no such guesses to --emit"),
     ],
 )
 def test_what_is_wrong_is_one_line(model: str, flags: tuple[str, ...], says: str) -> None:
@@ -164,6 +174,28 @@ def test_its_commands_are_taken_and_simulate_gives_the_same_figures(model: str) 
     context = typer.main.get_command(app).commands["serve"].make_context("serve", serve[2:])  # type: ignore[attr-defined]
     assert context.params["max_num_seqs"] == document["choice"]["max_num_seqs"]
     assert context.params["clock"].value == "device"
+
+
+def test_guesses_are_chosen_where_they_are_worth_it_and_simulated_again(model: str) -> None:
+    """An objective that a token alone does not meet is met by the tokens of a step; where guesses are mostly
+    wrong they are left out."""
+    asked = ("--ttft", "100ms", "--tpot", "10ms")
+    alone = planned(model, *asked)["choice"]["predicted"]
+    found = planned(model, *asked, "--speculative-config", GUESSES)
+    choice, predicted = found["choice"], found["choice"]["predicted"]
+    assert choice["assumed"] is True
+    assert choice["speculative_config"] == json.loads(GUESSES)
+    assert predicted["e2e_ms"] < alone["e2e_ms"]
+    again = json.loads(run(*shlex.split(found["commands"]["simulate"])[1:], "--json").stdout)
+    for figure in ("ttft", "tpot", "e2e"):
+        assert again[f"{figure}_ms"]["p99"] == pytest.approx(predicted[f"{figure}_ms"], rel=1e-12)
+    assert again["speculation"]["assumed"] is True
+    assert "--speculative-config" in shlex.split(found["commands"]["serve"])
+    wrong = GUESSES.replace("[0.9, 0.8, 0.7]", "[0.0, 0.0, 0.0]")
+    assert "assumed" not in planned(model, *asked, "--speculative-config", wrong)["choice"]
+    emitted = run("plan", model, *ASKED, *SMALL, *asked, "--speculative-config", GUESSES, "--emit", "helm")
+    values = yaml.safe_load(emitted.stdout)
+    assert json.loads(values["batching"]["speculativeConfig"]) == json.loads(GUESSES)
 
 
 def test_a_margin_is_kept(model: str) -> None:

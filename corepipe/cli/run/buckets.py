@@ -40,7 +40,7 @@ MOST_REQUESTS = 1_000_000
 
 NOT_OF_BUCKETS = {
     "rate": None, "ttft": None, "tpot": None, "percentile": 99.0, "margin": 0.0, "prices": None,
-    "max_error": None, "emit": None, "time_limit": None,
+    "max_error": None, "emit": None, "time_limit": None, "speculative_config": None,
 }  # fmt: skip
 """Flags of a search that lengths alone have no use for, and their defaults."""
 

@@ -10,6 +10,7 @@ from rich.table import Column
 
 from corepipe.cli.common import print_json, results
 from corepipe.cli.options import Mode
+from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -55,6 +56,7 @@ def _work(given: Mapping[str, Any]) -> Work:
             f"--max-model-len {longest}: a request has {tokens + answer} tokens, {model.name} takes {most}",
             "max_model_len",
         )
+    guesses = assumed_guesses(given["speculative_config"], model)
     stack = given["profile"] or (ENCODER_PROFILE if encodes else DECODER_PROFILE)
     return Work(
         model,
@@ -64,6 +66,7 @@ def _work(given: Mapping[str, Any]) -> Work:
         tokens,
         answer,
         longest,
+        () if guesses is None else guesses.assumed_rates or (),
     )
 
 
@@ -79,6 +82,7 @@ def document(found: Ladder) -> dict[str, object]:
         "profile": work.profile.name,
         "input_len": work.input_len,
         "output_len": work.output_len,
+        **({"assumed_acceptance_rates": list(work.rates)} if work.rates else {}),
         "unit": f"{found.unit}/s",
         "rungs": [_rung(rung) for rung in found.rungs],
         "without": [{"name": name, "why": why} for name, why in found.without],

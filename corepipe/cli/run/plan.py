@@ -14,6 +14,7 @@ from rich.console import Console
 
 from corepipe.cli import options
 from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigterm_as_interrupt
+from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.errors import UserError
 from corepipe.models import published
@@ -142,10 +143,18 @@ def _inquiry(given: Mapping[str, Any]) -> Inquiry:
     emit, prices, max_error = given["emit"], given["prices"], given["max_error"]
     model = architecture(given["model"])
     stacks = _stacks(given)
+    guesses = assumed_guesses(given["speculative_config"], model)
+    if guesses is not None and emit is options.Emit.VLLM_NEURON:
+        raise UserError(
+            "--speculative-config: vLLM on Neuron has no such guesses to --emit; leave one of them out",
+            "speculative_config",
+        )
     return Inquiry(
         architecture=model,
         demand=_demand(given),
-        space=_space(given["instance"] or [], given["dtype"] or [], stacks, emit),
+        space=replace(
+            _space(given["instance"] or [], given["dtype"] or [], stacks, emit), speculative_config=guesses
+        ),
         market=Market(read_prices(prices) if prices else list_prices(), given["purchase"], given["region"]),
         validation=shipped_validation(),
         max_model_len=given["max_model_len"],

@@ -41,6 +41,8 @@ class _Result:
 
 def run(given: Mapping[str, Any]) -> None:
     """Profiles with these flags and prints the result.  Raises UserError for what cannot be profiled."""
+    if given["speculative_config"] is not None:
+        raise UserError("--speculative-config is of --ladder; add that", "speculative_config")
     check_writable("--output", given["output"])
     degrees = modes.Degrees(given["pipeline"], given["tensor"], given["data"])
     result = _result(_setup(given), given["mode"], degrees, given["output"])

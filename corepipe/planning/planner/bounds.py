@@ -7,6 +7,8 @@ Each bound is on the safe side: nothing that a simulation would accept is refuse
   of decode steps.  A step's time is at least a + b x sequences, so that a stage can only gain from larger
   batches; but where tokens must not take longer than the objective, batches cannot be larger than that
   allows, prompts that interrupt them included.
+- With guesses a step has as many tokens of a request as it may have, or in the long run as many as are
+  assumed to stand, and costs no less than one without.
 - Requests wait for a replica that computes no other prompt, where a batch has one (`Queue`), and for a seat
   in a batch, where nobody is preempted.  `lateness` counts those that must be late.
 """
@@ -188,9 +190,14 @@ def _chunks(tokens: int, chunk: int) -> list[StepShape]:
 
 
 class Bounds:
-    """The bounds of one shape for a workload and its objectives."""
+    """The bounds of one shape for a workload and its objectives; rates: of guesses, by their place, how often
+    they are right up to there."""
 
-    def __init__(self, timed: Timed, sizes: RequestSizes, objectives: Objectives) -> None:
+    def __init__(
+        self, timed: Timed, sizes: RequestSizes, objectives: Objectives, rates: Sequence[float] = ()
+    ) -> None:
+        self._each = 1 + len(rates)
+        self._standing = 1 + sum(rates)
         self._timed = timed
         self._sizes = sizes
         self._objectives = objectives
@@ -198,6 +205,7 @@ class Bounds:
         self._prompt = int(np.percentile(sizes.prompts, objectives.percentile, method="lower"))
         self._context = round(float((sizes.prompts + sizes.answers / 2).mean()))
         self._steps: list[tuple[float, float]] = []
+        self._verifying: list[float] = []
         self._answer = float(sizes.answers.mean())
 
     def failure(self, limits: BatchLimits) -> Failure | None:
@@ -209,7 +217,7 @@ class Bounds:
         batches = np.arange(1, self._largest_batch(limits) + 1)
         steps, busy = self._decode_times(len(batches))
         work = self._prompt_work(limits.max_num_batched_tokens)
-        decode = self._answer * busy / batches
+        decode = self._answer * busy / (batches * self._standing)
         most = 1 / (work + decode if self._segregated else np.maximum(work, decode))
         if self._objectives.tpot is not None:
             most = np.minimum(most, self._uninterrupted(steps, work))
@@ -248,7 +256,7 @@ class Bounds:
         batches = np.arange(1, self._largest_batch(limits) + 1)
         if left <= 0:
             return inf
-        token = self._decode_times(len(batches))[0] / left
+        token = self._token_times(len(batches)) / left
         running = rate * self._answer * token
         enough = np.flatnonzero(batches >= running + CROWD * np.sqrt(running))
         if not len(enough):
@@ -335,6 +343,9 @@ class Bounds:
         """
         prompts, answers = self._sizes.prompts, self._sizes.answers
         steps = self._timed.tokens_alone(self._sizes.longest)
+        if self._each > 1:
+            least: Floats = -(-(answers - 1) // self._each) * steps[prompts]
+            return least
         if self._timed.shape.profile.decode_buckets is not Buckets.EXACT:
             steps[:] = steps[prompts.min()]
         until = np.concatenate([[0.0], np.cumsum(steps)])
@@ -352,6 +363,18 @@ class Bounds:
             self._steps.append((self._timed.step(step), self._timed.busiest(step)))
         return np.array(self._steps[:sequences]).T
 
+    def _token_times(self, sequences: int) -> Floats:
+        """[sequences]: seconds between the tokens of a request, in the mean."""
+        if self._each == 1:
+            times: Floats = self._decode_times(sequences)[0]
+            return times
+        while len(self._verifying) < sequences:
+            chunk = (self._context - 1, self._each)
+            size = len(self._verifying) + 1
+            step = StepShape.of([chunk] * size, size * self._each, self._each)
+            self._verifying.append(self._timed.step(step) / self._standing)
+        return np.array(self._verifying[:sequences])
+
     def _prompt_work(self, chunk: int) -> float:
         if self._sizes.shared:
             return 0.0
@@ -364,7 +387,7 @@ class Bounds:
     def _uninterrupted(self, steps: Floats, work: float) -> Floats:
         """Requests a second of a replica beside whose prompts a batch's tokens keep the objective."""
         assert self._objectives.tpot is not None
-        left = 1 - steps / (SLACK * self._objectives.tpot)
+        left = 1 - steps / (SLACK * self._each * self._objectives.tpot)
         if not self._segregated or work == 0:
             return np.where(left >= 0, inf, 0.0)
         return np.maximum(left, 0.0) / work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 
@@ -111,7 +112,7 @@ def _pairs(words: list[str]) -> list[str]:
 
 def _flags(deployment: PlannedDeployment, stack: str) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
-    place = shape.placement
+    place, guesses = shape.placement, limits.speculative_config
     return {
         "--instance": shape.instance,
         "--pipeline": place.pipeline,
@@ -124,6 +125,7 @@ def _flags(deployment: PlannedDeployment, stack: str) -> dict[str, object]:
         "--max-num-seqs": limits.max_num_seqs,
         "--max-num-batched-tokens": limits.max_num_batched_tokens,
         "--block-size": BLOCK_SIZE,
+        **({} if guesses is None else {"--speculative-config": json.dumps(guesses.as_given())}),
     }
 
 

@@ -33,6 +33,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "batching.maxNumSeqs": "--max-num-seqs",
         "batching.maxNumBatchedTokens": "--max-num-batched-tokens",
         "batching.blockSize": "--block-size",
+        "batching.speculativeConfig": "--speculative-config",
     }
 )
 """Key in the values file -> flag of `corepipe serve`."""
@@ -60,7 +61,7 @@ def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[s
 
 def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
-    place = shape.placement
+    place, guesses = shape.placement, limits.speculative_config
     return {
         "model": served.model if served.weights else None,
         "timingModel": None if served.weights else served.model,
@@ -76,6 +77,7 @@ def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
             "maxNumSeqs": limits.max_num_seqs,
             "maxNumBatchedTokens": limits.max_num_batched_tokens,
             "blockSize": BLOCK_SIZE,
+            **({} if guesses is None else {"speculativeConfig": json.dumps(guesses.as_given())}),
         },
     }
 

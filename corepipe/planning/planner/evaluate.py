@@ -257,6 +257,8 @@ class Workbench:
                 "block_size": BLOCK_SIZE,
                 "max_queued_requests": QUEUE,
                 "max_queued_tokens": QUEUE,
+                "speculative_config": limits.speculative_config,
+                "seed": self._demand.seed,
             },
         )
 
@@ -283,7 +285,9 @@ class Workbench:
         host = 0.0 if shape.profile.asynchronous else shape.profile.host_seconds
         cost = self._cost_of(candidate, 0)
         timed = Timed(shape, cost, self._cores(candidate), host, self._block_size)
-        return Bounds(timed, self._sizes, self._demand.objectives)
+        guesses = candidate.limits.speculative_config
+        rates = () if guesses is None else guesses.assumed_rates or ()
+        return Bounds(timed, self._sizes, self._demand.objectives, rates)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
         """Of one replica, with the graphs that the candidate's limits ask for."""

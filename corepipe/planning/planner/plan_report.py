@@ -16,6 +16,7 @@ from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
 from corepipe.planning.planner.search_result import Dearer, Option, Rejected
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment, Shape
+from corepipe.serving.speculative import SpeculativeConfig
 
 SCHEMA = "corepipe.plan/1"
 MILLISECONDS = 1e3
@@ -184,7 +185,12 @@ def deployment(chosen: PlannedDeployment) -> dict[str, object]:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "block_size": BLOCK_SIZE,
+        **_guesses(limits.speculative_config),
     }
+
+
+def _guesses(assumed: SpeculativeConfig | None) -> dict[str, object]:
+    return {} if assumed is None else {"speculative_config": assumed.as_given(), "assumed": True}
 
 
 def _shape(shape: Shape) -> dict[str, object]:

@@ -14,6 +14,7 @@ from corepipe.neuron.graph import FORMATS, Format
 from corepipe.neuron.hardware import Instance, Support
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
+from corepipe.serving.speculative import SpeculativeConfig
 
 DEFAULT_FORMATS = ("bf16", "int8-weights")
 """What Neuron stacks serve with: int8 arithmetic they do not have, fp32 is never faster, nor smaller."""
@@ -61,11 +62,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Longest request, most sequences and most tokens of a batch, as the flags of these names."""
+    """Longest request, most sequences and most tokens of a batch, as the flags of these names; and what is
+    assumed of guesses, where a step has some."""
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    speculative_config: SpeculativeConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ class Candidate:
 
     def __str__(self) -> str:
         limits = self.limits
-        return f"{self.shape}, batches of {limits.max_num_seqs} x {limits.max_num_batched_tokens} tokens"
+        guesses = limits.speculative_config
+        told = f", {guesses.num_speculative_tokens} guesses a step (assumed)" if guesses else ""
+        return (
+            f"{self.shape}, batches of {limits.max_num_seqs} x {limits.max_num_batched_tokens} tokens{told}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ class PlannedDeployment:
 @dataclass(frozen=True, slots=True)
 class Space:
     """What may be chosen; `formats` None: those of DEFAULT_FORMATS that the chip has.  `whole`: also batches
-    that take the longest sequence whole, where that is more than a prompt."""
+    that take the longest sequence whole, where that is more than a prompt.  `speculative_config`: each batch
+    limit also with guesses, of which this is assumed."""
 
     instances: tuple[Instance, ...]
     formats: tuple[Format, ...] | None
@@ -102,6 +110,7 @@ class Space:
     sequences: tuple[int, ...] = SEQUENCES
     batched_tokens: tuple[int, ...] = BATCHED_TOKENS
     whole: bool = False
+    speculative_config: SpeculativeConfig | None = None
 
     def shapes(self, heads: int, layers: int) -> Iterator[Shape]:
         """Every model-on-an-instance, in the catalogue's order, for a model of so many heads and layers."""
@@ -122,6 +131,9 @@ class Space:
         for sequences in self.sequences:
             for batched in tokens:
                 yield BatchLimits(longest, sequences, max(batched, sequences))
+                if (guesses := self.speculative_config) is not None:
+                    rows = sequences * (1 + guesses.num_speculative_tokens)
+                    yield BatchLimits(longest, sequences, max(batched, rows), guesses)
 
     def _formats(self, instance: Instance) -> Sequence[Format]:
         if self.formats is not None:

@@ -33,7 +33,8 @@ WORTH = 1.01
 class Work:
     """A model on an instance, and a request: tokens in, tokens out (0: run once over its input).
 
-    longest: what sequences are padded to as long as there are no buckets.
+    longest: what sequences are padded to as long as there are no buckets.  rates: of guesses, by their place,
+    how often they are assumed to be right up to there; none: nothing is assumed.
     """
 
     architecture: Architecture
@@ -43,12 +44,13 @@ class Work:
     input_len: int
     output_len: int
     longest: int
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How far up the ladder a deployment is.  together: one transfer to the host a batch; padded: every
-    sequence to the longest."""
+    sequence to the longest; guesses: a step has those of which something is assumed."""
 
     format: Format
     batch: int = 1
@@ -56,6 +58,7 @@ class Setting:
     data: int = 1
     together: bool = False
     padded: bool = True
+    guesses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ Step = tuple[str, Setting | None, str]
 
 def _steps(work: Work, bench: _Bench, rungs: list[Rung]) -> Iterator[Step]:
     """Each further step from the last rung."""
-    for step in (_batching, _format, _cores, _transfers, _buckets, _placement):
+    for step in (_batching, _format, _cores, _transfers, _buckets, _guesses, _placement):
         yield step(work, bench, rungs[-1].setting)
 
 
@@ -168,6 +171,17 @@ def _buckets(work: Work, bench: _Bench, at: Setting) -> Step:
     return "buckets", replace(at, padded=False), why
 
 
+def _guesses(work: Work, bench: _Bench, at: Setting) -> Step:
+    name, others = "speculation", replace(at, guesses=True)
+    if bench.encodes:
+        return name, None, "it generates nothing that could be guessed"
+    if not work.rates:
+        return name, None, "say how often guesses are right: --speculative-config"
+    standing, times = 1 + sum(work.rates), bench.step_seconds(others) / bench.step_seconds(at)
+    told = f"{standing:.3g} tokens a step (assumed), which takes {times:.3g} times as long"
+    return name, others if bench.per_second(others) > bench.per_second(at) else None, told
+
+
 def _placement(work: Work, bench: _Bench, at: Setting) -> Step:
     best = bench.best_placement(at)
     if best == at:
@@ -209,11 +223,18 @@ class _Bench:
             step = StepShape.of([(0, self._length(setting, work.input_len))] * setting.batch, setting.batch)
             return host + cost.input_seconds(step) + cost.output_seconds(step) + cost.latency(step)
         prompt = StepShape.of([(0, self._length(setting, work.input_len))], 1)
-        context = self._length(setting, work.input_len + (work.output_len + 1) // 2)
-        step = StepShape.decode(setting.batch, context)
-        drawn = 0.0 if setting.together else setting.batch * self._drawn
         prompts = setting.batch * (host / transfers + cost.latency(prompt))
-        return prompts + max(1, work.output_len - 1) * (host + drawn + cost.latency(step))
+        standing = 1 + sum(work.rates) if setting.guesses else 1
+        return prompts + max(1, work.output_len - 1) / standing * self.step_seconds(setting)
+
+    def step_seconds(self, setting: Setting) -> float:
+        """Of a step in which each sequence gets a token, or those of its guesses that are right, too."""
+        work, each = self._work, 1 + len(self._work.rates) if setting.guesses else 1
+        context = self._length(setting, work.input_len + (work.output_len + 1) // 2)
+        step = StepShape.of([(context - 1, each)] * setting.batch, setting.batch * each, each)
+        host = (1 if setting.together else setting.batch) * work.profile.host_seconds
+        drawn = 0.0 if setting.together else setting.batch * each * self._drawn
+        return host + drawn + self._cost(setting).latency(step)
 
     @property
     def _drawn(self) -> float:

@@ -17,7 +17,7 @@ from tests.planning.profiling.ladder_page import END, PAGE, START, example, tabl
 from tests.servers import run
 
 ORDER = ("one request at a time", "batching", "format", "both cores", "host transfers batched", "buckets",
-         "placement")  # fmt: skip
+         "speculation", "placement")  # fmt: skip
 
 NEAR = 0.2
 """The page is written anew where constants move its figures by more."""
@@ -53,6 +53,25 @@ def test_every_step_is_a_rung_or_has_a_reason_and_none_goes_down(model: str, fla
         gains *= rung["gain"]
     assert total == pytest.approx(gains)
     assert rungs[-1]["setting"]["tensor"] * rungs[-1]["setting"]["data"] <= instance(found["instance"]).cores
+
+
+def test_guesses_are_a_rung_where_it_is_said_how_often_they_are_right() -> None:
+    """No more than what a step gains by what it takes longer; and no rung where that is too long."""
+    flags = ("llama-3.2-1b", "--input-len", "1", "--speculative-config")
+    assumed = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.9, 0.6, 0.5],
+    }
+    found = climbed(*flags, json.dumps(assumed))
+    (rung,) = [rung for rung in found["rungs"] if rung["name"] == "speculation"]
+    assert found["assumed_acceptance_rates"] == assumed["synthetic_acceptance_rates"]
+    assert rung["why"].startswith("3 tokens a step (assumed), which takes 1.")
+    times = float(rung["why"].split()[-4])
+    assert 1.2 < rung["gain"] < 3.01 / times  # prompts are computed as before
+    found = climbed(*flags, json.dumps({**assumed, "synthetic_acceptance_rates": [0.01, 0, 0]}))
+    assert "speculation" in [step["name"] for step in found["without"]]
 
 
 def test_two_cores_are_twice_one() -> None:

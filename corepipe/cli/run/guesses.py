@@ -1,0 +1,32 @@
+"""What `--speculative-config` assumes, for commands that compute no text."""
+
+from __future__ import annotations
+
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.neuron.graph import FORMATS
+from corepipe.planning.simulation.simulate import NO_TEXTS
+from corepipe.serving.engine.device_plan import generates, no_way_back
+from corepipe.serving.speculative import SpeculativeConfig, read_speculation
+
+
+def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig | None:
+    """What is assumed of guesses for this model; None where nothing is.  Raises UserError."""
+    if given is None:
+        return None
+    graph = model.graph(FORMATS["bf16"])
+    if not generates(graph):
+        raise _refused(f"--speculative-config: {graph.name} generates nothing that could be guessed")
+    if graph.is_recurrent:
+        raise _refused(f"--speculative-config: {no_way_back(graph)}")
+    try:
+        found = read_speculation(given)
+    except ValueError as error:
+        raise _refused(f"--speculative-config: {error}") from error
+    if found.assumed_rates is None:
+        raise _refused(NO_TEXTS)
+    return found
+
+
+def _refused(why: str) -> UserError:
+    return UserError(why, "speculative_config")
