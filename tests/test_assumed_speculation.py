@@ -19,7 +19,8 @@ from corepipe.serving.messages import Output, Stats, Submit
 from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 from tests.servers import run as corepipe
 from tests.serving.engine_support import by_request, run
-from tests.test_speculation import BESIDE, engine, plain, submits, told
+from tests.test_speculation import BESIDE, engine, plain, submits
+from tests.test_speculation import told as without_speed
 
 RATES = (0.8, 0.6, 0.4, 0.1)
 GUESSES: dict[str, Any] = {
@@ -47,11 +48,15 @@ def test_answers_are_those_without(options: dict[str, Any]) -> None:
     driver = engine(speculative_config=GUESSES, **{"clock": "virtual", **options})
     for submit in submits():
         driver.handle(submit)
-    found = told(by_request(run(driver)))
+    news = by_request(run(driver))
+    found = without_speed(news)
     stats = driver.stats()
     driver.close()
     assert found == plain()
     assert sum(s.accepted_tokens for s in stats) > 100
+    told = [outputs[-1].speculated for outputs in news.values()]
+    assert all(one is not None and one.assumed for one in told)
+    assert sum(sum(one.histogram) for one in told if one) == sum(s.drafts for s in stats)
     assert sum(s.blocks_held for s in stats) == 0
     assert "num_blocks" not in options or sum(s.preemptions for s in stats) > 0
 

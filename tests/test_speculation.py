@@ -29,7 +29,7 @@ from corepipe.serving.speculative import SpeculativeConfig
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests import tiny_encoders
 from tests.parity import expected
-from tests.servers import PATIENCE_SECONDS, TINY, served
+from tests.servers import PATIENCE_SECONDS, TINY, served, until
 from tests.serving.engine_support import by_request, run, tokens_of
 from tests.test_constrained import GRAMMARS, tokenizer
 
@@ -98,7 +98,7 @@ def told(news: dict[str, list[Output]]) -> dict[str, Any]:
     """All that the owners of the requests hear, in the order and in the pieces in which they do, but for
     what depends on company."""
     return {
-        name: [changed(o, device=None, preemptions=0, cached=0) for o in outputs]
+        name: [changed(o, device=None, preemptions=0, cached=0, speculated=None) for o in outputs]
         for name, outputs in news.items()
     }
 
@@ -295,6 +295,33 @@ def test_a_server_tells_what_became_of_a_prediction() -> None:
         assert tokens >= accepted >= details["accepted_prediction_tokens"]
         first = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"')
         assert 0 < first <= server.metric("vllm:spec_decode_num_drafts_total")
+
+
+def test_a_request_may_do_without_and_is_told_what_came_of_guesses() -> None:
+    """By a server, plain and streamed, beside others that are guessed for."""
+    flags = ("--speculative-config", json.dumps(NGRAM), "--max-model-len", 256)
+    with served(TINY, "--served-model-name", "tiny", *flags) as server:
+        body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        asked = {**body, "device_metrics": True, "allowed_token_ids": [70, 80]}  # it comes to repeat itself
+        answer = server.post("/v1/completions", json=asked).json()
+        told = answer["corepipe"]["speculative_decoding"]
+        right, steps = told["acceptance_histogram"], told["num_spec_steps"]
+        accepted = sum(number * count for number, count in enumerate(right))
+        assert steps == sum(right) > 0 < accepted
+        assert until(lambda: server.metric("vllm:spec_decode_num_drafts_total") == steps)  # told now and then
+        assert accepted == server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+        tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        assert told["draft_acceptance_rate"] == pytest.approx(accepted / tokens)
+        assert told["assumed"] is False
+        without = server.post("/v1/completions", json={**asked, "speculation": False}).json()
+        assert without["choices"] == answer["choices"]
+        assert "speculative_decoding" not in without["corepipe"]
+        said = {"type": "content", "content": "a"}
+        wrong = server.post("/v1/completions", json={**body, "speculation": False, "prediction": said})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "speculation")
+        pair = server.post("/v1/completions", json={**asked, "n": 2, "temperature": 1, "seed": 1}).json()
+        assert pair["corepipe"]["speculative_decoding"]["num_spec_steps"] > 0
 
 
 async def _killed(asked: Sequence[Submit], kills: int) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # a request has a Drafter
@@ -32,6 +33,12 @@ class Drafted:
     tokens: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def histogram(self) -> list[int]:
+        """How many guesses had none right, one, two and so on."""
+        reached = [self.drafts, *self.accepted_per_position, 0]
+        return [at_least - more for at_least, more in pairwise(reached)]
 
     def count(self, tokens: int, accepted: int) -> None:
         """A guess of so many tokens has come back."""

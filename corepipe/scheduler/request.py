@@ -9,7 +9,7 @@ from hashlib import sha256
 from struct import pack
 from typing import NamedTuple
 
-from corepipe.scheduler.drafts import Drafter
+from corepipe.scheduler.drafts import Drafted, Drafter
 
 
 class FinishReason(StrEnum):
@@ -51,7 +51,7 @@ class Request:
     not be skipped.
     `held`: it may not start yet, as something that it needs is still being made.
     `complete`: nothing can follow what it has, whatever `stop_ids` and `min_tokens` say.
-    `drafter`: who guesses how it goes on, if anybody does.
+    `drafter`: who guesses how it goes on, if anybody does.  `drafted`: what has come of it.
     """
 
     id: str
@@ -86,6 +86,7 @@ class Request:
     held: bool = field(default=False, init=False)
     complete: bool = field(default=False, init=False)
     drafter: Drafter | None = field(default=None, init=False)
+    drafted: Drafted | None = field(default=None, init=False)
     rank: Rank = field(init=False, repr=False)
     """From when it is added to a scheduler on."""
 

@@ -293,7 +293,9 @@ class Scheduler:
         if request.num_done % self._config.block_size < count:
             self._kv.commit(request, count)
         accepted = min(len(events), len(standing) - 1)
-        self.drafted.count(len(chunk.drafts), accepted)
+        request.drafted = request.drafted or Drafted()
+        for drafted in (self.drafted, request.drafted):
+            drafted.count(len(chunk.drafts), accepted)
         if request.drafter is not None:
             request.drafter.verified(len(chunk.drafts), accepted)
         if reason is not None:

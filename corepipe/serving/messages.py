@@ -69,6 +69,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `prediction`: what the answer may be, or be made of: it comes sooner then, and is the same.
 
+    `speculation`: whether anybody may guess how the answer goes on.
+
     `told_salt`: what of the `cache_salt` others may know, as their client chose it.
 
     `second`: the index in the prompt from which on it is the second text of a pair; 0 where there is one.
@@ -92,6 +94,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     bad_words: list[list[int]] = []
     grammar: str = ""
     prediction: list[int] = []
+    speculation: bool = True
     second: int = 0
     image: bytes = b""
 
@@ -143,6 +146,15 @@ class Predicted(msgspec.Struct, frozen=True, array_like=True):
     rejected: int
 
 
+class Speculated(msgspec.Struct, frozen=True, array_like=True):
+    """What came of guesses about one request: steps with guesses by how many of them were right, from none
+    on, and guesses in all.  assumed: the engine was told how many are."""
+
+    histogram: list[int]
+    tokens: int
+    assumed: bool
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of one request.
 
@@ -158,7 +170,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
     has computed no numbers, "constraint" where the answer could not go on as its grammar wants, and where a
     retry helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
-    `predicted`: so far, of a request that has a prediction.
+    `predicted`: so far, of a request that has a prediction.  `speculated` comes with the last news of a
+    request that somebody guesses for, except for one that has lost an engine.
     """
 
     id: str
@@ -175,6 +188,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     values: bytes = b""
     rows: int = 1
     predicted: Predicted | None = None
+    speculated: Speculated | None = None
 
 
 class StageWork(msgspec.Struct, frozen=True, array_like=True):

@@ -106,7 +106,7 @@ def play(
 
 
 def bytes_of(record: Record) -> list[bytes]:
-    """All that was written down.  Rows a sequence, a column of later times, are left out where nobody guesses."""
+    """All that was written down.  Rows a sequence, a later column, are left out where nobody guesses."""
     columns = [
         column
         for steps in record.steps

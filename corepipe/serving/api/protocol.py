@@ -123,6 +123,9 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         Prediction | None,
         Meta(description="text that the answer may be, or have much of: it comes sooner, and is the same"),
     ] = None
+    speculation: Annotated[
+        bool, Meta(description="false: nobody guesses how the answer goes on; it is the same")
+    ] = True
     min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
     priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0

@@ -8,12 +8,14 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from corepipe.scheduler.drafts import Drafted
 from corepipe.scheduler.request import Batch, FinishReason, Request, TokenEvent
+from corepipe.serving.engine.drafters.assumed import Assumed
 from corepipe.serving.engine.encoding import values_of
 from corepipe.serving.engine.replica import Completed
 from corepipe.serving.engine.runner import Failure, StepResult
 from corepipe.serving.engine.speculation import Speculation
-from corepipe.serving.messages import DeviceTimes, Output, Predicted, TokenLogprobs
+from corepipe.serving.messages import DeviceTimes, Output, Predicted, Speculated, TokenLogprobs
 
 MILLISECONDS = 1e3
 
@@ -123,7 +125,12 @@ class Reporter:
         """Adds the times of a request that has ended, and forgets it."""
         self._unscheduled.discard(request.id)
         record = self._records.pop(request.id)
-        return replace(output, device=_device_times(record), preemptions=request.num_preemptions)
+        return replace(
+            output,
+            device=_device_times(record),
+            preemptions=request.num_preemptions,
+            speculated=_speculated(record),
+        )
 
     def _logprobs(self, result: StepResult) -> dict[str, Iterator[TokenLogprobs]]:
         """Those of the tokens drawn, by request and in order; a prompt's are kept until the first token."""
@@ -143,6 +150,15 @@ def _predicted(request: Request) -> Predicted | None:
     if not isinstance(request.drafter, Speculation) or not request.drafter.predicts:
         return None
     return Predicted(request.drafter.accepted[0], request.drafter.rejected[0])
+
+
+def _speculated(record: _Record) -> Speculated | None:
+    """What came of guesses; None where nobody made any, or the first tokens are another engine's."""
+    request = record.request
+    if request.drafter is None or record.resumed:
+        return None
+    drafted = request.drafted or Drafted()
+    return Speculated(drafted.histogram, drafted.tokens, isinstance(request.drafter, Assumed))
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:

@@ -25,7 +25,7 @@ class SampledRequest(Request):
 
     bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
     constraint: the grammar, and how far the answer has come in it; None before it is compiled.
-    prediction: what the answer may be, for speed alone.
+    prediction: what the answer may be, for speed alone.  speculation: whether anybody may guess it.
     second: where the second text of a pair begins in the prompt; 0: there is one text.  image: see `Submit`.
     """
 
@@ -35,6 +35,7 @@ class SampledRequest(Request):
     allowed: Mask | None = field(default=None, kw_only=True)
     grammar: str = field(default="", kw_only=True)
     prediction: Sequence[int] = field(default=(), kw_only=True)
+    speculation: bool = field(default=True, kw_only=True)
     second: int = field(default=0, kw_only=True)
     image: bytes = field(default=b"", kw_only=True)
     constraint: Constraint | None = field(default=None, init=False)
@@ -83,6 +84,7 @@ def to_request(
         allowed=None if allowed is None else mask_of(allowed, vocab_size),
         grammar=submit.grammar,
         prediction=submit.prediction if submit.max_tokens else (),
+        speculation=submit.speculation,
         second=submit.second,
         image=submit.image,
     )

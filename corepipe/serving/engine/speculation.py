@@ -62,6 +62,8 @@ class Speculation:
 def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) -> Speculation | Assumed | None:
     """Who guesses for it; None where nobody is to.  Raises ValueError for a prediction where it is assumed
     how often guesses are right."""
+    if not request.speculation:
+        return None
     rates = None if config is None else config.assumed_rates
     if rates is not None:
         if request.prediction:

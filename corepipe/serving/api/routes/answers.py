@@ -62,6 +62,18 @@ class Usage(Strict):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class SpeculativeDecoding(Strict):
+    """What came of guesses about an answer: tokens of a step that had some, the share that was right, steps
+    by how many were right, from none on, and steps.  Null where there were none.  `assumed`: the server was
+    told how many are."""
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    assumed: bool
+
+
 class DeviceTimes(Strict):
     """What the emulated device would have taken; asked for with `device_metrics`.
 
@@ -75,6 +87,7 @@ class DeviceTimes(Strict):
     arrived_at_s: float | None
     time_to_first_token_ms: float | None
     time_per_output_token_ms: float | None
+    speculative_decoding: SpeculativeDecoding | UnsetType = UNSET
 
 
 class PooledUsage(Strict):

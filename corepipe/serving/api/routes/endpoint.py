@@ -12,6 +12,7 @@ from typing import ClassVar, Generic, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from corepipe.models.tasks import Task
+from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body
 from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, parse
 from corepipe.serving.api.routes.generation import Exchange, Generation, Plan
@@ -94,9 +95,11 @@ class Endpoint(ABC, Generic[B]):
         )
 
     async def _predicted(self, body: GenerationRequest) -> list[int]:
-        """What its client has predicted, as far as an answer could have it."""
+        """What its client has predicted, as far as an answer could have it.  Raises ApiError."""
         if body.prediction is None:
             return []
+        if not body.speculation:
+            raise invalid("prediction is a guess, which speculation: false forbids.", "speculation")
         context, tokenizer = self.service.require_ready().max_model_len, self.service.tokenizer
         text = body.prediction.text[: PREDICTED_CHARACTERS * context]
         ids = await self.service.beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))

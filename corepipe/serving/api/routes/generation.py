@@ -168,6 +168,7 @@ class Generation:
             bad_words=self._bad_words,
             grammar=plan.grammar,
             prediction=self._exchange.prediction,
+            speculation=body.speculation,
         )
         return require_some(submit)
 
@@ -246,7 +247,8 @@ class Generation:
             return []
         lasts = [choice.answer.last for choice in self._choices]
         times = [last.device if last else None for last in lasts]
-        return [Emulated(self._service.engine.instance, times, self._service.lateness.verdict)]
+        guesses = [last.speculated if last else None for last in lasts]
+        return [Emulated(self._service.engine.instance, times, self._service.lateness.verdict, guesses)]
 
     def _tell(self, streams: Sequence[OutputStream]) -> None:
         """Tell the metrics, and the trace if there is one, how each choice ended.

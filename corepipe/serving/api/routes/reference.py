@@ -68,6 +68,12 @@ Where the host cannot keep the device's pace, `valid` is false, and `time_scale_
 if the answer ended at a stop string, before the device was asked. Over several choices they are the earliest
 arrival, the earliest first token and the mean time per token.
 
+Where somebody guesses how the answer goes on ([speculation](speculation.md)) it has `speculative_decoding`,
+too, with vLLM's figures of a request: `mean_acceptance_length`, `draft_acceptance_rate`,
+`acceptance_histogram` (steps by how many guesses were right, from none on) and `num_spec_steps`, over all
+choices; `assumed` is true where the server was told how often they are right. An answer that has lost an
+engine has none.
+
 ## Tokens, beside the text
 
 Names, forms and places are vLLM's, and a stream tells the same as a plain answer.
@@ -125,6 +131,8 @@ holds an answer to a grammar is not told, and a key is not charged.
 - `prediction` makes an answer that has much of it come sooner, and changes none: several of its tokens are
   computed at once, and stand where they are drawn ([speculation](speculation.md)). `usage` then has
   `completion_tokens_details`: tokens that were computed so and are in the answer, and those that are not.
+- `"speculation": false` has nobody guess about this answer, whatever the server was started with. It is the
+  same, and comes a token at a time; a `prediction` beside it is refused.
 - What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as
   such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
   `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it

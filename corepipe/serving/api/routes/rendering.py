@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import msgspec
 
 from corepipe.serving.api.routes.choice import AnswerPart
 from corepipe.serving.api.routes.token_details import Vocabulary, prompt_fields
-from corepipe.serving.messages import DeviceTimes, Predicted
+from corepipe.serving.messages import DeviceTimes, Predicted, Speculated
 from corepipe.serving.parts import (
     Finish,
     Logprobs,
@@ -53,11 +54,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Emulated(msgspec.Struct, frozen=True):
-    """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?"""
+    """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?
+    `speculated`: what came of guesses about each."""
 
     instance: str
     times: Sequence[DeviceTimes | None]
     verdict: Verdict
+    speculated: Sequence[Speculated | None] = ()
 
     def fields(self) -> dict[str, Any]:
         """Over several choices, the arrival and the first token are the earliest, and the time per token is
@@ -72,7 +75,25 @@ class Emulated(msgspec.Struct, frozen=True):
             "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
             "time_to_first_token_ms": min((one.time_to_first_token_ms for one in known), default=None),
             "time_per_output_token_ms": sum(per_token) / len(per_token) if per_token else None,
+            **_guesses([one for one in self.speculated if one is not None]),
         }
+
+
+def _guesses(known: Sequence[Speculated]) -> dict[str, Any]:
+    """What came of guesses about several choices, in vLLM's words; nothing where nobody guessed."""
+    if not known:
+        return {}
+    histogram = [sum(steps) for steps in zip_longest(*(one.histogram for one in known), fillvalue=0)]
+    steps, tokens = sum(histogram), sum(one.tokens for one in known)
+    accepted = sum(right * count for right, count in enumerate(histogram))
+    told = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "draft_acceptance_rate": accepted / tokens if tokens else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "assumed": known[0].assumed,
+    }
+    return {"speculative_decoding": told}
 
 
 Part = AnswerPart | Usage | Emulated
