@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from corepipe.cli.announce import Announcement, Loading
+from corepipe.planning.slo import Slo
 from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.fleet.client import Fleet, FleetClient
+from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.cluster import check_fleet
+from corepipe.serving.fleet.hosts import Fleet
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.ray_fleet import RayFleet
 from corepipe.serving.fleet.scaler import Scaler
+from corepipe.serving.fleet.slo_share import SloShare
 from corepipe.serving.messages import Progress, Ready
 
 
@@ -22,11 +25,17 @@ class AnnouncedFleet(FleetClient):
     """
 
     def __init__(
-        self, engine: EngineConfig, path: Path, said: Announcement, fleet: Fleet, server: ServerConfig
+        self,
+        engine: EngineConfig,
+        path: Path,
+        said: Announcement,
+        fleet: Fleet,
+        server: ServerConfig,
+        slo: SloShare,
     ) -> None:
         least, most = server.replicas or 1, server.max_replicas
         scaler = None if most is None else Scaler(least, most, engine.max_num_seqs)
-        super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler)
+        super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler, slo)
         self._loading = Loading(engine, said)
         self.notes = self._loading.notes
         self._path = path
@@ -36,9 +45,10 @@ class AnnouncedFleet(FleetClient):
         """As `server` has it, which names a fleet.  Raises UserError."""
         assert server.fleet is not None
         assert server.replicas is not None
+        slo = SloShare(None if server.slo is None else Slo.parse(server.slo).met)
         check_fleet(server.fleet)
         fleet = RayFleet(server.fleet, server.replicas, said.name)
-        return cls(engine, path, said, fleet, server)
+        return cls(engine, path, said, fleet, server, slo)
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
         return await self._loading.shown(super().start, progress, str(self._path))

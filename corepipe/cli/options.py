@@ -319,6 +319,14 @@ MaxReplicas = Annotated[
         max=64,
     ),
 ]
+ServedSlo = Annotated[
+    str | None,
+    _option(
+        "--slo",
+        help="Add machines, up to --max-replicas, where too few answers meet it: 'ttft:500ms tpot:50ms'.",
+        panel=SERVER,
+    ),
+]
 
 Format = Annotated[
     Dtype,

@@ -55,6 +55,7 @@ def serve(
     fleet: options.FleetAddress = None,
     replicas: options.Replicas = None,
     max_replicas: options.MaxReplicas = None,
+    slo: options.ServedSlo = None,
     dtype: options.Format = options.Dtype.INT8,
     bits: options.Bits = options.BitsChoice.FAST,
     max_model_len: options.MaxModelLen = None,

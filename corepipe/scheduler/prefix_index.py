@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # a request's blocks are in pools, which tell an index of them
-    from corepipe.scheduler.request import Request
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
 
 
 class PrefixIndex:
@@ -14,6 +11,9 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
 
     def add(self, key: Hashable, bit: int) -> None:
         """The cache with this bit has the block."""
@@ -25,11 +25,38 @@ class PrefixIndex:
         if holders:
             self._holders[key] = holders
 
-    def chain(self, request: Request, block_size: int) -> Iterator[int]:
-        """Of each full block of a request from the first on, who has it, as long as anybody does; a token is
-        left to compute."""
-        for index in range((request.num_tokens - 1) // block_size):
-            holders = self._holders.get(request.block_key(index, block_size), 0)
+    def chain(self, keys: Iterable[Hashable]) -> Iterator[int]:
+        """Of each full block of a sequence from the first on, who has it, as long as anybody does."""
+        for key in keys:
+            holders = self._holders.get(key, 0)
             if not holders:
                 return
             yield holders
+
+
+class RecentPrefixes(PrefixIndex):
+    """Of caches that are elsewhere: what is told of them may be late, or too much.
+
+    At most `most` keys are kept; those of which nothing was said for longest are forgotten.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._recent: OrderedDict[Hashable, int] = OrderedDict()
+        self._holders = self._recent
+        self._most = most
+
+    def add(self, key: Hashable, bit: int) -> None:
+        super().add(key, bit)
+        self._recent.move_to_end(key)
+        if len(self._recent) > self._most:
+            self._recent.popitem(last=False)
+
+    def drop(self, key: Hashable, bit: int) -> None:
+        if key in self._recent:
+            super().drop(key, bit)
+
+    def clear(self, bit: int) -> None:
+        """The cache with this bit has nothing any more."""
+        for key in [key for key, holders in self._recent.items() if holders & bit]:
+            super().drop(key, bit)

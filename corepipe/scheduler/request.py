@@ -36,6 +36,16 @@ class Rank(NamedTuple):
     number: int
 
 
+def first_key(salt: str) -> bytes:
+    """What the key of a sequence's first block derives from."""
+    return sha256(salt.encode()).digest()
+
+
+def next_key(parent: bytes, ids: Sequence[int]) -> bytes:
+    """Of a full block of these tokens behind the one with the key `parent`: in every process the same."""
+    return sha256(parent + pack(f"{len(ids)}q", *ids)).digest()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence to generate, or (`max_tokens` 0) one that ends when its prompt is computed.
@@ -112,8 +122,8 @@ class Request:
     def block_key(self, index: int, size: int) -> Hashable:
         """What full block number `index` of `size` tokens is found by; asked for in order.
 
-        It stands for the block's tokens and all before them: the SHA-256 of the key before it and of the
-        block's token ids.  The first key derives from the salt: only requests of the same salt share blocks.
+        It stands for the block's tokens and all before them (`next_key`).  The first key derives from the
+        salt: only requests of the same salt share blocks.
         """
         keys = self.block_keys
         if index == len(keys):
@@ -130,9 +140,8 @@ class Request:
         return self.told_keys[index]
 
     def _add_key(self, keys: list[bytes], salt: str, size: int) -> None:
-        parent = keys[-1] if keys else sha256(salt.encode()).digest()
-        ids = self.tokens[len(keys) * size : (len(keys) + 1) * size]
-        keys.append(sha256(parent + pack(f"{size}q", *ids)).digest())
+        parent = keys[-1] if keys else first_key(salt)
+        keys.append(next_key(parent, self.tokens[len(keys) * size : (len(keys) + 1) * size]))
 
     @property
     def num_generated(self) -> int:

@@ -175,6 +175,7 @@ class ServerConfig(_Config):
     fleet: str | None = None
     replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)
     max_replicas: int | None = Field(default=None, ge=1, le=64)
+    slo: str | None = None
 
     @property
     def has_api_keys(self) -> bool:
@@ -204,6 +205,13 @@ class ServerConfig(_Config):
         if most is not None and (least is None or most < least):
             raise ValueError("goes with --fleet and --replicas, and is no less")
         return most
+
+    @field_validator("slo")
+    @classmethod
+    def _adds_hosts(cls, slo: str | None, info: ValidationInfo) -> str | None:
+        if slo is not None and info.data.get("max_replicas") is None:
+            raise ValueError("goes with --max-replicas: hosts are added where answers do not meet it")
+        return slo
 
     @field_validator("replay")
     @classmethod

@@ -46,11 +46,13 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Start(msgspec.Struct, frozen=True):
     """The first frame to an engine: an EngineConfig as plain data, and the engine's number.
 
-    A server counts its engines; everything that one tells bears its number.
+    A server counts its engines; everything that one tells bears its number.  `tells_prefixes`: the engine
+    says what its prefix caches hold.
     """
 
     config: dict[str, Any]
     epoch: int
+    tells_prefixes: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
@@ -171,7 +173,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     has computed no numbers, "constraint" where the answer could not go on as its grammar wants, and where a
     retry helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
     `predicted`: so far, of a request that has a prediction.  `speculated` comes with the last news of a
-    request that somebody guesses for, except for one that has lost an engine.
+    request that somebody guesses for, except for one that has lost an engine.  `machines`: with the last
+    news, those of a fleet that have computed for the request, one after the other.
     """
 
     id: str
@@ -189,6 +192,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int = 1
     predicted: Predicted | None = None
     speculated: Speculated | None = None
+    machines: list[str] = []
 
 
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
@@ -281,13 +285,43 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     seed: int
 
 
+KEY_BYTES = 8
+"""Of a block's key, in Prefixes."""
+
+
+class Prefixes(msgspec.Struct, frozen=True, array_like=True):
+    """Full blocks that an engine finds from now on, and such as it finds no more: keys, one behind the
+    other, each the first KEY_BYTES of `Request.block_key`."""
+
+    stored: bytes = b""
+    removed: bytes = b""
+
+    @property
+    def added(self) -> list[bytes]:
+        """Those in `stored`."""
+        return _keys(self.stored)
+
+    @property
+    def dropped(self) -> list[bytes]:
+        """Those in `removed`."""
+        return _keys(self.removed)
+
+
+def _keys(joined: bytes) -> list[bytes]:
+    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+
+
 class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """All news of one step of one replica, or of what is `started` in the next one."""
+    """All news of one step of one replica, or of what is `started` in the next one.
+
+    prefixes: None where nothing has changed, or nobody wants to know.
+    """
 
     outputs: list[Output] = []
     stats: Stats | None = None
     started: list[Started] = []
     epoch: int = 0
+    prefixes: Prefixes | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

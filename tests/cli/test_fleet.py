@@ -46,6 +46,11 @@ def test_addresses_in_brackets_are_of_ipv6() -> None:
         (["--fleet", "127.0.0.1:6379"], "--replicas"),
         (["--fleet", "127.0.0.1:6379", "--replicas", "3", "--max-replicas", "2"], "--max-replicas"),
         (["--fleet", "127.0.0.1:6379", "--replicas", "0"], "--replicas"),
+        (["--fleet", "127.0.0.1:6379", "--replicas", "2", "--slo", "ttft:1s"], "--slo"),
+        (
+            ["--fleet", "127.0.0.1:6379", "--replicas", "2", "--max-replicas", "3", "--slo", "ttft:1"],
+            "ttft:1: give a time with its unit",
+        ),
         (["--fleet", "127.0.0.1:6379", "--replicas", "2", "--also", f"other={TINY}"], "--also"),
     ],
 )

@@ -126,7 +126,7 @@ class Trace:
             return
         self._span.update_name(f"{operation} {request.model}")
         self._span.set_attributes(_asked(operation, request) | _said(request, answer_id, parts))
-        self._span.set_attributes(_latencies(parts[0]) | self._device(parts[0]))
+        self._span.set_attributes(_latencies(parts[0]) | self._device(parts[0]) | _machines(parts))
         if self._begun and any(part.reason == "error" for part in parts):
             self.fail("error")  # in a stream; otherwise the status to come says what it was
         for part in parts:
@@ -233,6 +233,17 @@ def _said(request: ModelRequest, answer_id: str, parts: Sequence[Finished]) -> A
         "gen_ai.usage.prompt_tokens": asked,
         "gen_ai.usage.completion_tokens": generated,
         "gen_ai.usage.num_sequences": len(parts),
+    }
+
+
+def _machines(parts: Sequence[Finished]) -> Attributes:
+    """Of a fleet: which computed for the answer, in their order, and how often one lost it to another."""
+    been = [part.last.machines for part in parts if part.last is not None and part.last.machines]
+    if not been:
+        return {}
+    return {
+        "corepipe.machines": list(dict.fromkeys(node for nodes in been for node in nodes)),
+        "corepipe.machines.lost": sum(len(nodes) - 1 for nodes in been),
     }
 
 

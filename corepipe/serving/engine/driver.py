@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
+from corepipe.scheduler.kv_cache import CacheListener
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
 from corepipe.serving.engine.assuming import AssumingRunner
@@ -81,6 +82,11 @@ class Driver:
         self._accepted = 0
         self._untold: deque[Completed] = deque()
         self._outputs: list[Output] = []
+
+    def listen(self, listener: CacheListener) -> None:
+        """From now on it hears what each replica's prefix cache can find; there is none that does yet."""
+        for replica in self.replicas:
+            replica.scheduler.listen(listener)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:

@@ -24,6 +24,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.engine.kv_publisher import published_events
+from corepipe.serving.engine.prefix_news import prefix_news
 from corepipe.serving.engine.serve import serve
 from corepipe.serving.engine.wakeup import wake_promptly
 from corepipe.serving.frames import command_decoder, encode_frame, start_decoder
@@ -119,10 +120,13 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
         held.callback(deployment.close)
         events = held.enter_context(published_events(config, deployment))
         driver = Driver(deployment, on_start, inbox.wake, events)
+        prefixes = prefix_news(deployment) if start.tells_prefixes else None
+        if prefixes is not None:
+            driver.listen(prefixes)
         freeze_heap()
         wake_promptly()
         send(deployment.ready)
-        serve(driver, inbox, send, epoch=start.epoch)
+        serve(driver, inbox, send, epoch=start.epoch, prefixes=prefixes)
 
 
 def read_start(connection: socket.socket) -> Start:

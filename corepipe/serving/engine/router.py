@@ -80,7 +80,9 @@ class Router:
             return choose_replica(views, self._margin)
         loads = sorted(self._loaded)
         best = sum(self._loaded[load] for load in loads if load <= loads[0] + self._margin)
-        for holders in self._index.chain(request, self._schedulers[0].block_size):
+        size = self._schedulers[0].block_size
+        full = range((request.num_tokens - 1) // size)  # a token is left to compute
+        for holders in self._index.chain(request.block_key(number, size) for number in full):
             if not best & holders:
                 break
             best &= holders

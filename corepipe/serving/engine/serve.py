@@ -8,6 +8,7 @@ from math import inf
 from typing import Protocol
 
 from corepipe.serving.engine.driver import Driver
+from corepipe.serving.engine.prefix_news import PrefixNews
 from corepipe.serving.messages import Command, Output, Outputs, Shutdown, Stats
 
 STATS_SECONDS = 0.05
@@ -30,17 +31,19 @@ def serve(
     send: Callable[[Outputs], None],
     seconds: Callable[[], float] = time.monotonic,
     epoch: int = 0,
+    prefixes: PrefixNews | None = None,
 ) -> None:
     """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
 
     Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
-    `seconds` paces the Stats; `epoch` is the engine's number.
+    `seconds` paces the Stats; `epoch` is the engine's number.  `prefixes`: what is told of its caches.
     """
 
     def tell(outputs: list[Output], stats: list[Stats]) -> None:
         """One message; one more for each further replica's stats."""
-        if outputs or stats:
-            send(Outputs(outputs, stats[0] if stats else None, epoch=epoch))
+        found = None if prefixes is None else prefixes.take()
+        if outputs or stats or found is not None:
+            send(Outputs(outputs, stats[0] if stats else None, epoch=epoch, prefixes=found))
         for more in stats[1:]:
             send(Outputs([], more, epoch=epoch))
 

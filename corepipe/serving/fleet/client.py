@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,10 +16,14 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.sampling import derive_seed
 from corepipe.serving.fleet.alike import difference
 from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
+from corepipe.serving.fleet.hosts import Fleet
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.router import Router
 from corepipe.serving.fleet.scaler import Scaler, Work
+from corepipe.serving.fleet.scaling import scale
+from corepipe.serving.fleet.slo_share import SloShare
+from corepipe.serving.fleet.whereabouts import Whereabouts
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
 from corepipe.serving.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
 from corepipe.serving.supervision.child import EngineError
@@ -28,33 +31,15 @@ from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle
 from corepipe.serving.supervision.streams import OutputStream
 
-SCALE_SECONDS = 1.0
-
 UNREACHABLE_SECONDS = 5.0
 """After which a host that does not come back is replaced."""
-
-
-class Fleet(Protocol):
-    """Where hosts come from.  All of it belongs to the event loop of the client."""
-
-    async def start(self, client: FleetClient) -> None:
-        """From now on the client is told of hosts.  Raises UserError."""
-
-    def replace(self, name: str) -> None:
-        """This host is of no use any more; another one, if any is to be had."""
-
-    def want(self, count: int) -> None:
-        """So many hosts from now on; those that are too many are drained by the client."""
-
-    async def close(self) -> None:
-        """No host is needed any more."""
 
 
 class FleetClient(JournaledClient):
     """An engine on each of several hosts.  What one of them loses goes on at once on another.
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `scaler` says how
-    many hosts there are to be; None: as many as the fleet has.
+    many hosts there are to be, by `slo` too if that is given; None: as many as the fleet has.
     """
 
     def __init__(
@@ -64,13 +49,14 @@ class FleetClient(JournaledClient):
         identity: Identity,
         queue_seconds: float | None,
         scaler: Scaler | None = None,
+        slo: SloShare | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
         self._refused: Counter[tuple[str, str]] = Counter()
         self._fleet = fleet
         self._identity = identity
         self._remotes: dict[str, Remote] = {}
-        self._at: dict[str, Remote] = {}
+        self._at = Whereabouts()
         self._router = Router(config)
         self._restarts: Counter[str] = Counter(link=0, host=0)
         self._accepted = 0
@@ -79,6 +65,7 @@ class FleetClient(JournaledClient):
         self._progress: Callable[[Progress], None] = _ignore
         self._links: LinkThread | None = None
         self._scaler = scaler
+        self._slo = slo or SloShare(None)
         self._scaling: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -121,7 +108,7 @@ class FleetClient(JournaledClient):
         self._kind = await self._first
         self._watch_queue()
         if self._scaler is not None:
-            self._scaling = asyncio.create_task(self._scale(self._scaler))
+            self._scaling = asyncio.create_task(scale(self, self._scaler))
         return self._told()
 
     def submit(self, submit: Submit) -> OutputStream:
@@ -130,7 +117,10 @@ class FleetClient(JournaledClient):
             seed = derive_seed(self._config.seed, self._accepted)
             submit = replace(submit, sampling=replace(submit.sampling, seed=seed))
         self._accepted += 1
-        return super().submit(submit)
+        stream = super().submit(submit)
+        if submit.id in self._journal:
+            self._slo.begin(submit.id, monotonic())
+        return stream
 
     def abort(self, ids: Sequence[str]) -> None:
         self._journal.give_up(ids)
@@ -173,7 +163,23 @@ class FleetClient(JournaledClient):
         if remote is not None and not remote.draining:
             remote.draining = True
             _log().warning("host %s is drained; %d requests are open there", name, len(remote.open))
+            self._tell_placement()
             self._let_go(remote)
+
+    def want(self, count: int) -> None:
+        """So many hosts from now on."""
+        self._fleet.want(count)
+
+    def work(self, wanted: int, now: float) -> Work:
+        """What there is to do for the hosts, of which so many are wanted."""
+        return Work(
+            hosts=wanted,
+            serving=sum(remote.takes for remote in self._remotes.values()),
+            waiting=self._journal.waiting.requests,
+            rate=self._drain.rate(now),
+            open=len(self._journal),
+            good=self._slo.share(now),
+        )
 
     def remove(self, name: str) -> None:
         """A host is gone from the fleet."""
@@ -227,19 +233,17 @@ class FleetClient(JournaledClient):
             self._refused[FRONT, lie] += 1
             self._distrust(remote, lie)
             return
-        for output in news.outputs:
-            if output.finish_reason is not None:
-                remote.open.discard(output.id)
-                self._at.pop(output.id, None)
+        if news.prefixes is not None:
+            self._router.hear(remote, news.prefixes)
+        remote.open.difference_update(out.id for out in news.outputs if out.finish_reason is not None)
         stats = None if news.stats is None else remote.numbered(news.stats)
-        self._take(replace(news, stats=stats))
+        self._slo.take(news.outputs, monotonic())
+        self._take(replace(news, outputs=self._at.told(news.outputs), stats=stats))
         if remote.draining:
             self._let_go(remote)
 
     def _loaded(self, remote: Remote, loaded: Loaded) -> None:
-        kind = self._kind or (
-            self._first.result() if self._first is not None and self._first.done() else None
-        )
+        kind = self._first_word()
         differs = None if kind is None else difference(kind, loaded.ready)
         if differs is not None:
             self._refused[FRONT, "differs"] += 1
@@ -247,11 +251,12 @@ class FleetClient(JournaledClient):
             self._replace(remote)
             return
         remote.load(loaded.epoch, loaded.ready)
+        self._router.begin(remote, loaded.prefixes)
+        self._slo.forget()
         _log().warning("host %s serves, on %s", remote.at.name, remote.at.node)
         if self._first is not None and not self._first.done():
             self._first.set_result(loaded.ready)
-        elif self._kind is not None:
-            self.on_ready(self._told())
+        self._tell_placement()
         for submit in self._journal.submits():
             if submit.id not in self._at:
                 self._command(submit)
@@ -271,8 +276,8 @@ class FleetClient(JournaledClient):
         """All that a host had goes on elsewhere."""
         served = remote.serves
         lost = remote.lose()
-        for name in lost:
-            self._at.pop(name, None)
+        self._router.forget(remote)
+        self._at.lose(lost)
         if not served:
             return
         self._restarts[reason] += 1
@@ -284,8 +289,7 @@ class FleetClient(JournaledClient):
         _log().warning("host %s: %s; %d open requests go on elsewhere", remote.at.name, words, len(again))
         for submit in again:
             self._command(submit)
-        if self._kind is not None:
-            self.on_ready(self._told())
+        self._tell_placement()
 
     def _distrust(self, remote: Remote, lie: str) -> None:
         _log().error("host %s is not believed (%s)", remote.at.name, lie)
@@ -297,52 +301,37 @@ class FleetClient(JournaledClient):
         if isinstance(command, Submit):
             remote = self._router.choose(self.remotes, command)
             if remote is not None:
-                self._at[command.id] = remote
+                self._at.give(command.id, remote)
                 remote.submit(command)
         elif isinstance(command, Abort):
             for remote in self._remotes.values():
-                theirs = [name for name in command.ids if self._at.get(name) is remote]
-                if theirs:
+                if theirs := self._at.of(remote, command.ids):
                     remote.abort(theirs)
 
     def _finish(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            self._at.pop(output.id, None)
-        super()._finish(outputs)
+        self._slo.take(outputs, monotonic())
+        super()._finish(self._at.told(outputs))
 
     def _queues(self) -> int:
         return max(1, sum(remote.replicas for remote in self._remotes.values() if remote.serves))
 
+    def _first_word(self) -> Ready | None:
+        """Of the first host that served; the others are as it is."""
+        if self._kind is None and self._first is not None and self._first.done():
+            return self._first.result()
+        return self._kind
+
+    def _tell_placement(self) -> None:
+        """Once the fleet serves: there are other hosts than before, or they are in another state."""
+        if self._kind is not None and not self._closed:
+            self.on_ready(self._told())
+
     def _told(self) -> Ready:
         """What is told of the fleet: the first host's word, and which hosts there are."""
-        kind = self._kind or (self._first.result() if self._first is not None else None)
+        kind = self._first_word()
         assert kind is not None
-        hosts = [
-            {
-                "name": remote.at.name,
-                "node": remote.at.node,
-                "address": f"{remote.at.address}:{remote.at.port}",
-                "state": remote.state,
-                "replicas": [remote.slot * remote.replicas + number for number in range(remote.replicas)],
-            }
-            for remote in self.remotes
-        ]
+        hosts = [remote.told() for remote in self.remotes]
         return replace(kind, placement={**kind.placement, "hosts": hosts}, pid=0)
-
-    async def _scale(self, scaler: Scaler) -> None:
-        """Looks each second whether another number of hosts is wanted."""
-        wanted = scaler.least
-        while True:
-            await asyncio.sleep(SCALE_SECONDS)
-            now, serving = monotonic(), [each for each in self.remotes if each.serves and not each.draining]
-            waiting, rate = self._journal.waiting.requests, self._drain.rate(now)
-            work = Work(wanted, len(serving), waiting, rate, len(self._journal))
-            before, wanted = wanted, scaler.wanted(work, now)
-            if wanted != before:
-                _log().warning("%d hosts are wanted, instead of %d", wanted, before)
-                self._fleet.want(wanted)
-            if wanted < len(serving):
-                self.drain(min(serving, key=lambda remote: len(remote.open)).at.name)
 
     def _given_up_unless_back(self, remote: Remote) -> None:
         lease = remote.lease
@@ -364,11 +353,11 @@ class FleetClient(JournaledClient):
 
     def _drop(self, remote: Remote) -> None:
         if self._remotes.pop(remote.at.name, None) is not None:
+            self._router.forget(remote)
             self._refused.update(remote.refusals())
         if remote.connector is not None:
             remote.connector.close()
-        if self._kind is not None and not self._closed:
-            self.on_ready(self._told())
+        self._tell_placement()
 
 
 class _Hearer:

@@ -48,6 +48,7 @@ class Host:
         self._ready: Ready | None = None
         self._failure: Failed | None = None
         self._open: set[str] = set()
+        self._prefixes: set[bytes] = set()
         self._lease = 0
         self._front: Link[FromFront] | None = None
         self._told = False
@@ -82,6 +83,9 @@ class Host:
         """See `succession.Heir`."""
         if news.outputs and self._engines is not None:
             self._engines.prove()
+        if news.prefixes is not None:
+            self._prefixes.update(news.prefixes.added)
+            self._prefixes.difference_update(news.prefixes.dropped)
         self._open.difference_update(out.id for out in news.outputs if out.finish_reason is not None)
         if self._told and self._front is not None:
             self._front.send(news)
@@ -93,6 +97,7 @@ class Host:
         assert self._engines is not None
         self._ready = None
         self._open.clear()
+        self._prefixes.clear()
         if self._told and self._front is not None:
             self._front.send(Gone(self._engines.epoch, end.reason, end.words))
         self._told = False
@@ -155,7 +160,7 @@ class Host:
         self._lease, self._front, self._told = hello.lease, link, False
         if self._engines is None:
             self._config = _config(hello)
-            self._engines = Succession(self._config, self._command, self, "the engine")
+            self._engines = Succession(self._config, self._command, self, "the engine", tells_prefixes=True)
             self._start(self._load(self._engines))
         if self._failure is not None:
             link.send(self._failure)
@@ -219,7 +224,7 @@ class Host:
         if self._ready is None or self._open or self._told or self._front is None:
             return
         assert self._engines is not None
-        self._front.send(Loaded(self._engines.epoch, self._ready))
+        self._front.send(Loaded(self._engines.epoch, self._ready, b"".join(self._prefixes)))
         self._told = True
 
     def _wait_for_front(self) -> None:

@@ -43,7 +43,7 @@ END_SECONDS = 10.0
 
 
 class RayFleet:
-    """A `client.Fleet`: `replicas` hosts of the fleet whose head is at `address`."""
+    """A `hosts.Fleet`: `replicas` hosts of the fleet whose head is at `address`."""
 
     def __init__(self, address: str, replicas: int, model: str) -> None:
         self._address = address

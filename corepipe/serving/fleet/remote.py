@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
+from corepipe.serving.fleet.alike import OWN
 from corepipe.serving.fleet.connector import Connector, HostAddress
 from corepipe.serving.fleet.wire import Order
-from corepipe.serving.messages import Abort, Outputs, Ready, Stats, Submit
+from corepipe.serving.messages import KEY_BYTES, Abort, Outputs, Prefixes, Ready, Stats, Submit
 from corepipe.serving.supervision.stats import total
 
 
@@ -40,6 +42,11 @@ class Remote:
         return self.epoch is not None
 
     @property
+    def takes(self) -> bool:
+        """Whether it takes new requests."""
+        return self.serves and not self.draining
+
+    @property
     def state(self) -> str:
         """For people: loading and out of reach are alike to the front."""
         if self.draining:
@@ -50,6 +57,19 @@ class Remote:
     def replicas(self) -> int:
         """Of its engine."""
         return 1 if self.ready is None else int(self.ready.placement.get("data", 1))
+
+    def told(self) -> dict[str, Any]:
+        """As the placement answer has it."""
+        first = self.slot * self.replicas
+        own = {} if self.ready is None else {**self.ready.placement, "kernels": self.ready.isa}
+        return {
+            "name": self.at.name,
+            "node": self.at.node,
+            "address": f"{self.at.address}:{self.at.port}",
+            "state": self.state,
+            "replicas": [*range(first, first + self.replicas)],
+            **{name: own[name] for name in ("kernels", *sorted(OWN)) if name in own},
+        }
 
     def refusals(self) -> dict[tuple[str, str], int]:
         """What the host has told of those that it refused, by its machine and the reason."""
@@ -79,6 +99,8 @@ class Remote:
         told = {*(output.id for output in news.outputs), *(started.id for started in news.started)}
         if not told <= self.open:
             return "foreign"
+        if news.prefixes is not None and self._too_many(news.prefixes):
+            return "prefixes"
         stats = news.stats
         if stats is None:
             return None
@@ -86,6 +108,11 @@ class Remote:
         if min(gauges) < 0 or stats.running + stats.waiting > len(self.open):
             return "load"
         return None if 0 <= stats.replica < self.replicas else "load"
+
+    def _too_many(self, prefixes: Prefixes) -> bool:
+        """Whether it says that it finds more than it has blocks."""
+        blocks = 0 if self.ready is None else self.ready.blocks
+        return len(prefixes.stored) > blocks * KEY_BYTES
 
     def numbered(self, stats: Stats) -> Stats:
         """As the front tells it: of all its replicas, and of all engines that were in this place."""

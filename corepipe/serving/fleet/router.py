@@ -2,60 +2,76 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from corepipe.scheduler.prefix_index import RecentPrefixes
+from corepipe.scheduler.request import first_key, next_key
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.router import ReplicaView, choose_replica, load_margin
 from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.messages import Submit
+from corepipe.serving.messages import KEY_BYTES, Prefixes, Submit
 
-MOST_PREFIXES = 1 << 16
-"""Blocks whose hosts are known; those that were not asked for longest are forgotten."""
+MOST_PREFIXES = 1 << 18
+"""Blocks whose hosts are known; those of which nothing was heard for longest are forgotten."""
 
 
 class Router:
-    """Prefers the host that has seen the longest part of a prompt, within a margin of load.
+    """Prefers the host that has the longest part of a prompt, within a margin of load.
 
+    What a host has is what it says, and what it was given and has not said that it has no more: of prompts
+    that begin alike and come at once the later ones follow the first.
     load: what the front has given a host and has not heard the end of.  Nothing that a host says counts.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._block = config.block_size
         self._margin = load_margin(config.max_num_seqs)
-        self._seen: OrderedDict[int, str] = OrderedDict()
+        self._index = RecentPrefixes(MOST_PREFIXES)
         self._learns = config.prefix_cache
 
     def choose(self, remotes: Sequence[Remote], submit: Submit) -> Remote | None:
         """None where no host takes anything."""
-        takers = [remote for remote in remotes if remote.serves and not remote.draining]
+        takers = [remote for remote in remotes if remote.takes]
         takers = takers or [remote for remote in remotes if remote.serves]
         if not takers:
             return None
         keys = list(self._keys(submit)) if self._learns and len(takers) > 1 else []
-        views = [ReplicaView(self._cached(remote, keys), len(remote.open)) for remote in takers]
+        found = list(self._index.chain(keys))
+        views = [ReplicaView(self._cached(remote, found), len(remote.open)) for remote in takers]
         chosen = takers[choose_replica(views, self._margin)]
-        self._learn(chosen, keys)
+        for key in keys:
+            self._index.add(key, 1 << chosen.slot)
         return chosen
 
-    def _keys(self, submit: Submit) -> Iterator[int]:
-        """One for each full block of the prompt; it stands for its tokens and all before them."""
-        key = hash((submit.owner, submit.cache_salt))
+    def begin(self, remote: Remote, prefixes: bytes) -> None:
+        """A host serves, and finds just these; its blocks are as large as all hosts'."""
+        if remote.ready is not None:
+            self._block = remote.ready.block_size
+        self.forget(remote)
+        self.hear(remote, Prefixes(prefixes))
+
+    def hear(self, remote: Remote, prefixes: Prefixes) -> None:
+        """A host finds more, or something no more."""
+        bit = 1 << remote.slot
+        for key in prefixes.added:
+            self._index.add(key, bit)
+        for key in prefixes.dropped:
+            self._index.drop(key, bit)
+
+    def forget(self, remote: Remote) -> None:
+        """A host is out of reach, or has lost its engine."""
+        self._index.clear(1 << remote.slot)
+
+    def _keys(self, submit: Submit) -> Iterator[bytes]:
+        """Of each full block of the prompt behind which a token is left to compute: see `Prefixes`."""
+        key = first_key(submit.cache_salt)
         for start in range(0, len(submit.prompt) - self._block, self._block):
-            key = hash((key, *submit.prompt[start : start + self._block]))
-            yield key
+            key = next_key(key, submit.prompt[start : start + self._block])
+            yield key[:KEY_BYTES]
 
-    def _cached(self, remote: Remote, keys: Sequence[int]) -> int:
-        count = 0
-        for key in keys:
-            if self._seen.get(key) != remote.at.name:
-                break
-            count += self._block
-        return count
-
-    def _learn(self, remote: Remote, keys: Sequence[int]) -> None:
-        for key in keys:
-            self._seen[key] = remote.at.name
-            self._seen.move_to_end(key)
-        while len(self._seen) > MOST_PREFIXES:
-            self._seen.popitem(last=False)
+    def _cached(self, remote: Remote, found: Sequence[int]) -> int:
+        """Tokens of the prompt, by who has each of its blocks."""
+        for count, holders in enumerate(found):
+            if not holders >> remote.slot & 1:
+                return count * self._block
+        return len(found) * self._block

@@ -1,4 +1,5 @@
-"""How many hosts are wanted: more where what waits takes long to drain, fewer where one less would do."""
+"""How many hosts are wanted: more where what waits takes long to drain or answers come late, fewer where one
+less would do."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ SLOW_SECONDS = 2.0
 
 PATIENT_SECONDS = 3.0
 """For which it must be so before a host is added: a burst is over sooner than a host loads."""
+
+GOOD_SHARE = 0.95
+"""Of the answers, which come as soon as they are to; where it is less there are too few hosts."""
 
 IDLE_SECONDS = 60.0
 """For which one host less must have done before one is let go."""
@@ -22,7 +26,8 @@ class Work:
     """What a fleet has to do.
 
     hosts: that are wanted now; serving: those that take requests.  waiting: requests of which nothing is
-    computed yet; rate: of those that leave the queue in a second; open: all requests.
+    computed yet; rate: of those that leave the queue in a second; open: all requests.  good: the share of
+    answers that come as soon as they are to; None: nothing is asked of them, or too few came.
     """
 
     hosts: int
@@ -30,6 +35,7 @@ class Work:
     waiting: int
     rate: float
     open: int
+    good: float | None = None
 
 
 class Scaler:
@@ -44,8 +50,9 @@ class Scaler:
 
     def wanted(self, work: Work, now: float) -> int:
         """Hosts from now on; asked again and again, at any `now` that does not go back."""
-        slow = work.waiting > 0 and work.waiting >= SLOW_SECONDS * work.rate
-        idle = not work.waiting and work.open <= IDLE_SHARE * self._seats * (work.serving - 1)
+        late = work.good is not None and work.good < GOOD_SHARE
+        slow = late or (work.waiting > 0 and work.waiting >= SLOW_SECONDS * work.rate)
+        idle = not late and not work.waiting and work.open <= IDLE_SHARE * self._seats * (work.serving - 1)
         self._slow_since = _since(self._slow_since, now, slow)
         self._idle_since = _since(self._idle_since, now, idle)
         settled = work.serving >= work.hosts

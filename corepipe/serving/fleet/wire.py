@@ -44,10 +44,11 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The engine `epoch` takes orders, and has none."""
+    """The engine `epoch` takes orders, and has none.  prefixes: keys of what it finds, as in Prefixes."""
 
     epoch: int
     ready: Ready
+    prefixes: bytes = b""
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):

@@ -46,13 +46,22 @@ class Child:
     """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
 
     `command` starts it; the numbers of two file descriptors are added to it, see `serving.engine.process`.
-    `take` is told its Outputs; nothing is told after `kill` or `close`.
+    `take` is told its Outputs, with `tells_prefixes` what its prefix caches hold, too; nothing is told after
+    `kill` or `close`.
     """
 
-    def __init__(self, command: Sequence[str], epoch: int, take: Callable[[Outputs], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        epoch: int,
+        take: Callable[[Outputs], None],
+        *,
+        tells_prefixes: bool = False,
+    ) -> None:
         self._command = command
         self._epoch = epoch
         self._take = take
+        self._tells_prefixes = tells_prefixes
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._connection: _Connection | None = None
@@ -91,7 +100,7 @@ class Child:
         connection = _Connection(asyncio.get_running_loop(), self._socket, self._epoch, self._take, progress)
         self._connection = connection
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
-        connection.send(Start(config.model_dump(mode="json"), self._epoch))
+        connection.send(Start(config.model_dump(mode="json"), self._epoch, self._tells_prefixes))
         try:
             if patience is not None and await self._hangs_before(connection.loaded_within, patience):
                 raise EngineError("it hung")

@@ -98,6 +98,9 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
     def waiting_of(self, owner: str) -> Waiting:
         """This owner's part of `waiting`: the requests of which no token is computed yet."""
         return self._waiting_of[owner]

@@ -58,16 +58,25 @@ class Heir(Protocol):
 class Succession:
     """The engine of the moment and, ready to be started, its spare.
 
-    `command` starts a child; see `Child`.  `called`: what the log calls the engine.
+    `command` starts a child, and what it tells; see `Child`.  `called`: what the log calls the engine.
     """
 
-    def __init__(self, config: EngineConfig, command: Sequence[str], heir: Heir, called: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: Sequence[str],
+        heir: Heir,
+        called: str,
+        *,
+        tells_prefixes: bool = False,
+    ) -> None:
         self.command = command
         self.spare: Child | None = None
         self._config = config
         self._heir = heir
         self._called = called
-        self._child = Child(command, 0, heir.take)
+        self._tells_prefixes = tells_prefixes
+        self._child = self._engine(0)
         self._epoch = 0
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +120,7 @@ class Succession:
     def prepare(self) -> None:
         """A spare engine, with its imports done: more than half of the time until a lost one is replaced."""
         with contextlib.suppress(EngineError):  # it is made when it is needed, or that is told then
-            self.spare = Child(self.command, self._epoch + 1, self._heir.take)
+            self.spare = self._engine(self._epoch + 1)
             self.spare.spawn()
 
     async def _supervise(self, loading: Patience) -> None:
@@ -155,9 +164,10 @@ class Succession:
         """The spare engine, or a new one where that is gone."""
         self._epoch += 1
         spare, self.spare = self.spare, None
-        return (
-            spare if spare is not None and spare.waits else Child(self.command, self._epoch, self._heir.take)
-        )
+        return spare if spare is not None and spare.waits else self._engine(self._epoch)
+
+    def _engine(self, epoch: int) -> Child:
+        return Child(self.command, epoch, self._heir.take, tells_prefixes=self._tells_prefixes)
 
     async def _pause(self) -> None:
         """Longer with each engine in a row that was good for nothing."""

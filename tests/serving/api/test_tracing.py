@@ -161,6 +161,18 @@ def test_a_request_is_a_span_under_its_callers():
     assert "error.type" not in told
 
 
+def test_the_machines_of_a_fleet_are_in_the_trace():
+    def moved(submit):
+        return [Output(submit.id, [7], finish_reason="length", machines=["a", "b", "a"])]
+
+    found, _ = traced(FakeEngine(moved), [post(n=2)])
+    told = attributes(found.servers[0])
+    assert told["corepipe.machines"] == ["a", "b"]
+    assert told["corepipe.machines.lost"] == 4
+    (alone,) = traced(FakeEngine(timed), [post()])[0].servers
+    assert not any("machines" in name for name in attributes(alone))
+
+
 def test_phases_are_children_one_after_the_other():
     found, _ = traced(FakeEngine(timed), [post()])
     (span,) = found.servers

@@ -108,7 +108,7 @@ class Proxy:
 
 
 class Hosts:
-    """A `client.Fleet` of hosts that are there already."""
+    """A `hosts.Fleet` of hosts that are there already."""
 
     def __init__(self, *hosts: HostAddress, at_first: int | None = None) -> None:
         self._hosts = hosts

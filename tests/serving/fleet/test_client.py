@@ -19,8 +19,7 @@ import pytest
 from corepipe import __version__
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.fleet import client as client_module
-from corepipe.serving.fleet import scaler
+from corepipe.serving.fleet import scaler, scaling
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
@@ -28,7 +27,7 @@ from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.fleet.wire import Beat, Hello, host_decoder
 from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Failed, Output, Outputs, Sampling, Started
+from corepipe.serving.messages import Failed, Output, Outputs, Prefixes, Ready, Sampling, Started
 from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.serving.engine_support import GREEDY, submit
@@ -182,7 +181,7 @@ def test_no_strike_loses_doubles_or_changes_an_answer(tmp_path: Path) -> None:
 def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "SCALE_SECONDS", 0.01)
+    monkeypatch.setattr(scaling, "SCALE_SECONDS", 0.01)
     monkeypatch.setattr(scaler, "PATIENT_SECONDS", 0.0)
     monkeypatch.setattr(scaler, "IDLE_SECONDS", 0.2)
 
@@ -203,6 +202,66 @@ def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
     asyncio.run(asyncio.wait_for(main(), 300))
 
 
+def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
+    """Its engine was out of reach, and not lost: the next prompt that begins so goes there again."""
+
+    async def main() -> None:
+        prompt, block = list(range(5, 69)), 16
+        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+            proxies = [Proxy(host.at) for host in started]
+            async with front(identity, CONFIG, *(proxy.at for proxy in proxies)) as (client, fleet):
+                struck = Struck(client, fleet, started, proxies)
+                one, other = client.remotes
+                one.open.add("somebody's")
+                tokens_of(await collect(client.submit(submit("first", prompt, 4))))
+                one.open.discard("somebody's")
+                proxies.reverse()
+                await struck.cut("to_host", "to_front")
+                await struck.whole()
+                last = await collect(client.submit(submit("again", prompt, 4)))
+                assert last[-1].machines == [other.at.node]
+                assert sum(output.cached for output in last) == 3 * block
+            for proxy in proxies:
+                proxy.close()
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_an_answer_says_which_machines_it_is_from(tmp_path: Path) -> None:
+    async def main() -> None:
+        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+            async with front(identity, CONFIG, *(host.at for host in started)) as (client, fleet):
+                struck = Struck(client, fleet, started, [])
+                work = asyncio.create_task(collect(client.submit(submit("r", max_tokens=TOKENS))))
+                await until(lambda: client.remotes[0].open)
+                await struck.killed_engine()
+                outputs = await work
+                assert outputs[-1].machines == ["node-h0", "node-h1"]
+                assert not any(output.machines for output in outputs[:-1])
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
+    async def main() -> None:
+        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+            async with front(identity, CONFIG, *(host.at for host in started)) as (client, _):
+                told: list[Ready] = []
+                client.on_ready = told.append
+                stream = client.submit(submit("r", max_tokens=TOKENS))
+                client.drain("h0")
+                assert [host["state"] for host in told[-1].placement["hosts"]] == ["draining", "serving"]
+                tokens_of(await collect(stream))
+                (left,) = told[-1].placement["hosts"]
+                at = started[1].at
+                address = f"{at.address}:{at.port}"
+                known = {"name": "h1", "node": "node-h1", "address": address, "state": "serving"}
+                assert left == {**left, **known, "replicas": [1]}
+                assert left["kernels"]
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
 def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     """Its own front is lied to by a host that reports another's request, or a load that nobody gave it."""
     remote = Remote(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
@@ -213,6 +272,9 @@ def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=0))) is None
     assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=1))) == "load"
     assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0))) == "load"
+    remote.ready = Ready({}, blocks=2, block_size=16, max_model_len=64, isa="none", load_seconds=0.0)
+    assert remote.lies(Outputs(prefixes=Prefixes(bytes(16)))) is None
+    assert remote.lies(Outputs(prefixes=Prefixes(bytes(24)))) == "prefixes"
 
 
 def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:

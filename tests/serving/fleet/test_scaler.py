@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +51,7 @@ works = st.builds(
     waiting=st.integers(0, 100),
     rate=st.floats(0, 100),
     open=st.integers(0, 200),
+    good=st.none() | st.floats(0, 1),
 )
 
 
@@ -60,3 +63,14 @@ def test_it_stays_within_its_limits_and_takes_one_step_at_a_time(steps: list[tup
         wanted = scaler.wanted(work, now)
         assert 2 <= wanted <= 4
         assert abs(wanted - min(max(work.hosts, 2), 4)) <= 1
+
+
+def test_answers_that_come_late_add_a_host_and_keep_those_that_are_there() -> None:
+    scaler = Scaler(1, 4, SEATS)
+    late, good = replace(IDLE, good=0.94), replace(IDLE, good=0.96)
+    assert scaler.wanted(late, 0.0) == 3
+    assert scaler.wanted(late, PATIENT_SECONDS) == 4
+    assert scaler.wanted(replace(late, hosts=4), 10 * IDLE_SECONDS) == 4
+    for now in range(2):
+        wanted = scaler.wanted(good, 20 * IDLE_SECONDS + now * IDLE_SECONDS)
+    assert wanted == 2
