@@ -34,11 +34,14 @@ def join(
     address: Head,
     host: NodeHost = None,
     name: Annotated[str | None, typer.Option("--name", help="What this machine is called there.")] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="For a server on this machine alone: nothing computes here.")
+    ] = False,
 ) -> None:
     """Offer this machine to a fleet, until Ctrl-C: a server may put an engine on it."""
     from corepipe.cli.run.fleet import run_join  # noqa: PLC0415 -- heavy
 
-    run_join(address, host, name)
+    run_join(address, host, name, computes=not front)
 
 
 @fleet.command()

@@ -1,8 +1,8 @@
 """JSON schemas of the custom resources that the chart makes.
 
 KEDA's and the Prometheus operator's come from packages of models made from their CRDs.  No package ships
-those of Gateway API (v1) and of its inference extension (v1): of these the fields that the chart uses are
-written down here, with the types and bounds of the CRDs.
+those of Gateway API (v1), of its inference extension (v1) and of KubeRay (ray.io/v1, of 1.6): of these the
+fields that the chart uses are written down here, with the types and bounds of the CRDs.
 """
 
 from __future__ import annotations
@@ -123,6 +123,40 @@ INFERENCE_POOL = _resource(
         },
         "selector",
         "targetPorts",
+    ),
+)
+
+
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_TEMPLATE = _closed({"metadata": {"type": "object"}, "spec": {"type": "object"}}, "metadata", "spec")
+"""A pod's: what is in it is looked at as of a Pod."""
+_STARTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+
+RAY_CLUSTER = _resource(
+    "ray.io/v1",
+    _closed(
+        {
+            "rayVersion": {"type": "string"},
+            "authOptions": _closed({"mode": {"enum": ["disabled", "token"]}, "secretName": _NAME}),
+            "headGroupSpec": _closed({"rayStartParams": _STARTS, "template": _TEMPLATE}, "template"),
+            "workerGroupSpecs": _list(
+                _closed(
+                    {
+                        "groupName": _NAME,
+                        "replicas": _COUNT,
+                        "minReplicas": _COUNT,
+                        "maxReplicas": _COUNT,
+                        "rayStartParams": _STARTS,
+                        "template": _TEMPLATE,
+                    },
+                    "groupName",
+                    "maxReplicas",
+                    "minReplicas",
+                    "template",
+                )
+            ),
+        },
+        "headGroupSpec",
     ),
 )
 

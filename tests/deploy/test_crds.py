@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from tests.deploy.charts import CASES, manifests, of_kind
-from tests.deploy.crds import HTTP_ROUTE, INFERENCE_POOL, operators
+from tests.deploy.crds import HTTP_ROUTE, INFERENCE_POOL, RAY_CLUSTER, operators
 
-OWN = {"HTTPRoute": HTTP_ROUTE, "InferencePool": INFERENCE_POOL}
+OWN = {"HTTPRoute": HTTP_ROUTE, "InferencePool": INFERENCE_POOL, "RayCluster": RAY_CLUSTER}
 FROM_PACKAGES = ("ScaledObject", "ServiceMonitor", "PrometheusRule")
 
 

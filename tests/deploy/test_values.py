@@ -111,6 +111,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}, "allowWithoutKeys": True},
         r"networkPolicy.from: ",
     ),
+    ({"fleet": {"enabled": True}, "replicas": 2}, r"fleet.enabled: one front has all machines"),
+    ({"fleet": {"enabled": True}, "kvEvents": {"enabled": True}}, r"fleet.enabled: a fleet serves one model"),
+    ({"fleet": {"enabled": True, "maxMachines": 1}}, r"fleet.maxMachines is less than fleet.machines"),
+    (
+        {"fleet": {"enabled": True, "slo": "ttft:1s"}},
+        r"fleet.slo: machines are added up to",
+    ),
+    ({"fleet": {"machines": 0}}, r"at '/fleet/machines': minimum: got 0, want 1"),
     ({"replicas": "two"}, r"at '/replicas': got string, want integer"),
     (
         {"autoscaling": {"type": "both"}},
@@ -302,6 +310,7 @@ def test_every_value_is_used_by_a_template() -> None:
     text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
     unused = [key for key in chart_readme.leaves(default_values()) if key.split(".")[-1] not in text]
     whole = ("resources.", "probes.", "podSecurityContext.", "securityContext.", "dashboards.labels.")
+    whole += ("fleet.resources.",)
     assert [key for key in unused if not key.startswith(whole)] == []
 
 

@@ -28,6 +28,9 @@ OBJECT_STORE_BYTES = 80_000_000
 HEADLESS_SECONDS = 10_000_000
 """For which Ray's processes live without a head: what they compute goes on, see docs/fleet.md."""
 
+HEAD = "head"
+"""What the head is called among the machines."""
+
 PAUSE_SECONDS = 3.0
 """Before a machine joins again."""
 
@@ -37,7 +40,7 @@ END_SECONDS = 20.0
 def run_head(host: str | None, port: int) -> None:
     """Until it is interrupted.  Raises UserError where the port is in use, or Ray does not start."""
     command = _ray(
-        "--head", "--node-name=head", f"--port={port}", *_address(host), "--include-dashboard=false"
+        "--head", f"--node-name={HEAD}", f"--port={port}", *_address(host), "--include-dashboard=false"
     )
     token = use_token(make=True)
     _check_free(host, port)
@@ -51,9 +54,10 @@ def run_head(host: str | None, port: int) -> None:
         raise typer.Exit(1)
 
 
-def run_join(address: str, host: str | None, name: str | None) -> None:
+def run_join(address: str, host: str | None, name: str | None, *, computes: bool = True) -> None:
     """Until it is interrupted; where Ray ends on this machine, or the head is gone, it joins again.
 
+    `computes`: whether an engine may be put here.
     Raises UserError where there is no such fleet, or the name is taken.
     """
     called = name or socket.gethostname()
@@ -61,7 +65,7 @@ def run_join(address: str, host: str | None, name: str | None) -> None:
         f"--address={address}",
         *_address(host),
         f"--node-name={called}",
-        f"--resources={json.dumps({HOST: 1})}",
+        f"--resources={json.dumps({HOST: 1} if computes else {})}",
     )
     _check_name(Cluster(address), called)
     errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it", markup=False)
@@ -80,7 +84,8 @@ def show_status(address: str, *, as_json: bool) -> None:
     rows = []
     for node in nodes:
         model, host = hosts.get(node.name, ("", None))
-        kind = "head" if not node.takes_host else "drained" if node.drained else "free"
+        idle = "head" if node.name == HEAD else "front"
+        kind = idle if not node.takes_host else "drained" if node.drained else "free"
         rows.append(
             {
                 "node": node.name,
@@ -104,7 +109,7 @@ def drain_node(address: str, name: str) -> None:
     cluster = Cluster(address)
     node = cluster.node(name)
     if not node.takes_host:
-        raise UserError(f"NODE {name}: it is the head, and computes nothing")
+        raise UserError(f"NODE {name}: it computes nothing")
     cluster.drain(node)
     errors().print(
         f"{name} gets nothing more; corepipe fleet status {address} says when it is free", markup=False

@@ -31,6 +31,20 @@
 {{- if and .inferencePool.enabled .also }}
 {{- fail "inferencePool.enabled: an endpoint picker reads the metrics of one model; give each of `also` a release of its own" }}
 {{- end }}
+{{- if .fleet.enabled }}
+{{- if or (ne (int .replicas) 1) (ne .autoscaling.type "none") }}
+{{- fail "fleet.enabled: one front has all machines; leave replicas at 1 and autoscaling.type at none, and set fleet.machines" }}
+{{- end }}
+{{- if or .also .kvEvents.enabled .inferencePool.enabled }}
+{{- fail "fleet.enabled: a fleet serves one model at one endpoint; also, kvEvents and inferencePool do not go with it" }}
+{{- end }}
+{{- if and .fleet.maxMachines (lt (int .fleet.maxMachines) (int .fleet.machines)) }}
+{{- fail "fleet.maxMachines is less than fleet.machines" }}
+{{- end }}
+{{- if and .fleet.slo (not .fleet.maxMachines) }}
+{{- fail "fleet.slo: machines are added up to fleet.maxMachines; set it" }}
+{{- end }}
+{{- end }}
 {{- if and .kvEvents.enabled (not .networkPolicy.enabled) }}
 {{- fail "kvEvents.enabled: the events have all prompts' token ids, and it is networkPolicy.enabled that lets in nobody else" }}
 {{- end }}

@@ -20,6 +20,9 @@ env:
   {{- end }}
   {{- end }}
   {{- end }}
+  {{- if .Values.fleet.enabled }}
+  {{- include "corepipe.fleetEnv" . | nindent 2 }}
+  {{- end }}
   {{- if .Values.kvEvents.enabled }}
   - name: POD_IP
     valueFrom:
@@ -64,7 +67,13 @@ env:
 {{- define "corepipe.volumes" -}}
 - name: tmp
   emptyDir:
-    sizeLimit: 256Mi
+    sizeLimit: {{ ternary "2Gi" "256Mi" .Values.fleet.enabled }}
+{{- if .Values.fleet.enabled }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: 128Mi
+{{- end }}
 - name: cache
 {{- with .Values.cache }}
 {{- if or .persistent .existingClaim }}

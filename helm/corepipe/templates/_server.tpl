@@ -104,6 +104,9 @@
 - --kv-events-config
 - {{ $events | toJson | quote }}
 {{- end }}
+{{- if .fleet.enabled }}
+{{- include "corepipe.fleetArgs" $ }}
+{{- end }}
 {{- if .tls.existingSecret }}
 {{- include "corepipe.flag" (list "ssl-certfile" "/etc/corepipe-tls/tls.crt") }}
 {{- include "corepipe.flag" (list "ssl-keyfile" "/etc/corepipe-tls/tls.key") }}
