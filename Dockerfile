@@ -1,6 +1,7 @@
 # The server's image: one stage builds the wheel, the other keeps what run time needs.
 #
 #   docker build -t corepipe .                              # any builder; WITH_MODEL=1 puts the default model in
+#   docker build --build-arg WITH_FLEET=1 ...               # with Ray, for a fleet: docs/fleet.md
 #   docker run -p 8000:8000 -e COREPIPE_API_KEY=... corepipe
 #
 # docs/deploy.md has the hardened form, and `make image-check` builds and runs it.
@@ -20,10 +21,11 @@ ARG PIP_NO_INDEX
 # Nothing is installed but what `make lock` wrote down, hash by hash.  The place of the application is the same
 # in both stages: a virtual environment cannot be moved.
 COPY requirements /src/requirements
+ARG WITH_FLEET=""
 RUN python3 -m venv /build && python3 -m venv /opt/corepipe \
     && /build/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes -r /src/requirements/build.txt \
     && /opt/corepipe/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes \
-        -r /src/requirements/run.txt
+        -r "/src/requirements/$(if [ -n "${WITH_FLEET}" ]; then echo fleet; else echo run; fi).txt"
 COPY pyproject.toml CMakeLists.txt README.md LICENSE /src/
 COPY corepipe /src/corepipe
 RUN PATH=/build/bin:$PATH /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \

@@ -44,6 +44,7 @@ soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile an
 
 fleet-test: $(VENV)/.fleet-$(SETUP_ID)  ## a fleet of three machines on this one, joined by Ray: strikes, drain, strangers; figures
 	$(BIN)/python -m pytest -m fleet -s tests/fleet $(ARGS)
+	$(BIN)/python -m pytest tests/cli/test_fleet.py
 
 test-slow: $(VENV)/.test-$(SETUP_ID)  ## the long forms of the checks
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -76,6 +77,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform 
 
 lock: $(VENV)/.release-$(SETUP_ID)  ## the versions and hashes that the image installs; ARGS=--upgrade for the newest
 	$(COMPILE) --extra tracing --extra kv-events pyproject.toml --output-file requirements/run.txt
+	$(COMPILE) --constraint requirements/run.txt --extra tracing --extra kv-events --extra ray pyproject.toml \
+		--output-file requirements/fleet.txt
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
 
 sbom: $(VENV)/.release-$(SETUP_ID)  ## what the image's Python environment consists of (CycloneDX), into dist/

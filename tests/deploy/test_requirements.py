@@ -9,13 +9,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.deploy.charts import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-RUN, BUILD = ROOT / "requirements" / "run.txt", ROOT / "requirements" / "build.txt"
+RUN, BUILD, FLEET = (ROOT / "requirements" / f"{name}.txt" for name in ("run", "build", "fleet"))
 IMAGE = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux", "extra": ""}
 
 
@@ -31,7 +32,7 @@ def pinned(file: Path) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("file", [RUN, BUILD])
+@pytest.mark.parametrize("file", [RUN, BUILD, FLEET])
 def test_every_distribution_has_a_version_and_hashes_and_no_source(file: Path) -> None:
     lists = pinned(file)
     assert lists
@@ -55,6 +56,14 @@ def test_the_project_s_dependencies_are_pinned_within_their_bounds() -> None:
     assert [str(r) for r in wanted if not satisfied(r, pinned(RUN))] == []
 
 
+def test_an_image_with_a_fleet_has_what_the_others_have_and_what_ray_needs() -> None:
+    ray = [Requirement(text) for text in PROJECT["project"]["optional-dependencies"]["ray"]]
+    assert [str(r) for r in ray if not satisfied(r, pinned(FLEET))] == []
+    assert pinned(RUN).items() <= pinned(FLEET).items()
+    chart = yaml.safe_load((ROOT / "helm" / "corepipe" / "values.yaml").read_text())
+    assert chart["fleet"]["rayVersion"] == pinned(FLEET)["ray"][0]
+
+
 def test_what_builds_the_wheel_is_pinned_within_its_bounds() -> None:
     wanted = [Requirement(text) for text in PROJECT["build-system"]["requires"]]
     wanted += [
@@ -63,8 +72,9 @@ def test_what_builds_the_wheel_is_pinned_within_its_bounds() -> None:
     assert [str(r) for r in wanted if not satisfied(r, pinned(BUILD))] == []
 
 
-def test_what_the_pinned_ones_need_is_pinned_too() -> None:
-    versions = pinned(RUN)
+@pytest.mark.parametrize("file", [RUN, FLEET])
+def test_what_the_pinned_ones_need_is_pinned_too(file: Path) -> None:
+    versions = pinned(file)
     missing = []
     for name, (version, _) in versions.items():
         try:

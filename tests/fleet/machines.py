@@ -11,27 +11,29 @@ from pathlib import Path
 
 import psutil
 
+from tests.fleet.network import Network
 from tests.servers import PATIENCE_SECONDS, command, until
 
 ROOT = Path(__file__).parents[2]
 
 
 class Machines:
-    """`corepipe fleet head` and `join`, each a group of processes of its own."""
+    """`corepipe fleet head` and `join`, each a group of processes of its own; `network`: where each is."""
 
-    def __init__(self, port: int) -> None:
-        self.address = f"127.0.0.1:{port}"
+    def __init__(self, port: int, network: Network | None = None) -> None:
+        self._network = network
+        self.address = f"{self._host('head')}:{port}"
         self._port = port
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # servers of this process have it, too
 
     def head(self) -> None:
-        self._start("head", "head", "--host", "127.0.0.1", "--port", self._port)
+        self._start("head", "head", "--host", self._host("head"), "--port", self._port)
         assert until(lambda: self.nodes() is not None)
 
     def join(self, *names: str) -> None:
         for name in names:
-            self._start(name, "join", self.address, "--host", "127.0.0.1", "--name", name)
+            self._start(name, "join", self.address, "--host", self._host(name), "--name", name)
         assert until(lambda: set(names) <= set(self.nodes() or ()))
 
     def nodes(self) -> dict[str, str] | None:
@@ -96,9 +98,13 @@ class Machines:
         for name in reversed(list(self._started)):
             self.end(name)
 
+    def _host(self, name: str) -> str:
+        return "127.0.0.1" if self._network is None else self._network.address(name)
+
     def _start(self, name: str, *arguments: object) -> None:
+        inside = [] if self._network is None else self._network.inside(name)
         log = (ROOT / "build" / f"fleet-{name}.log").open("wb")
         with log:
             self._started[name] = subprocess.Popen(
-                command("fleet", *arguments), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [*inside, *command("fleet", *arguments)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )

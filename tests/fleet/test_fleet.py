@@ -16,6 +16,7 @@ import pytest
 from tests.constrained.longer import longer
 from tests.fleet.faults import NAMES, PORT, Strike, disturbed
 from tests.fleet.machines import Machines
+from tests.fleet.network import Network
 from tests.servers import TINY, Served, run, served, until
 
 pytestmark = pytest.mark.fleet
@@ -28,8 +29,17 @@ def model() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    found = Machines(PORT)
+def network() -> Iterator[Network | None]:
+    """None where this user may make none: links are not cut then."""
+    found = Network.of(NAMES)
+    yield found
+    if found is not None:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def machines(network: Network | None) -> Iterator[Machines]:
+    found = Machines(PORT, network)
     try:
         found.head()
         found.join(*NAMES)
@@ -65,7 +75,28 @@ def manager(server: Served) -> psutil.Process:
     return found()[0]
 
 
-def test_strikes_lose_double_and_change_no_answer(server: Served, machines: Machines, model: Path) -> None:
+def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
+    """Cuts of one machine's link, mended when all that was open has been answered."""
+
+    def mended(name: str) -> Callable[[], None]:
+        def after() -> None:
+            network.mend(name)
+            whole()
+
+        return after
+
+    return {
+        "link: cut": Strike(lambda: network.cut("a"), mended("a")),
+        "link: cut to the machine": Strike(lambda: network.cut_to("b"), mended("b")),
+        "link: cut to the front": Strike(lambda: network.cut_from("c"), mended("c")),
+        "link: away 0.8 s, five times": Strike(lambda: network.flap("a", 5, 0.8), whole, loses=False),
+        "link: away 2 s, three times": Strike(lambda: network.flap("b", 3, 2.0), whole),
+    }
+
+
+def test_strikes_lose_double_and_change_no_answer(
+    server: Served, machines: Machines, model: Path, network: Network | None
+) -> None:
     def whole() -> None:
         assert until(lambda: serving(server) == 3)
 
@@ -91,6 +122,7 @@ def test_strikes_lose_double_and_change_no_answer(server: Served, machines: Mach
             sends(stop, machines, "c", "raylet/raylet"), resume, loses=False
         ),
         "front's part in Ray: kill -9": Strike(lambda: manager(server).kill(), whole, loses=False),
+        **({} if network is None else links(network, whole)),
         "head: kill -9, later another": Strike(
             sends(kill, machines, "head", "gcs_server"), new_head, loses=False, all=True, times=1
         ),
@@ -100,6 +132,8 @@ def test_strikes_lose_double_and_change_no_answer(server: Served, machines: Mach
     print(f"\n{report.table()}")
     for name in NAMES:
         print(name, {kind: f"{size:.0f} MB" for kind, size in machines.memory(name).items()})
+    if network is None:
+        print("links were not cut: that needs root and iproute2")
     assert report.wrong == []
     assert set(report.outcomes) <= {"done", "unavailable"}
     assert {name for name, count in report.sent_away.items() if count and not strikes[name].all} == set()

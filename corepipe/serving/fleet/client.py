@@ -204,6 +204,8 @@ class FleetClient(JournaledClient):
 
     def down(self, remote: Remote, lease: int, reason: str) -> None:
         """The link to a host is lost; whatever comes of that lease is ignored from now on."""
+        if reason in ("frame", "tampered"):
+            self._refused[FRONT, reason] += 1
         if lease >= remote.lease and self._remotes.get(remote.at.name) is remote:
             remote.lease = lease + 1
             self._lose(remote, "link", f"cannot be heard ({reason})")

@@ -251,8 +251,8 @@ class _Visitor:
                 self._host.order(self.link, message)
 
     def _lost(self, reason: str) -> None:
-        if reason == "frame":
-            self._host.refused["frame"] += 1
+        if reason in ("frame", "tampered"):
+            self._host.refused[reason] += 1
         self._host.gone(self.link)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -74,8 +75,9 @@ class Link(asyncio.Protocol, Generic[T]):
         if messages:
             self._take(messages)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.close("ended")
+    def connection_lost(self, exc: Exception | None) -> None:
+        """TLS ends a connection in which bytes are not the next that the other side has sent."""
+        self.close("tampered" if isinstance(exc, ssl.SSLError) else "ended")
 
     def _tick(self) -> None:
         if self._loop.time() - self._heard >= SILENT_SECONDS:

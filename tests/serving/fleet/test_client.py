@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from corepipe import __version__
@@ -25,7 +26,7 @@ from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
 from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.scaler import Scaler
-from corepipe.serving.fleet.wire import Beat, Hello, host_decoder
+from corepipe.serving.fleet.wire import Beat, Hello, Order, host_decoder
 from corepipe.serving.frames import encode_frame
 from corepipe.serving.messages import Failed, Output, Outputs, Prefixes, Ready, Sampling, Started
 from corepipe.serving.supervision.client import EngineClient
@@ -120,6 +121,8 @@ class Struck:
         await asyncio.sleep(0)
         self.proxies[0].inject(self.proxies[0].seen[-1])
         await lost
+        await self.whole()
+        await until(lambda: self.client.refusals.get(("node-h0", "tampered")) == 1)
 
     async def killed_host(self) -> None:
         lost = asyncio.create_task(self.lost("link"))
@@ -275,6 +278,60 @@ def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     remote.ready = Ready({}, blocks=2, block_size=16, max_model_len=64, isa="none", load_seconds=0.0)
     assert remote.lies(Outputs(prefixes=Prefixes(bytes(16)))) is None
     assert remote.lies(Outputs(prefixes=Prefixes(bytes(24)))) == "prefixes"
+
+
+@pytest.mark.parametrize(
+    ("lie", "counted"),
+    [
+        (Outputs([Output("another's", [1])]), "foreign"),
+        (Outputs(started=[Started("another's", 1)]), "foreign"),
+        (Outputs(stats=stats(0.0, [0.0], running=999, waiting=0)), "load"),
+        (Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0)), "load"),
+        (Outputs(prefixes=Prefixes(bytes(1 << 20))), "prefixes"),
+    ],
+)
+def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
+    tmp_path: Path, lie: Outputs, counted: str
+) -> None:
+    async def main() -> None:
+        expected = await on_one_machine()
+        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+            async with front(identity, CONFIG, *(host.at for host in started)) as (client, fleet):
+                work = asyncio.create_task(asked(client, "asked"))
+                await until(lambda: all(remote.open for remote in client.remotes))
+                liar = client.remotes[0]
+                assert liar.epoch is not None
+                client.heard(liar, liar.lease, [msgspec.structs.replace(lie, epoch=liar.epoch)])
+                assert client.refusals == {("front", counted): 1}
+                assert fleet.replaced == [liar.at.name]
+                assert await work == expected
+
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
+    """At the front and at a host: of an engine that is gone, and of a connection that is over."""
+
+    async def main() -> None:
+        expected = await on_one_machine()
+        with hosts(tmp_path, 1, "assemble_slow") as (identity, (host,)):
+            async with front(identity, CONFIG, host.at) as (client, _):
+                work = asyncio.create_task(asked(client, "asked"))
+                (remote,) = client.remotes
+                await until(lambda: remote.open)
+                assert remote.epoch is not None
+                assert remote.connector is not None
+                doubled = Output(next(iter(remote.open)), [1, 2, 3], finish_reason="length")
+                client.heard(remote, remote.lease, [Outputs([doubled], epoch=remote.epoch - 1)])
+                client.heard(remote, remote.lease - 1, [Outputs([doubled], epoch=remote.epoch)])
+                late = Order(remote.epoch - 1, submit("late"))
+                remote.connector.send(remote.lease, late)
+                wanted = {("front", "epoch"): 1, ("front", "lease"): 1, (host.at.node, "epoch"): 1}
+                await until(lambda: client.refusals == wanted)
+                assert await work == expected
+                assert not any(client.restarts.values())
+
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
