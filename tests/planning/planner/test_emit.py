@@ -25,6 +25,7 @@ from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vl
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.planning.planner.vllm_nxdi import buckets
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.speculative import SpeculativeConfig
 
 LISTED = json.loads((Path(__file__).parents[2] / "data/vllm_neuron/flags.json").read_text())
 """Every flag, key and variable that the two releases document, each with its source."""
@@ -46,9 +47,22 @@ def deployment(
     return PlannedDeployment(Candidate(shape, limits or BatchLimits(4096, 16, 8192)), instances=2)
 
 
+GUESSING = BatchLimits(
+    4096,
+    16,
+    8192,
+    SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=1,
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_rates=(0.5,),
+    ),
+)
+
+
 def values(*, weights: bool) -> dict[str, Any]:
     served = Served("llama-3.1-8b", weights, "vllm-neuron", 12.3)
-    text = helm_values(served, deployment(), ["predicted", "emulated"])
+    text = helm_values(served, deployment(limits=GUESSING), ["predicted", "emulated"])
     assert text.startswith("# predicted\n# emulated\n")
     parsed = yaml.safe_load(text)
     assert isinstance(parsed, dict)
@@ -91,7 +105,8 @@ def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
 
 
 def test_every_line_of_the_values_names_its_flag() -> None:
-    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
+    guessing = deployment(limits=GUESSING)
+    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), guessing, [])
     for flag in FLAGS.values():
         assert f"# {flag}" in text
 
