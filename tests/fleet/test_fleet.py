@@ -9,6 +9,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -85,12 +86,26 @@ def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
 
         return after
 
+    def flapping(name: str, times: int, seconds: float) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What begins it, and what waits for its end."""
+        threads: list[Thread] = []
+
+        def act() -> None:
+            threads.append(Thread(target=network.flap, args=(name, times, seconds)))
+            threads[-1].start()
+
+        def after() -> None:
+            threads[-1].join()
+            whole()
+
+        return act, after
+
     return {
         "link: cut": Strike(lambda: network.cut("a"), mended("a")),
         "link: cut to the machine": Strike(lambda: network.cut_to("b"), mended("b")),
         "link: cut to the front": Strike(lambda: network.cut_from("c"), mended("c")),
-        "link: away 0.8 s, five times": Strike(lambda: network.flap("a", 5, 0.8), whole, loses=False),
-        "link: away 2 s, three times": Strike(lambda: network.flap("b", 3, 2.0), whole),
+        "link: away 0.8 s, five times": Strike(*flapping("a", 5, 0.8), loses=False),
+        "link: away 2 s, three times": Strike(*flapping("b", 3, 2.0)),
     }
 
 
