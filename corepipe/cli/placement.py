@@ -14,6 +14,10 @@ from corepipe.cli.tables import Figures
 CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
 
 
+USELESS = 10.0
+"""Times of a prediction from which on nothing can be decided by it."""
+
+
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
     degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
@@ -60,11 +64,16 @@ def _part(placement: Mapping[str, Any]) -> str:
 
 def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
     """By how much measured times may be off."""
-    parts = (
-        f"{figure} x {known['time_factor_low']:.2f} to {known['time_factor_high']:.2f}"
-        for figure, known in intervals.items()
-    )
+    parts = [f"{figure} {_between(known)}" for figure, known in intervals.items()]
     return f"measured times by predicted ones, 9 times of 10: {', '.join(parts)}"
+
+
+def _between(known: Mapping[str, float]) -> str:
+    """The factors of an interval that can be decided by; of a wider one, why it is wide."""
+    low, high = known["time_factor_low"], known["time_factor_high"]
+    if high > USELESS or low < 1 / USELESS:
+        return f"unknown ({known['steps_away']:.2g} steps from anything measured)"
+    return f"x {low:.2f} to {high:.2f}"
 
 
 def _held(core: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,17 +43,31 @@ def test_a_span(numbers: list[int], shown: str) -> None:
     assert span(numbers) == shown
 
 
+PLACEMENT = {
+    **dict.fromkeys(("model", "format", "format_on_device", "instance", "runtime_profile", "reason"), ""),
+    **dict.fromkeys(("pipeline", "tensor", "data"), 1),
+    "timing_model": None,
+    "time_scale": 1.0,
+    "host_limits": [],
+    "cores": [],
+}
+
+
+def printed(placement: dict[str, object]) -> str:
+    shown = io.StringIO()
+    print_placement(Console(file=shown, width=80, soft_wrap=True), PLACEMENT | placement)
+    return shown.getvalue()
+
+
 def test_cores_that_hold_the_same_share_a_row() -> None:
     graph = architecture("llama-3.1-70b").graph(FORMATS["bf16"])
-    placement = {
-        **dict.fromkeys(("model", "format", "format_on_device", "instance", "runtime_profile", "reason"), ""),
-        **dict.fromkeys(("pipeline", "tensor", "data"), 1),
-        "timing_model": None,
-        "time_scale": 1.0,
-        "host_limits": [],
-        "cores": describe(compile_for_timing(graph, Placement(2, 16))),
-    }
-    shown = io.StringIO()
-    print_placement(Console(file=shown, width=80), placement)
-    rows = [line.split() for line in shown.getvalue().splitlines()[-2:]]
+    shown = printed({"cores": describe(compile_for_timing(graph, Placement(2, 16)))})
+    rows = [line.split() for line in shown.splitlines()[-2:]]
     assert [row[:3] for row in rows] == [["0-15", "0", "0-15"], ["16-31", "1", "0-15"]]
+
+
+def test_an_interval_that_decides_nothing_is_called_unknown() -> None:
+    near = {"time_factor_low": 0.8, "time_factor_high": 1.3, "steps_away": 1.0}
+    far = {"time_factor_low": 0.004, "time_factor_high": 238.4, "steps_away": 4.25}
+    shown = printed({"intervals": {"decode": near, "first token": far}})
+    assert "decode x 0.80 to 1.30, first token unknown (4.2 steps from anything measured)" in shown

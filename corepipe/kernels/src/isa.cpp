@@ -64,18 +64,22 @@ bool has_avx2_vnni(const Cpu& cpu) {
 }
 #endif
 
+#if defined(COREPIPE_AVX512_VNNI)
 // Cascade Lake, Ice Lake, Tiger Lake, Rocket Lake; Cooper Lake, whose BF16 comes without VBMI.
 bool has_avx512_vnni(const Cpu& cpu) {
   constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31, kVnni = 11;
   return has_avx2(cpu) && all(cpu.saved, {5, 6, 7}) && all(cpu.leaf7_ebx, {kF, kDq, kBw, kVl}) &&
          all(cpu.leaf7_ecx, {kVnni});
 }
+#endif
 
+#if defined(COREPIPE_AVX512)
 // Sapphire Rapids and later, Zen 4 and later.
 bool has_avx512(const Cpu& cpu) {
   constexpr int kVbmi = 1, kBf16 = 5;
   return has_avx512_vnni(cpu) && all(cpu.leaf7_ecx, {kVbmi}) && all(cpu.leaf7_1_eax, {kBf16});
 }
+#endif
 
 #if defined(COREPIPE_AMX)
 // Linux gives a process its tiles when it asks (Documentation/arch/x86/xstate.rst).
@@ -128,10 +132,14 @@ std::vector<const KernelTable*> available_kernels() {
 #if defined(COREPIPE_AMX)
   if (has_amx(cpu)) tables.push_back(&kAmxKernels);
 #endif
+#if defined(COREPIPE_AVX512)
   // Intel's vdpbf16ps takes more than twice as long as two multiply-adds with the same result, its vpdpbusd half as long
   // as AMD's: one ISA, two ways to use it.
   if (has_avx512(cpu)) tables.push_back(cpu.intel ? &kAvx512IntelKernels : &kAvx512Kernels);
+#endif
+#if defined(COREPIPE_AVX512_VNNI)
   if (has_avx512_vnni(cpu)) tables.push_back(&kAvx512VnniKernels);
+#endif
 #if defined(COREPIPE_AVX_VNNI)
   if (has_avx2_vnni(cpu)) tables.push_back(&kAvx2VnniKernels);
 #endif
@@ -171,6 +179,7 @@ KernelTable in_one_order(const KernelTable& own) {
 #if defined(COREPIPE_AVX_VNNI)
   if (&own == &kAvx2VnniKernels) return own;
 #endif
+#if defined(COREPIPE_AVX512_VNNI)
   // Those with AVX-512: sums of integers are exact, in whatever order.
   constexpr int kInt8 = static_cast<int>(Kind::int8);
   KernelTable table = kAvx512VnniKernels;
@@ -179,9 +188,9 @@ KernelTable in_one_order(const KernelTable& own) {
   table.linear.chain = own.linear.chain;
   table.linear.unaided_rows = own.linear.unaided_rows;
   return table;
-#else
-  return own;
 #endif
+#endif
+  return own;
 }
 
 }  // namespace

@@ -41,9 +41,15 @@ if(ARCHITECTURE MATCHES "^(x86_64|AMD64|amd64)$")
   check_cxx_compiler_flag("-mamx-tile -mamx-int8 -mamx-bf16" COMPILES_AMX)  # GCC 11, Clang 12
   if(COMPILES_AMX AND CMAKE_SYSTEM_NAME STREQUAL "Linux")  # which grants tiles to those who ask; nobody else does
     list(APPEND TABLES amx)
-    list(APPEND KERNEL_DEFINITIONS COREPIPE_AMX)
     compile_table(amx ${AVX512_FLAGS} -mamx-tile -mamx-int8 -mamx-bf16)
   endif()
+  list(REMOVE_ITEM TABLES "" ${TABLES_LEFT_OUT})  # by who builds for this machine alone; each needs those before it
+  set(CHOICE)  # what isa.cpp has to choose from
+  foreach(table ${TABLES})
+    string(TOUPPER "COREPIPE_${table}" definition)
+    list(APPEND CHOICE ${definition})
+  endforeach()
+  set_source_files_properties("${CMAKE_CURRENT_LIST_DIR}/isa.cpp" PROPERTIES COMPILE_DEFINITIONS "${CHOICE}")
   check_cxx_source_compiles(
     "int main() { asm(\"{vex} vpdpbusd %ymm0, %ymm0, %ymm0\"); }" ASSEMBLES_AVX_VNNI)  # binutils 2.36, LLVM 12
   if(ASSEMBLES_AVX_VNNI)
