@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -24,6 +25,19 @@ CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 """Values files that everything is checked with."""
 
 RELEASE, NAMESPACE = "demo", "serving"
+
+MINORS = ("1.34", "1.35", "1.36", "1.37")
+CUSTOM = (
+    "keda.sh/",
+    "monitoring.coreos.com/",
+    "gateway.networking.k8s.io/",
+    "inference.networking.k8s.io/",
+    "ray.io/",
+)
+"""Groups that kubernetes-validate has no schemas for; test_crds.py has."""
+
+VALIDATE = (sys.executable, "-m", "kubernetes_validate")
+"""Not by the script beside it: that runs under the Python that fetched it, which may be gone by now."""
 
 
 def values_file(case: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,11 @@ from tests.deploy import tools
 from tests.deploy.charts import (
     CASES,
     CHART,
+    CUSTOM,
+    MINORS,
     NAMESPACE,
     RELEASE,
+    VALIDATE,
     container,
     manifests,
     of_kind,
@@ -29,19 +31,6 @@ from tests.deploy.charts import (
     template,
     values_file,
 )
-
-MINORS = ("1.34", "1.35", "1.36", "1.37")
-CUSTOM = (
-    "keda.sh/",
-    "monitoring.coreos.com/",
-    "gateway.networking.k8s.io/",
-    "inference.networking.k8s.io/",
-    "ray.io/",
-)
-"""Groups that kubernetes-validate has no schemas for; test_crds.py has."""
-
-VALIDATE = (sys.executable, "-m", "kubernetes_validate")
-"""Not by the script beside it: that runs under the Python that fetched it, which may be gone by now."""
 
 each_case = pytest.mark.parametrize("case", CASES)
 

@@ -12,7 +12,9 @@ import typer.main
 from corepipe.cli.app import app
 from tests.deploy import tools
 from tests.deploy.charts import (
+    MINORS,
     NAMESPACE,
+    VALIDATE,
     Manifest,
     container,
     manifests,
@@ -21,7 +23,6 @@ from tests.deploy.charts import (
     rendered,
     serve_parameters,
 )
-from tests.deploy.test_chart import MINORS, VALIDATE
 
 HEAD = "demo-corepipe-head-svc:6379"
 """KubeRay calls a cluster's head Service CLUSTER-head-svc."""
