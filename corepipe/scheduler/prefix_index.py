@@ -7,10 +7,13 @@ from collections.abc import Hashable, Iterable, Iterator
 
 
 class PrefixIndex:
-    """A set of caches for each key of a full block: bit n stands for cache number n."""
+    """A set of caches for each key of a full block: bit n stands for cache number n.
 
-    def __init__(self) -> None:
-        self._holders: dict[Hashable, int] = {}
+    `holders`: what it keeps them in, where a mapping without order will not do; empty.
+    """
+
+    def __init__(self, holders: dict[Hashable, int] | None = None) -> None:
+        self._holders = {} if holders is None else holders
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -41,9 +44,8 @@ class RecentPrefixes(PrefixIndex):
     """
 
     def __init__(self, most: int) -> None:
-        super().__init__()
         self._recent: OrderedDict[Hashable, int] = OrderedDict()
-        self._holders = self._recent
+        super().__init__(self._recent)
         self._most = most
 
     def add(self, key: Hashable, bit: int) -> None:

@@ -152,12 +152,10 @@ def test_text_that_is_no_utf_8_and_nesting_without_end_are_frame_errors() -> Non
             start_decoder().feed(len(body).to_bytes(4, "little") + body)
 
 
-@pytest.mark.parametrize("told", [{"id": "a", "tokens": [5]}, {"id": "a"}], ids=len)
-def test_what_was_not_computed_takes_no_byte(told: dict[str, object]) -> None:
-    """The head of a map is three bytes instead of one where a class has more than 15 fields."""
-    frame = msgspec.msgpack.encode(Output(**told))  # type: ignore[arg-type]
-    assert msgspec.msgpack.decode(frame) == told
-    assert len(frame) <= len(msgspec.msgpack.encode(told)) + 2
+def test_what_was_not_computed_takes_no_byte() -> None:
+    news = Output("a", [5])
+    assert msgspec.msgpack.encode(news) == msgspec.msgpack.encode({"id": "a", "tokens": [5]})
+    assert msgspec.msgpack.encode(Output("a")) == msgspec.msgpack.encode({"id": "a"})
 
 
 def test_parameters_are_taken_by_their_names() -> None:

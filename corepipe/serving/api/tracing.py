@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from corepipe.serving.api.protocol import GenerationRequest, ModelRequest
 from corepipe.serving.api.routes.submission import TRACE
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.messages import FleetOutput
 from corepipe.serving.telemetry.requests import Finished
 
 FLUSH_SECONDS = 2
@@ -238,7 +239,8 @@ def _said(request: ModelRequest, answer_id: str, parts: Sequence[Finished]) -> A
 
 def _machines(parts: Sequence[Finished]) -> Attributes:
     """Of a fleet: which computed for the answer, in their order, and how often one lost it to another."""
-    been = [part.last.machines for part in parts if part.last is not None and part.last.machines]
+    lasts = [part.last for part in parts]
+    been = [last.machines for last in lasts if isinstance(last, FleetOutput) and last.machines]
     if not been:
         return {}
     return {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.messages import Output
+from corepipe.serving.messages import FleetOutput, Output
 
 
 class Whereabouts:
@@ -39,6 +39,6 @@ class Whereabouts:
         """The same news; with the last of a request, which is forgotten, the machines that had it."""
         return [output if output.finish_reason is None else self._end(output) for output in outputs]
 
-    def _end(self, output: Output) -> Output:
+    def _end(self, output: Output) -> FleetOutput:
         self._at.pop(output.id, None)
-        return replace(output, machines=self._been.pop(output.id, []))
+        return FleetOutput(**asdict(output), machines=self._been.pop(output.id, []))

@@ -20,7 +20,7 @@ from corepipe.errors import UserError
 from corepipe.serving.api import tracing
 from corepipe.serving.api.app import create_app
 from corepipe.serving.config import EngineConfig, ServerConfig, validated
-from corepipe.serving.messages import Output
+from corepipe.serving.messages import FleetOutput, Output
 from tests.servers import PATIENCE_SECONDS
 from tests.serving.http_support import DEVICE, FakeEngine, running, tokenizer
 
@@ -163,7 +163,7 @@ def test_a_request_is_a_span_under_its_callers():
 
 def test_the_machines_of_a_fleet_are_in_the_trace():
     def moved(submit):
-        return [Output(submit.id, [7], finish_reason="length", machines=["a", "b", "a"])]
+        return [FleetOutput(submit.id, [7], finish_reason="length", machines=["a", "b", "a"])]
 
     found, _ = traced(FakeEngine(moved), [post(n=2)])
     told = attributes(found.servers[0])

@@ -28,7 +28,7 @@ from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.fleet.wire import Beat, Hello, Order, host_decoder
 from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Failed, Output, Outputs, Prefixes, Ready, Sampling, Started
+from corepipe.serving.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Sampling, Started
 from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.serving.engine_support import GREEDY, submit
@@ -44,6 +44,12 @@ SAMPLINGS = [GREEDY, Sampling(seed=7), Sampling(presence_penalty=0.5, seed=8)]
 def tokens_of(outputs: list[Output]) -> list[int]:
     assert outputs[-1].finish_reason == "length", outputs[-1]
     return [token for output in outputs for token in output.tokens]
+
+
+def machines_of(outputs: list[Output]) -> list[str]:
+    last = outputs[-1]
+    assert isinstance(last, FleetOutput)
+    return last.machines
 
 
 async def asked(client: EngineClient, batch: str) -> list[list[int]]:
@@ -222,7 +228,7 @@ def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
                 await struck.cut("to_host", "to_front")
                 await struck.whole()
                 last = await collect(client.submit(submit("again", prompt, 4)))
-                assert last[-1].machines == [other.at.node]
+                assert machines_of(last) == [other.at.node]
                 assert sum(output.cached for output in last) == 3 * block
             for proxy in proxies:
                 proxy.close()
@@ -239,8 +245,8 @@ def test_an_answer_says_which_machines_it_is_from(tmp_path: Path) -> None:
                 await until(lambda: client.remotes[0].open)
                 await struck.killed_engine()
                 outputs = await work
-                assert outputs[-1].machines == ["node-h0", "node-h1"]
-                assert not any(output.machines for output in outputs[:-1])
+                assert machines_of(outputs) == ["node-h0", "node-h1"]
+                assert not any(isinstance(output, FleetOutput) for output in outputs[:-1])
 
     asyncio.run(asyncio.wait_for(main(), 300))
 
