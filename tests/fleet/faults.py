@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -55,13 +55,18 @@ class Watched:
 @dataclass(frozen=True)
 class Strike:
     """act: what strikes; after: what is waited for afterwards.  loses: whether a replica is lost; all:
-    whether every one may be, for a while, in which newcomers are sent away.  times: how often."""
+    whether every one may be, for a while, in which newcomers are sent away.  times: how often.
+
+    until: what `act` brings about where nothing is lost; the time until then is told in place of that until
+    a loss is seen.
+    """
 
     act: Callable[[], object]
     after: Callable[[], object]
     loses: bool = True
     all: bool = False
     times: int = 3
+    until: Callable[[], bool] | None = None
 
 
 @dataclass
@@ -91,8 +96,11 @@ def _at(values: Sequence[float], share: float) -> str:
     return f"{ordered[round(share * (len(ordered) - 1))]:.2f}" if ordered else "-"
 
 
-async def disturbed(server: Served, strikes: Mapping[str, Strike], alone: str) -> Report:
-    """Each strike under load.  `alone`: a server without a fleet, which says what is right."""
+async def disturbed(server: Served, strikes: Sequence[tuple[str, Strike]], alone: str) -> Report:
+    """Each strike under load, in turn; figures are told by name.
+
+    `alone`: a server without a fleet, which says what is right.
+    """
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, (100, 400))
     crowd = Crowd(server.url, asked, await answers(alone, asked))
@@ -106,13 +114,13 @@ async def disturbed(server: Served, strikes: Mapping[str, Strike], alone: str) -
         "temperature": 0,
     }
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        for name, strike in strikes.items():
-            report.detected[name], report.pauses[name] = [], []
+        for name, strike in strikes:
             before = crowd.outcomes["unavailable"]
             for _ in range(strike.times):
                 await crowd.answered(6)
                 await _struck(strike, name, report, session, server.url, body)
-            report.sent_away[name] = crowd.outcomes["unavailable"] - before
+            report.sent_away.setdefault(name, 0)
+            report.sent_away[name] += crowd.outcomes["unavailable"] - before
         await crowd.answered(max(6, ANSWERS - crowd.outcomes["done"]))
         crowd.stopped = True
         await work
@@ -129,6 +137,7 @@ async def _struck(
         async with session.get(f"{url}/metrics") as answer:
             return metric_of(await answer.text(), "corepipe_engine_restarts_total")
 
+    seen, pauses = report.detected.setdefault(name, []), report.pauses.setdefault(name, [])
     watched, before = Watched(), await lost()
     streams = [
         asyncio.create_task(watched.follow(session, url, {**body, "seed": number}))
@@ -141,8 +150,14 @@ async def _struck(
     if strike.loses:
         while await lost() == before:
             await asyncio.sleep(0.005)
-        report.detected[name].append(time.perf_counter() - at)
+        seen.append(time.perf_counter() - at)
+    if strike.until is not None:
+        while not await asyncio.to_thread(strike.until):
+            await asyncio.sleep(0.1)
+        seen.append(time.perf_counter() - at)
+        if await lost() != before:
+            report.wrong.append(f"{name}: a replica was lost")
     await asyncio.gather(*streams)
-    report.pauses[name] += watched.pauses(at)
-    print(f"{name}: {report.detected[name]}, {report.pauses[name]}", file=sys.stderr)
+    pauses += watched.pauses(at)
+    print(f"{name}: {seen}, {pauses}", file=sys.stderr)
     await asyncio.to_thread(strike.after)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,17 +35,26 @@ class Machines:
 
     def join(self, *names: str) -> None:
         for name in names:
-            self._start(name, "join", self.address, "--host", self._host(name), "--name", name)
+            self.start(name)
         assert until(lambda: set(names) <= set(self.nodes() or ()))
+
+    def start(self, name: str) -> None:
+        """A machine begins to join."""
+        self._start(name, "join", self.address, "--host", self._host(name), "--name", name)
 
     def nodes(self) -> dict[str, str] | None:
         """State by name; None where no head answers."""
-        import json  # noqa: PLC0415
+        rows = self._rows()
+        return None if rows is None else {row["node"]: row["state"] for row in rows}
 
+    def open_requests(self, name: str) -> int:
+        """What the fleet's status says of a machine; 0 where it is not there."""
+        return sum(row["open_requests"] for row in self._rows() or () if row["node"] == name)
+
+    def _rows(self) -> list[dict[str, Any]] | None:
+        """Of `corepipe fleet status`; None where no head answers."""
         answer = self.ask("status", self.address, "--json")
-        if answer.returncode:
-            return None
-        return {row["node"]: row["state"] for row in json.loads(answer.stdout)["nodes"]}
+        return None if answer.returncode else json.loads(answer.stdout)["nodes"]
 
     def ask(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         """A `corepipe fleet` command to its end."""

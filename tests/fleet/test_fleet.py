@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -56,9 +57,18 @@ def server(machines: Machines, model: Path) -> Iterator[Served]:
         yield found
 
 
-def serving(server: Served) -> int:
+def on_machines(server: Served) -> dict[str, str]:
+    """States of the front's hosts by their machines."""
     hosts = server.get("/v1/placement").json()["hosts"]
-    return sum(host["state"] == "serving" for host in hosts)
+    return {host["node"]: host["state"] for host in hosts}
+
+
+def serving(server: Served) -> int:
+    return sum(state == "serving" for state in on_machines(server).values())
+
+
+def serves(server: Served, name: str) -> bool:
+    return on_machines(server).get(name) == "serving"
 
 
 def sends(number: signal.Signals, machines: Machines, name: str, title: str) -> Callable[[], None]:
@@ -109,6 +119,42 @@ def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
     }
 
 
+def comings_and_goings(
+    server: Served, machines: Machines, whole: Callable[[], None]
+) -> list[tuple[str, Strike]]:
+    """Each machine is drained, leaves, and joins anew under load; then it serves, and is given requests."""
+
+    def drains(name: str) -> Callable[[], None]:
+        def act() -> None:
+            answer = machines.ask("drain", machines.address, name)
+            assert answer.returncode == 0, answer.stderr
+
+        return act
+
+    def is_free(name: str) -> Callable[[], bool]:
+        return lambda: name not in on_machines(server) and (machines.nodes() or {}).get(name) == "drained"
+
+    def joined(name: str) -> Callable[[], None]:
+        def after() -> None:
+            whole()
+            assert until(lambda: machines.open_requests(name) > 0), f"nothing is given to {name}"
+
+        return after
+
+    found = []
+    for name in NAMES:
+        left = Strike(drains(name), partial(machines.end, name), loses=False, times=1, until=is_free(name))
+        came = Strike(
+            partial(machines.start, name),
+            joined(name),
+            loses=False,
+            times=1,
+            until=partial(serves, server, name),
+        )
+        found += [("machine: drained", left), ("machine: joins", came)]
+    return found
+
+
 def test_strikes_lose_double_and_change_no_answer(
     server: Served, machines: Machines, model: Path, network: Network | None
 ) -> None:
@@ -127,7 +173,7 @@ def test_strikes_lose_double_and_change_no_answer(
         whole()
 
     kill, stop = signal.SIGKILL, signal.SIGSTOP
-    strikes = {
+    kinds = {
         "engine: kill -9": Strike(sends(kill, machines, "a", "engine.process"), whole),
         "engine: SIGSTOP": Strike(sends(stop, machines, "b", "engine.process"), whole),
         "host actor: kill -9": Strike(sends(kill, machines, "a", "HostActor"), whole),
@@ -142,6 +188,7 @@ def test_strikes_lose_double_and_change_no_answer(
             sends(kill, machines, "head", "gcs_server"), new_head, loses=False, all=True, times=1
         ),
     }
+    strikes = [*kinds.items(), *comings_and_goings(server, machines, whole)]
     with served(model) as alone:
         report = asyncio.run(disturbed(server, strikes, alone.url))
     print(f"\n{report.table()}")
@@ -151,7 +198,8 @@ def test_strikes_lose_double_and_change_no_answer(
         print("links were not cut: that needs root and iproute2")
     assert report.wrong == []
     assert set(report.outcomes) <= {"done", "unavailable"}
-    assert {name for name, count in report.sent_away.items() if count and not strikes[name].all} == set()
+    lasting = {name for name, strike in strikes if not strike.all}
+    assert {name: count for name, count in report.sent_away.items() if count and name in lasting} == {}
 
 
 def test_a_machine_that_is_drained_is_free_and_another_takes_its_place(
