@@ -1,8 +1,9 @@
 """JSON schemas of the custom resources that the chart makes.
 
 KEDA's and the Prometheus operator's come from packages of models made from their CRDs.  No package ships
-those of Gateway API (v1), of its inference extension (v1) and of KubeRay (ray.io/v1, of 1.6): of these the
-fields that the chart uses are written down here, with the types and bounds of the CRDs.
+those of Gateway API (v1), of its inference extension (v1) and of KubeRay (ray.io/v1, of 1.6), and none that
+of an endpoint picker's configuration: of these the fields that the chart uses are written down here, with the
+types and bounds of their definitions.
 """
 
 from __future__ import annotations
@@ -159,6 +160,79 @@ RAY_CLUSTER = _resource(
         "headGroupSpec",
     ),
 )
+
+
+_REF = {"pluginRef": _NAME}
+
+PICKER_PLUGINS: Mapping[str, Mapping[str, Schema]] = {
+    "single-profile-handler": {},
+    "metrics-data-source": {
+        "scheme": {"enum": ["http", "https"]},
+        "path": {"const": "/metrics"},
+        "port": _PORT,
+        "insecureSkipVerify": {"type": "boolean"},
+    },
+    "core-metrics-extractor": {},
+    "endpoint-notification-source": {},
+    "token-producer": {"modelName": _NAME, "vllm": _closed({"url": _NAME}, "url")},
+    "precise-prefix-cache-producer": {
+        "tokenProcessorConfig": _closed({"blockSizeTokens": {"type": "integer", "minimum": 1}}),
+        "kvEventsConfig": _closed(
+            {
+                "topicFilter": _NAME,
+                "concurrency": {"type": "integer", "minimum": 1},
+                "discoverPods": {"type": "boolean"},
+                "podDiscoveryConfig": _closed({"socketPort": _PORT, "replaySocketPort": _PORT}),
+            }
+        ),
+    },
+    "approx-prefix-cache-producer": {
+        "autoTune": {"type": "boolean"},
+        "blockSizeTokens": {"type": "integer", "minimum": 1},
+    },
+    "prefix-cache-scorer": {"prefixMatchInfoProducerName": _NAME},
+    "queue-scorer": {},
+    "kv-cache-utilization-scorer": {},
+    "max-score-picker": {},
+}
+"""Parameters of llm-d-router's plugins that the chart names, by type."""
+
+ENDPOINT_PICKER_CONFIG = _closed(
+    {
+        "apiVersion": {"const": "llm-d.ai/v1alpha1"},
+        "kind": {"const": "EndpointPickerConfig"},
+        "plugins": _list(
+            {
+                "oneOf": [
+                    _closed({"type": {"const": name}, "parameters": _closed(parameters)}, "type")
+                    for name, parameters in PICKER_PLUGINS.items()
+                ]
+            }
+        ),
+        "dataLayer": _closed(
+            {
+                "sources": _list(
+                    _closed({**_REF, "extractors": _list(_closed(_REF, "pluginRef"))}, "pluginRef")
+                )
+            }
+        ),
+        "schedulingProfiles": _list(
+            _closed(
+                {
+                    "name": _NAME,
+                    "plugins": _list(_closed({**_REF, "weight": {"type": "number"}}, "pluginRef")),
+                },
+                "name",
+                "plugins",
+            )
+        ),
+    },
+    "apiVersion",
+    "kind",
+    "plugins",
+    "schedulingProfiles",
+)
+"""Of llm-d-router (0.10): a file, no resource of a cluster."""
 
 
 @cache
