@@ -213,7 +213,16 @@ def test_a_machine_that_is_drained_is_free_and_another_takes_its_place(
     assert serving(server) == 3
 
 
-def test_what_is_wrong_is_one_line(machines: Machines, model: Path) -> None:
+def without_token(server: Served) -> float:
+    """Those whom Ray has refused, as the front's metrics tell."""
+    lines = server.get("/metrics").text.splitlines()
+    told = [line for line in lines if line.startswith("corepipe_fleet_refusals_total{")]
+    return sum(float(line.split()[-1]) for line in told if 'reason="no_token"' in line)
+
+
+def test_what_is_wrong_is_one_line_and_strangers_are_counted(
+    server: Served, machines: Machines, model: Path
+) -> None:
     def said(*arguments: object) -> str:
         answer = machines.ask(*arguments)
         assert answer.returncode == 2
@@ -227,6 +236,10 @@ def test_what_is_wrong_is_one_line(machines: Machines, model: Path) -> None:
     stranger = machines.ask("status", machines.address, RAY_AUTH_TOKEN="0" * 64)
     assert stranger.returncode == 2
     assert "does not take this token" in stranger.stderr
+    before = without_token(server)
+    nobody = machines.ask("status", machines.address, RAY_AUTH_MODE="disabled")
+    assert nobody.returncode == 2
+    assert until(lambda: without_token(server) > before), "who has no token is counted by the front"
     alone = run("serve", model, "--replicas", 2)
     assert alone.returncode == 2
     assert "--replicas: goes with --fleet" in alone.stderr

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -21,12 +23,16 @@ from corepipe.cli.common import errors, print_json, results, until_interrupted
 from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.serving.fleet.cluster import HOST, MISSING, Cluster, use_token
+from corepipe.serving.fleet.strangers import counted
 
 OBJECT_STORE_BYTES = 80_000_000
 """Ray's least and a little: nothing goes through it."""
 
 HEADLESS_SECONDS = 10_000_000
 """For which Ray's processes live without a head: what they compute goes on, see docs/fleet.md."""
+
+LOG_BYTES = 16_000_000
+"""Of each of Ray's logs, before it is begun anew."""
 
 HEAD = "head"
 """What the head is called among the machines."""
@@ -49,7 +55,7 @@ def run_head(host: str | None, port: int) -> None:
         f"a fleet at {said} (token: {token}); on each machine: corepipe fleet join {said}", markup=False
     )
     with until_interrupted():
-        code = _run(command)
+        code = _run(command, partial(_leave_strangers, said, HEAD))
         errors().print(f"corepipe: Ray ended with code {code}")
         raise typer.Exit(1)
 
@@ -71,7 +77,7 @@ def run_join(address: str, host: str | None, name: str | None, *, computes: bool
     errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it", markup=False)
     with until_interrupted():
         while True:
-            code = _run(command)
+            code = _run(command, partial(_leave_strangers, address, called))
             errors().print(f"{called}: Ray ended with code {code}; joining again", markup=False)
             time.sleep(PAUSE_SECONDS)
 
@@ -136,9 +142,21 @@ def _address(host: str | None) -> list[str]:
     return [] if host is None else [f"--node-ip-address={host}"]
 
 
-def _run(command: list[str]) -> int:
+def _leave_strangers(address: str, name: str, count: int) -> None:
+    """Raises UserError."""
+    Cluster(address).leave_strangers(name, count)
+
+
+def _run(command: list[str], tell_strangers: Callable[[int], None]) -> int:
     """Ray's processes in the foreground, to their end; its exit code."""
-    environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS), **os.environ}
+    environment = {
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS),
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),  # strangers write into them
+        "RAY_ROTATION_BACKUP_COUNT": "1",
+        **os.environ,
+    }
+    if environment.get("RAY_BACKEND_LOG_LEVEL") == "fatal":  # ours, for commands; a refusal is a warning
+        environment["RAY_BACKEND_LOG_LEVEL"] = "warning"
     # A folder of its own: what Ray finds of an earlier fleet in a shared one it takes for a running one.
     with tempfile.TemporaryDirectory(prefix="corepipe-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(  # noqa: S603
@@ -149,7 +167,8 @@ def _run(command: list[str]) -> int:
             start_new_session=True,
         )
         try:
-            return process.wait()
+            with counted(Path(folder), tell_strangers):
+                return process.wait()
         finally:
             _end(process)
 

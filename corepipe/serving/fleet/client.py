@@ -53,6 +53,7 @@ class FleetClient(JournaledClient):
     ) -> None:
         super().__init__(config, queue_seconds)
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._strangers: dict[tuple[str, str], int] = {}
         self._fleet = fleet
         self._identity = identity
         self._remotes: dict[str, Remote] = {}
@@ -84,7 +85,7 @@ class FleetClient(JournaledClient):
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]:
         """By machine, those of hosts that are gone among them, or "front"; and reason."""
-        found = self._refused.copy()
+        found = self._refused + Counter(self._strangers)
         for remote in self._remotes.values():
             found.update(remote.refusals())
         return found
@@ -187,6 +188,10 @@ class FleetClient(JournaledClient):
         if remote is not None:
             self._lose(remote, "host", "is gone from the fleet")
             self._drop(remote)
+
+    def tell_strangers(self, refused: Mapping[str, int]) -> None:
+        """How often Ray has refused who had no token, by machine."""
+        self._strangers.update({(node, "no_token"): count for node, count in refused.items()})
 
     def fail(self, error: UserError) -> None:
         """There is no fleet to be had hosts of."""

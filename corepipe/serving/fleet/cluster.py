@@ -150,6 +150,18 @@ class Cluster:
         notes = [msgspec.json.decode(text, type=Note) for text in texts if text]
         return [note for note in notes if abs(time.time() - note.at) < STALE_SECONDS]
 
+    def leave_strangers(self, node: str, count: int) -> None:
+        """How often this machine has refused who had no token.  Raises UserError."""
+        with self._asking():
+            self._put(f"strangers/{node}".encode(), str(count).encode())
+
+    def strangers(self) -> dict[str, int]:
+        """What machines have left of that, by their names.  Raises UserError."""
+        with self._asking():
+            keys = self._gcs.internal_kv_keys(b"strangers/", NOTES, timeout=PATIENCE_SECONDS)
+            texts = {key: self._gcs.internal_kv_get(key, NOTES, timeout=PATIENCE_SECONDS) for key in keys}
+        return {key.decode().partition("/")[2]: int(text) for key, text in texts.items() if text}
+
     def _put(self, key: bytes, value: bytes) -> None:
         overwrite = True
         self._gcs.internal_kv_put(key, value, overwrite, NOTES, timeout=PATIENCE_SECONDS)

@@ -30,6 +30,7 @@ from corepipe.serving.fleet.orders import (
     Refused,
     Stop,
     Tell,
+    Tokenless,
     ToManager,
     Total,
     Up,
@@ -80,6 +81,7 @@ class Manager:
         self._hosts: dict[str, _Host] = {}
         self._rests: dict[str, float] = {}
         self._told: Tell | None = None
+        self._strangers: dict[str, int] = {}
         self._count = 0
         self._looked = self._answered = time.monotonic()
         self._looked -= LOOK_SECONDS
@@ -128,6 +130,10 @@ class Manager:
                 self._place(node)
         if self._told is not None:
             self._cluster.leave_note(self._begin.front, self._told)
+        strangers = self._cluster.strangers()
+        if strangers != self._strangers:
+            self._strangers = strangers
+            self._tell(Tokenless(strangers))
 
     def _free(self, nodes: list[Node], now: float) -> list[Node]:
         """Where a host may be put; first those that did well."""

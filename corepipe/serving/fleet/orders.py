@@ -80,6 +80,12 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class Tokenless(msgspec.Struct, frozen=True, tag=True):
+    """How often Ray has refused somebody who had no token, by the machine where it did: see `strangers`."""
+
+    refused: dict[str, int]
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """There is no such fleet, or it does not take us; what the user is told."""
 
@@ -87,7 +93,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToManager = Begin | Total | Stop | Tell
-FromManager = Up | Down | Drain | Refused
+FromManager = Up | Down | Drain | Tokenless | Refused
 
 
 def manager_decoder() -> FrameDecoder[FromManager]:

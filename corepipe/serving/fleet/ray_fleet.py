@@ -24,6 +24,7 @@ from corepipe.serving.fleet.orders import (
     Refused,
     Stop,
     Tell,
+    Tokenless,
     Total,
     Up,
     manager_decoder,
@@ -109,6 +110,8 @@ class RayFleet:
             client.add(HostAddress(placed.name, placed.node, placed.address, placed.port, placed.certificate))
         elif isinstance(news, Drain):
             client.drain(news.name)
+        elif isinstance(news, Tokenless):
+            client.tell_strangers(news.refused)
         elif isinstance(news, Refused):
             if not self._known:
                 client.fail(UserError(news.message))
