@@ -166,29 +166,29 @@ _REF = {"pluginRef": _NAME}
 
 PICKER_PLUGINS: Mapping[str, Mapping[str, Schema]] = {
     "single-profile-handler": {},
-    "metrics-data-source": {
-        "scheme": {"enum": ["http", "https"]},
-        "path": {"const": "/metrics"},
-        "port": _PORT,
-        "insecureSkipVerify": {"type": "boolean"},
-    },
+    "metrics-data-source": {"scheme": {"enum": ["http", "https"]}, "port": _PORT},
     "core-metrics-extractor": {},
     "endpoint-notification-source": {},
-    "token-producer": {"modelName": _NAME, "vllm": _closed({"url": _NAME}, "url")},
+    "token-producer": {
+        "modelName": _NAME,
+        "vllm": _closed({"url": _NAME, "insecureSkipVerify": {"type": "boolean"}}, "url"),
+    },
     "precise-prefix-cache-producer": {
         "tokenProcessorConfig": _closed({"blockSizeTokens": {"type": "integer", "minimum": 1}}),
         "kvEventsConfig": _closed(
             {
                 "topicFilter": _NAME,
-                "concurrency": {"type": "integer", "minimum": 1},
                 "discoverPods": {"type": "boolean"},
-                "podDiscoveryConfig": _closed({"socketPort": _PORT, "replaySocketPort": _PORT}),
+                "podDiscoveryConfig": _closed(
+                    {
+                        "podNamespace": _NAME,
+                        "podLabelSelector": _NAME,
+                        "socketPort": _PORT,
+                        "replaySocketPort": _PORT,
+                    }
+                ),
             }
         ),
-    },
-    "approx-prefix-cache-producer": {
-        "autoTune": {"type": "boolean"},
-        "blockSizeTokens": {"type": "integer", "minimum": 1},
     },
     "prefix-cache-scorer": {"prefixMatchInfoProducerName": _NAME},
     "queue-scorer": {},

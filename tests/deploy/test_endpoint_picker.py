@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from corepipe.serving.config import KVEventsConfig
-from tests.deploy.charts import RELEASE, Manifest, container, of_kind, rendered, serve_parameters
+from tests.deploy import tools
+from tests.deploy.charts import (
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    Manifest,
+    container,
+    manifests,
+    of_kind,
+    rendered,
+    serve_parameters,
+)
+from tests.deploy.crds import ENDPOINT_PICKER_CONFIG, PICKER_PLUGINS
 
 NAME = f"{RELEASE}-corepipe"
-
-PICKERS_PLUGINS = {
-    "metrics-data-source",
-    "core-metrics-extractor",
-    "queue-scorer",
-    "kv-cache-utilization-scorer",
-    "prefix-cache-scorer",
-    "max-score-picker",
-    "single-profile-handler",
-    "token-producer",
-    "endpoint-notification-source",
-    "precise-prefix-cache-producer",
-}
-"""Types that llm-d-router has, of those that are of use here (pkg/epp/framework/plugins)."""
 
 
 def picker(found: Sequence[Manifest]) -> tuple[Manifest, dict[str, Any]]:
@@ -53,7 +53,7 @@ def test_a_picker_is_told_what_it_has_and_reads(events: bool, keys: bool) -> Non
     }
     found = rendered(values)
     config, plugins = picker(found)
-    assert plugins.keys() <= PICKERS_PLUGINS
+    assert plugins.keys() <= PICKER_PLUGINS.keys()
     referred = {
         one["pluginRef"]
         for source in config["dataLayer"]["sources"]
@@ -88,3 +88,60 @@ def test_a_picker_follows_events_of_the_servers_own_blocks(block_size: int | Non
     assert plugins["token-producer"] == {"modelName": "mine", "vllm": {"url": url}}
     topic = KVEventsConfig.model_validate_json(serve_parameters(found)["kv_events_config"]).topic
     assert topic.startswith(exact["kvEventsConfig"]["topicFilter"])
+
+
+def notes(**values: Any) -> str:
+    """What is said to who installs it."""
+    words = [f"{key}={value}" for key, value in values.items()]
+    flags = [part for word in words for part in ("--set", word)]
+    command = [tools.wanted("helm"), "install", RELEASE, CHART, "--dry-run=client", "--namespace", NAMESPACE]
+    done = tools.run([*command, *flags])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"kvEvents": {"enabled": True}},
+        {"kvEvents": {"enabled": True}, "apiKeys": {"existingSecret": "keys"}},
+        {"kvEvents": {"enabled": True}, "tls": {"existingSecret": "tls"}},
+        {"batching": {"prefixCaching": False}},
+    ],
+    ids=["sent", "listens", "keys", "tls", "no-cache"],
+)
+def test_it_is_one_of_llm_d_router(more: dict[str, Any]) -> None:
+    made, _ = picker(rendered({**POOL, **more}))
+    check = jsonschema.Draft202012Validator(ENDPOINT_PICKER_CONFIG)
+    check.validate(made)
+    wrong = copy.deepcopy(made)
+    wrong["plugins"][0]["parameters"]["unheardOf"] = 1
+    assert not check.is_valid(wrong)
+
+
+def test_nothing_is_scored_by_prefixes_where_there_is_no_prefix_cache() -> None:
+    _, plugins = picker(rendered({**POOL, "batching": {"prefixCaching": False}}))
+    assert not any("prefix" in name for name in plugins)
+
+
+def test_it_is_written_where_there_is_a_pool_unless_it_is_not_wanted() -> None:
+    assert of_kind(manifests("gateway"), "ConfigMap")
+    assert not of_kind(rendered({}), "ConfigMap")
+    own = {"enabled": True, "endpointPicker": {"name": "picker", "config": False}}
+    assert not of_kind(rendered({"inferencePool": own}), "ConfigMap")
+
+
+def test_who_installs_a_pool_is_told_what_it_is_without_that() -> None:
+    pool = {"inferencePool.enabled": "true", "inferencePool.endpointPicker.name": "picker"}
+    keys = {"apiKeys.existingSecret": "keys"}
+    own = {"inferencePool.endpointPicker.config": "false"}
+    misleads, asked = "the InferencePool misleads", "ConfigMap demo-corepipe-endpoint-picker"
+    assert misleads in notes(**pool, **keys)
+    assert asked in notes(**pool, **keys)
+    assert misleads in notes(**pool, **keys, **own)
+    assert asked not in notes(**pool, **keys, **own)
+    assert misleads not in notes(**pool)
+    assert "metricsPort.from" in notes(**pool)
+    assert "will not listen" in notes(**pool, **keys, **{"kvEvents.enabled": "true"})
+    assert "icker" not in notes()
