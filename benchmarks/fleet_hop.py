@@ -7,7 +7,9 @@ over the local one's, and milliseconds that the first token of a short prompt co
 (PSS) that a machine of the fleet takes.
 
 For machines that have other work, too: of each round one ratio is taken, of two runs that follow each other,
-now the one and now the other first; the middle of these is told, with the quarter below and above.
+now the one and now the other first; the middle of these is told, with the quarter below and above.  And there
+is the processor time a token of all processes that answer, which other work hardly changes: the server's, and
+in a fleet the host's and its engines', but not Ray's own.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
+import psutil
 from side_by_side import Server, Work, speed  # the script beside this one
 
 from corepipe.models import hub
@@ -28,18 +32,38 @@ from tests.fleet.machines import Machines
 from tests.servers import Served, served, until
 
 PORT = 6413
+Pair = tuple[float, float]
 WORKS = {
-    "1 stream, tokens/s": Work(32, 128, 1, 3),
-    "8 streams, tokens/s": Work(32, 128, 8, 16),
-    "first token": Work(32, 1, 1, 20, first_token=True),
+    "1 stream": Work(32, 128, 1, 3),
+    "8 streams": Work(32, 128, 8, 16),
+    "first token, ms": Work(32, 1, 1, 20, first_token=True),
 }
 
 
-def rate(server: Served, model: str, work: Work, vocabulary: list[str]) -> float:
-    return asyncio.run(speed(Server(server.url, model), work, vocabulary, time.time_ns()))
+@dataclass(frozen=True)
+class Side:
+    """A server, and the processes that answer for it."""
+
+    server: Served
+    model: str
+    processes: Callable[[], Iterable[psutil.Process]]
+
+    def run(self, work: Work, vocabulary: list[str]) -> tuple[float, float]:
+        """What `speed` tells, and milliseconds of processor time a token."""
+        before = self._seconds()
+        found = asyncio.run(speed(Server(self.server.url, self.model), work, vocabulary, time.time_ns()))
+        return found, 1e3 * (self._seconds() - before) / (work.requests * work.output)
+
+    def _seconds(self) -> float:
+        times = [process.cpu_times() for process in self.processes()]
+        return sum(time.user + time.system for time in times)
 
 
-def in_turn(one: Callable[[], float], other: Callable[[], float], rounds: int) -> list[tuple[float, float]]:
+def tree(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def in_turn(one: Callable[[], Pair], other: Callable[[], Pair], rounds: int) -> list[tuple[Pair, Pair]]:
     """What both give in each round; every second round begins with the other one."""
     found = []
     for number in range(rounds):
@@ -49,16 +73,24 @@ def in_turn(one: Callable[[], float], other: Callable[[], float], rounds: int) -
     return found
 
 
-def told(work: Work, rounds: list[tuple[float, float]]) -> str:
-    """Both medians, and what the way costs: of the rounds the middle one, and the quarters around it."""
-    if work.first_token:
-        rounds = [(1e3 / one, 1e3 / other) for one, other in rounds]
+def compared(rounds: list[tuple[float, float]], *, apart: bool = False) -> str:
+    """Both medians; of the rounds the middle ratio (`apart`: difference), and the quarters around it."""
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
-    costs = [other - one if work.first_token else other / one for one, other in rounds]
+    costs = [other - one if apart else other / one for one, other in rounds]
     low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
-    form = "+.1f" if work.first_token else ".2f"
-    unit = " ms" if work.first_token else ""
-    return f"{ours:>9.1f} {theirs:>9.1f} {middle:>8{form}}{unit} ({low:{form}} to {high:{form}})"
+    form = "+.1f" if apart else ".2f"
+    return f"{ours:>9.1f} {theirs:>9.1f} {middle:>8{form}} ({low:{form}} to {high:{form}})"
+
+
+def report(name: str, work: Work, rounds: list[tuple[Pair, Pair]]) -> None:
+    rates = [(one[0], other[0]) for one, other in rounds]
+    if work.first_token:
+        print(f"{name:>24} {compared([(1e3 / one, 1e3 / other) for one, other in rates], apart=True)}")
+        return
+    print(f"{name + ', tokens/s':>24} {compared(rates)}")
+    print(
+        f"{'processor ms a token':>24} {compared([(one[1], other[1]) for one, other in rounds])}", flush=True
+    )
 
 
 def main() -> None:
@@ -78,10 +110,17 @@ def main() -> None:
         fleet = stack.enter_context(served(args.model, "--fleet", machines.address, "--replicas", 1))
         assert until(lambda: fleet.get("/health").status_code == 200)
         model = local.get("/v1/models").json()["data"][0]["id"]
-        print(f"{'':>20} {'local':>9} {'fleet':>9}   medians of {args.rounds}, in turn")
+        beside = Side(local, model, lambda: tree(psutil.Process(local.process.pid)))
+
+        def answering() -> list[psutil.Process]:
+            host = machines.one("a", "HostActor")
+            return [*tree(psutil.Process(fleet.process.pid)), *tree(host)]
+
+        away = Side(fleet, model, answering)
+        print(f"{'':>24} {'local':>9} {'fleet':>9}   medians of {args.rounds}, in turn")
         for name, work in WORKS.items():
-            rates = (partial(rate, server, model, work, vocabulary) for server in (local, fleet))
-            print(f"{name:>20} {told(work, in_turn(*rates, args.rounds))}", flush=True)
+            sides = (partial(side.run, work, vocabulary) for side in (beside, away))
+            report(name, work, in_turn(*sides, args.rounds))
         print({kind: f"{size:.0f} MB" for kind, size in machines.memory("a").items()})
 
 
