@@ -96,10 +96,12 @@ def _at(values: Sequence[float], share: float) -> str:
     return f"{ordered[round(share * (len(ordered) - 1))]:.2f}" if ordered else "-"
 
 
-async def disturbed(server: Served, strikes: Sequence[tuple[str, Strike]], alone: str) -> Report:
+async def disturbed(
+    server: Served, strikes: Sequence[tuple[str, Strike]], alone: str, at_least: int = ANSWERS
+) -> Report:
     """Each strike under load, in turn; figures are told by name.
 
-    `alone`: a server without a fleet, which says what is right.
+    `alone`: a server without a fleet, which says what is right.  `at_least`: so many answers beside them.
     """
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, (100, 400))
@@ -121,7 +123,7 @@ async def disturbed(server: Served, strikes: Sequence[tuple[str, Strike]], alone
                 await _struck(strike, name, report, session, server.url, body)
             report.sent_away.setdefault(name, 0)
             report.sent_away[name] += crowd.outcomes["unavailable"] - before
-        await crowd.answered(max(6, ANSWERS - crowd.outcomes["done"]))
+        await crowd.answered(max(6, at_least - crowd.outcomes["done"]))
         crowd.stopped = True
         await work
     report.outcomes = {kind: count for kind, count in crowd.outcomes.items() if count}
