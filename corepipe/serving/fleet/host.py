@@ -28,6 +28,9 @@ HANDSHAKES = 16
 
 HANDSHAKE_SECONDS = 5.0
 
+PAUSE_SECONDS = 0.1
+"""Before the door is tried again at which nobody could be let in."""
+
 ORPHAN_SECONDS = 60.0
 """Without a front, after which a host ends: whoever asked for it is not coming back."""
 
@@ -128,13 +131,18 @@ class Host:
         with listener:
             while True:
                 await self._door.acquire()
-                connection, _ = await loop.sock_accept(listener)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    connection, _ = await loop.sock_accept(listener)
+                except OSError:  # who knocked is gone, or there are too many open files: for now
+                    self._door.release()
+                    await asyncio.sleep(PAUSE_SECONDS)
+                    continue
                 self._start(self._admit(connection))
 
     async def _admit(self, connection: socket.socket) -> None:
         """A stranger ends here: who does not know the key of the certificate that is trusted."""
         try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Visitor(self).link,
                 connection,
