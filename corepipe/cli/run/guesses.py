@@ -6,7 +6,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS
 from corepipe.planning.simulation.simulate import NO_TEXTS
-from corepipe.serving.engine.device_plan import generates, no_way_back
+from corepipe.serving.engine.draft_plan import generates, no_way_back
 from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 
 
