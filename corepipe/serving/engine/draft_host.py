@@ -112,7 +112,7 @@ def bind_draft(
         int8_cache=config.kv_cache_dtype == "int8",
     )
     _warm_up(executor)
-    return DraftModel(executor, config.block_size, rows, shared=config.prefix_cache)
+    return DraftModel(executor, config.block_size, rows)
 
 
 def _warm_up(executor: Executor) -> None:

@@ -33,21 +33,26 @@ class _Guessing:
     guesses: list[int] = field(default_factory=list)
 
     @property
-    def unseen(self) -> int:
-        """Known tokens that the draft model has not computed."""
-        return self.request.num_tokens - self.has.right
+    def catches_up(self) -> bool:
+        """Whether nothing that is known is unseen once its first rows are computed."""
+        return self.has.right + self.rows == self.request.num_tokens
+
+    @property
+    def end(self) -> int:
+        """Of the positions that are computed with as many guesses as it wants."""
+        return self.has.right + self.rows + (self.most - 1 if self.catches_up else 0)
 
 
 class DraftModel:
     """Implements `drafts.BatchDrafter` for requests whose Drafter is a `Speculation`.
 
     executor: the draft model's, with blocks of `block_size` positions of the same numbers as the served
-    model's; most_rows: of a batch of it.  shared: whether requests find each other's blocks.
+    model's; most_rows: of a batch of it.
     """
 
-    def __init__(self, executor: Executor, block_size: int, most_rows: int, *, shared: bool) -> None:
+    def __init__(self, executor: Executor, block_size: int, most_rows: int) -> None:
         self._executor = executor
-        self._cache = DraftCache(block_size, shared=shared)
+        self._cache = DraftCache(block_size)
         self._most_rows = most_rows
         self._sampling: dict[int, SamplingBatch] = {}
 
@@ -55,13 +60,15 @@ class DraftModel:
         return _speculation(request).depth_together(request, most)
 
     def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
-        """Those of whom there is more to compute than a batch holds get none, and some of it computed."""
+        """Those of whom there is more to compute than a batch holds get none, and some of it computed; those
+        of whom somebody else has the same to compute wait for that."""
         guessing = [_Guessing(request, _speculation(request).followed, most) for request, most in asked]
         going = self._catch_up(guessing)
         while going := [each for each in going if len(each.guesses) < each.most]:
             going = self._guess(going, [each.guesses[-1:] for each in going])
         for each in guessing:
-            each.has.right += max(each.rows, each.rows + len(each.guesses) - 1)
+            end = each.has.right + each.rows + max(0, len(each.guesses) - 1)
+            self._cache.note(each.request, each.has, each.guesses, end)
         return [_speculation(each.request).take(each.request, each.guesses) for each in guessing]
 
     def _catch_up(self, guessing: Sequence[_Guessing]) -> list[_Guessing]:
@@ -69,14 +76,16 @@ class DraftModel:
         nothing is, with a guess."""
         for each in guessing:
             self._cache.follow(each.request, each.has)
-        left, computed = self._most_rows, []
-        for each in sorted(guessing, key=lambda one: one.unseen):
-            if left:
-                each.rows = min(each.unseen, left)
-                left -= each.rows
-                computed.append(each)
-                ahead = each.most - 1 if each.rows == each.unseen else 0
-                self._cache.write(each.request, each.has, each.has.right + each.rows + ahead)
+        left, computed, written = self._most_rows, [], set[int]()
+        for each in sorted(guessing, key=lambda one: one.has.until - one.has.right):
+            each.rows = min(each.has.until - each.has.right, left)
+            blocks = self._cache.blocks(each.request, each.has, each.end)
+            if each.rows == 0 or not written.isdisjoint(blocks):
+                each.rows = 0
+                continue
+            written.update(blocks)
+            left -= each.rows
+            computed.append(each)
         rows = [each.request.tokens[each.has.right : each.has.right + each.rows] for each in computed]
         return self._guess(computed, rows)
 
@@ -87,7 +96,7 @@ class DraftModel:
         starts = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         first = np.array([_position(each) for each in guessing], np.int32)
-        wanting = [at for at, each in enumerate(guessing) if each.guesses or each.rows == each.unseen]
+        wanting = [at for at, each in enumerate(guessing) if each.guesses or each.catches_up]
         inputs = StepInputs(
             tokens=np.array([token for each in tokens for token in each], np.int32),
             positions=np.arange(starts[-1], dtype=np.int32) + np.repeat(first - starts[:-1], counts),
