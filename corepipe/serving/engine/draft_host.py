@@ -36,23 +36,31 @@ gains nothing by it, and sees it guess."""
 def with_draft_here(config: EngineConfig, progress: Progress) -> EngineConfig:
     """The config with the path of the draft model that it names, which is fetched if need be; as it is, where
     nobody computes one.  Raises UserError."""
-    asked = config.speculative_config
-    if asked is None or asked.model is None or asked.assumed_rates is not None:
+    asked, named = config.speculative_config, draft_path(config)
+    if asked is None or named is None:
         return config
     try:
-        path = hub.resolve(asked.model, progress)
+        path = hub.resolve(str(named), progress)
     except UserError as error:
         raise refused_draft(error.message) from error
     return config.model_copy(update={"speculative_config": asked.model_copy(update={"model": str(path)})})
 
 
-def load_draft(config: EngineConfig) -> Model | None:
-    """The draft model of a config that has its path; None where nobody computes one.  Raises UserError."""
+def draft_path(config: EngineConfig) -> Path | None:
+    """Of the draft model of a config `with_draft_here`; None where nobody computes one."""
     asked = config.speculative_config
     if asked is None or asked.model is None or asked.assumed_rates is not None:
         return None
+    return Path(asked.model)
+
+
+def load_draft(config: EngineConfig) -> Model | None:
+    """The draft model of a config `with_draft_here`; None where nobody computes one.  Raises UserError."""
+    path = draft_path(config)
+    if path is None:
+        return None
     try:
-        return registry.load(Path(asked.model))
+        return registry.load(path)
     except UserError as error:
         raise refused_draft(error.message) from error
 

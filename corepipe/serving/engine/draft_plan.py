@@ -6,7 +6,7 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.registry import Architecture
 from corepipe.neuron.draft import Draft
-from corepipe.neuron.graph import TIMED_FORMATS, Graph, OutputKind
+from corepipe.neuron.graph import Graph, OutputKind
 from corepipe.serving.config import EngineConfig
 
 
@@ -44,17 +44,17 @@ def plan_draft(config: EngineConfig, graph: Graph, draft: Architecture | None) -
         return None
     model = draft or draft_architecture(asked.model)
     same_words = config.timing_model is None or asked.assumed_rates is not None
-    return Draft(draft_graph(config, model, graph, same_words=same_words))
+    return Draft(draft_graph(model, graph, same_words=same_words))
 
 
-def draft_graph(config: EngineConfig, model: Architecture, graph: Graph, *, same_words: bool = True) -> Graph:
-    """The graph of a model that guesses for that of `graph`, for as many positions.
+def draft_graph(model: Architecture, graph: Graph, *, same_words: bool = True) -> Graph:
+    """The graph of a model that guesses for that of `graph`, in its format, for as many positions.
 
     Raises UserError for a model that gives no next token, that has one state a sequence, that takes fewer
     positions, or whose vocabulary has another size.
     """
     longest = graph.max_positions
-    found = model.graph(TIMED_FORMATS[config.format], min(longest, model.max_positions))
+    found = model.graph(graph.format, min(longest, model.max_positions))
     if not generates(found):
         raise refused_draft(f"{model.name} generates nothing that could be a guess")
     if found.is_recurrent:

@@ -82,7 +82,7 @@ def plan_host(
     plan = HostPlan(graph, whole, compile_graph(graph, Placement()))
     if draft is None:
         return plan
-    guesses = draft_graph(config, draft, graph)
+    guesses = draft_graph(draft, graph)
     return replace(plan, draft=HostPlan(guesses, whole, compile_graph(guesses, Placement())))
 
 
