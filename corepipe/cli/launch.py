@@ -90,6 +90,8 @@ class _Found:
             here = with_draft_here(engine, report)
             if server.verify:
                 integrity.verify(path, report)
+                if (draft := draft_path(here)) is not None:
+                    integrity.verify(draft, report)
         resolved = here.model_copy(update={"model": str(path)})
         return cls(path, _tokenizer(path, server), engine, resolved, server)
 

@@ -30,8 +30,8 @@ class SpeculativeConfig(BaseModel):
     method: Literal["ngram", "draft_model"]
     model: str | None = Field(default=None, min_length=1)
     num_speculative_tokens: int = Field(ge=1, le=64)
-    prompt_lookup_min: int = Field(default=0, ge=1, le=64)
-    prompt_lookup_max: int = Field(default=0, ge=1, le=64)
+    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
     rejection_sample_method: Literal["standard", "synthetic"] = "standard"
     synthetic_acceptance_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)
@@ -64,9 +64,15 @@ class SpeculativeConfig(BaseModel):
         given = [length for length in lengths if length is not None] or [UNKNOWN_LENGTH]
         return {**fields, "prompt_lookup_min": given[0], "prompt_lookup_max": given[-1]}
 
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """The fewest and the most of the last tokens that must have stood there before."""
+        return self.prompt_lookup_min or UNKNOWN_LENGTH, self.prompt_lookup_max or UNKNOWN_LENGTH
+
     @model_validator(mode="after")
     def _lengths_are_in_order(self) -> SpeculativeConfig:
-        if self.prompt_lookup_min > self.prompt_lookup_max:
+        fewest, most = self.lookups
+        if self.method == "ngram" and fewest > most:
             raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
         return self
 

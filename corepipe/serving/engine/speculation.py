@@ -97,7 +97,7 @@ def speculation_of(
     if config is not None and request.grammar:
         guessers.append(Forced())
     if config is not None and config.method == "ngram" and request.max_tokens:
-        guessers.append(NGram(config.prompt_lookup_min, config.prompt_lookup_max))
+        guessers.append(NGram(*config.lookups))
     if not guessers and draft_cost is None:
         return None
     most = PREDICTED_TOKENS if config is None else config.num_speculative_tokens

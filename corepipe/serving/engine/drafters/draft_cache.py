@@ -89,7 +89,7 @@ class DraftCache:
         )
 
     def _before(self, request: Request, index: int) -> Hashable:
-        """What stands for all that precedes a request's block, as for requests of the same salt alone."""
+        """What stands for all that precedes a request's block."""
         for number in range(len(request.block_keys), index):
             request.block_key(number, self._size)
-        return request.block_keys[index - 1] if index else request.cache_salt
+        return request.block_keys[index - 1] if index else None
