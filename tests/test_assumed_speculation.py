@@ -94,8 +94,8 @@ DRAFTED = {**GUESSES, "method": "draft_model", "model": "llama-3.2-1b"}
 def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
     guesses: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Each first and each last token at the same time, and the same number of steps and of right guesses; of a
-    draft model, which is only timed, what it takes."""
+    """Each first and each last token at the same time, the same number of steps and of right guesses, and the
+    same share of a draft model, which is only timed."""
     options = {**TIMED, "max_model_len": 256, "max_num_seqs": 8, "prefix_cache": False, **more}
     driver = engine(speculative_config=guesses, clock="virtual", **options)
     drafting = driver.replicas[0].timeline
