@@ -43,7 +43,7 @@ def test_as_many_passes_as_guesses_and_one_beside_a_prompt() -> None:
 
 
 def test_the_host_takes_its_time_for_each_pass_where_it_draws() -> None:
-    found, step = times("sync"), StepShape.decoding(2, 406)
+    found, step = times("vllm-host-sampling"), StepShape.decoding(2, 406)
     profile = found.cost.profile
     assert profile.sampling is not Sampling.DEVICE
     each = found.cost.sampling_seconds(step) + profile.host_seconds

@@ -1,4 +1,4 @@
-"""Who guesses for a request: what its client predicted, its grammar forces, its own text, or a smaller model."""
+"""Who guesses for a request: its client, its grammar, its own text, or a smaller model."""
 
 from __future__ import annotations
 
