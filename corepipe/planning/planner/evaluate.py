@@ -323,9 +323,8 @@ class Workbench:
     def _draft_of(self, candidate: Candidate) -> Draft | None:
         """The model that guesses, if one does.  Raises UserError where it cannot, for so long requests."""
         guesses = candidate.limits.speculative_config
-        if guesses is None or guesses.model is None:
-            return None
-        return self._draft(guesses.model, candidate.shape.format)
+        model = None if guesses is None else guesses.model
+        return None if model is None else self._draft(model, candidate.shape.format)
 
     def _make_draft(self, model: str, fmt: Format) -> Draft:
         return Draft(draft_graph(draft_architecture(model), self._graph(fmt)))
