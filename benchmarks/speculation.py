@@ -1,6 +1,6 @@
 """Tokens a second with and without guesses, on given texts: all is computed, and what is drawn is the text.
 
-    python benchmarks/speculation.py [MODEL] [--rounds 5] [--streams 1 16] [--tokens 512]
+    python benchmarks/speculation.py [MODEL] [--rounds 5] [--streams 1 16] [--tokens 512] [--draft MODEL]
 
 A model of 135M parameters repeats itself where nobody draws at random, which flatters guesses; so its own
 tokens are replaced by those of texts of known kinds, after they have been computed.  Both engines have the
@@ -9,6 +9,9 @@ second from when everybody has one, by the clock and by the time that the proces
 
 rewrite: a file of Python, given in the prompt, with one line in 30 new.  json: records of one shape.
 prose: English.  own: the model's own tokens at temperature 0.7, on prompts that ask for texts.
+
+--draft: a smaller model guesses instead of n-grams.  A model as its own draft model gains nothing, and shows
+what guesses cost; with 16 streams nobody guesses on the host, which shows what it costs to have one.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ CONTEXT = 256
 GUESSES = SpeculativeConfig(
     method="ngram", num_speculative_tokens=10, prompt_lookup_min=2, prompt_lookup_max=4
 )
+
+DRAFT_GUESSES = 4
+"""Of a draft model."""
 
 STEPS = 5
 """Of one engine before it is the other's turn."""
@@ -188,16 +194,23 @@ def own(tokenizer: Tokenizer, number: int, _tokens: int) -> Work:
 KINDS = {"rewrite": rewritten, "json": records, "prose": prose, "own": own}
 
 
+def _guesses(draft: str | None) -> SpeculativeConfig:
+    if draft is None:
+        return GUESSES
+    return SpeculativeConfig(method="draft_model", model=draft, num_speculative_tokens=DRAFT_GUESSES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--draft", metavar="MODEL")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     args = parser.parse_args()
     tokenizer = registry.load(hub.resolve(args.model)).tokenizer()
-    off, on = Side(args.model, None), Side(args.model, GUESSES)
+    off, on = Side(args.model, None), Side(args.model, _guesses(args.draft))
     print("text     streams  clock    CPU  floor  tokens a guess  accepted")
     for kind in args.kinds:
         for streams in args.streams:

@@ -83,14 +83,31 @@ def _simulated(config: EngineConfig) -> Report:
     return simulate(SimulationConfig(config), Workload(sessions, requests=len(LENGTHS)))
 
 
-def test_simulated_steps_are_those_of_the_server_at_the_devices_pace() -> None:
-    """Each first and each last token at the same time, and the same number of steps and of right guesses."""
-    options = {**TIMED, "max_model_len": 256, "max_num_seqs": 8, "prefix_cache": False}
-    driver = engine(speculative_config=GUESSES, clock="virtual", **options)
+DRAFTED = {**GUESSES, "method": "draft_model", "model": "llama-3.2-1b"}
+
+
+@pytest.mark.parametrize(
+    ("guesses", "more"),
+    [
+        (GUESSES, {}),
+        (DRAFTED, {}),
+        (DRAFTED, {"pipeline": 2, "tensor": 2}),
+        (DRAFTED, {"profile": "vllm-host-sampling"}),
+    ],
+    ids=["for nothing", "draft model", "in a pipeline", "tokens drawn on the host"],
+)
+def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
+    guesses: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Each first and each last token at the same time, the same number of steps and of right guesses, and the
+    same share of a draft model, which is only timed."""
+    options = {**TIMED, "max_model_len": 256, "max_num_seqs": 8, "prefix_cache": False, **more}
+    driver = engine(speculative_config=guesses, clock="virtual", **options)
+    drafting = driver.replicas[0].timeline
     news, stats = _served(driver)
     timed = EngineConfig(
         model=TIMED["timing_model"],
-        speculative_config=SpeculativeConfig(**GUESSES),
+        speculative_config=SpeculativeConfig(**guesses),
         **{name: value for name, value in options.items() if name != "timing_model"},
     )
     report = _simulated(timed)
@@ -106,8 +123,12 @@ def test_simulated_steps_are_those_of_the_server_at_the_devices_pace() -> None:
         ("last_at", sorted(d.total_ms for d in devices if d)),
     ):
         assert sorted(1e3 * report.requests[name]) == pytest.approx(served, rel=1e-9)
+    share = drafting.draft_seconds * drafting.cost.tensor / sum(drafting.busy_seconds)
+    assert guessed.draft_share == pytest.approx(share, rel=1e-9)
+    assert (share > 0.1) == (guesses is DRAFTED)
+    assert guessed.document().get("draft_model") == guesses.get("model")
     alone = _simulated(timed.model_copy(update={"speculative_config": None}))
-    assert report.seconds < alone.seconds
+    assert guesses is DRAFTED or report.seconds < alone.seconds
     assert "speculation" not in alone.document()
 
 

@@ -324,13 +324,13 @@ def test_a_request_may_do_without_and_is_told_what_came_of_guesses() -> None:
         assert pair["corepipe"]["speculative_decoding"]["num_spec_steps"] > 0
 
 
-async def _killed(asked: Sequence[Submit], kills: int) -> dict[str, list[int]]:
+async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -> dict[str, list[int]]:
     """Tokens from a server's engine that is killed whenever some more have come."""
     config = EngineConfig(
         model=str(TINY),
         threads=1,
         max_model_len=256,
-        speculative_config=SpeculativeConfig(**NGRAM),
+        speculative_config=SpeculativeConfig(**guesses),
     )
     client = ProcessClient(config)
     await client.start()
@@ -369,7 +369,7 @@ def test_engines_that_are_killed_change_no_answer() -> None:
     driver.close()
     guesses = {name: [t if at % 7 else 3 for at, t in enumerate(tokens)] for name, tokens in wanted.items()}
     predicted = [changed(submit, prediction=guesses[submit.id]) for submit in asked]
-    assert asyncio.run(asyncio.wait_for(_killed(predicted, 2), PATIENCE_SECONDS)) == wanted
+    assert asyncio.run(asyncio.wait_for(killed(predicted, 2, NGRAM), PATIENCE_SECONDS)) == wanted
 
 
 def test_who_generates_nothing_guesses_nothing(tmp_path: Path) -> None:

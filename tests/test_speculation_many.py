@@ -12,6 +12,8 @@ from msgspec.structs import replace as changed
 from corepipe.scheduler.drafts import Drafter
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.messages import Submit
+from tests.drafting import guesses_of
+from tests.servers import TINY
 from tests.serving.engine_support import by_request, run
 from tests.test_speculation import BESIDE, KINDS, NGRAM, PROMPT, Knows, engine, told
 
@@ -64,7 +66,8 @@ def tokens_of(found: dict[str, Any]) -> dict[str, list[int]]:
     ids=["roomy", "preempted", "pipeline", "tensor", "replicas", "int8 cache"],
 )
 def test_a_thousand_answers_are_those_without_drafts(options: dict[str, Any]) -> None:
-    """By one who knows most of each answer; then by n-grams, and by predictions of some."""
+    """By one who knows most of each answer; then by n-grams, and by predictions of some; then by the model
+    itself as its own draft model."""
     asked = submits()
     own = {name: value for name, value in options.items() if name in ("tensor", "kv_cache_dtype")}
     wanted, _ = answers(asked, **own)  # of a sum that is cut, and of another cache, the bits are others
@@ -84,3 +87,6 @@ def test_a_thousand_answers_are_those_without_drafts(options: dict[str, Any]) ->
     assert found == wanted
     assert sum(one.accepted_tokens for one in stats) > REQUESTS / 10  # a batch with prompts has none
     assert ("num_blocks" not in options) or sum(one.preemptions for one in stats) > REQUESTS / 10
+    found, stats = answers(asked, speculative_config=guesses_of(TINY), clock="virtual", **options)
+    assert found == wanted
+    assert sum(one.accepted_tokens for one in stats) > REQUESTS / 10

@@ -30,6 +30,8 @@ from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
 from corepipe.serving.engine.device_plan import graph_of
+from corepipe.serving.engine.draft_host import draft_path, load_draft, with_draft_here
+from corepipe.serving.engine.draft_plan import draft_graph
 from corepipe.serving.engine.host_limits import host_cpus, host_memory
 from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
 from corepipe.serving.supervision.child import EngineError
@@ -62,6 +64,8 @@ def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
         with ExitStack() as stack:
             for one in found:
                 stack.enter_context(cache.in_use(one.path))
+                if (draft := draft_path(one.resolved)) is not None:
+                    stack.enter_context(cache.in_use(draft))
             uvloop.run(serve(app, server, listeners))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
@@ -83,9 +87,12 @@ class _Found:
         """Fetched if need be.  Raises UserError."""
         with progress_bar(errors()) as report:
             path = hub.resolve(engine.model, report)
+            here = with_draft_here(engine, report)
             if server.verify:
                 integrity.verify(path, report)
-        resolved = engine.model_copy(update={"model": str(path)})
+                if (draft := draft_path(here)) is not None:
+                    integrity.verify(draft, report)
+        resolved = here.model_copy(update={"model": str(path)})
         return cls(path, _tokenizer(path, server), engine, resolved, server)
 
     @property
@@ -111,7 +118,10 @@ def _with_shares(found: Sequence[_Found]) -> list[_Found]:
 def _weights_size(one: _Found) -> int:
     """Bytes of host memory that its weights take."""
     model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
-    return weights_size(graph_of(config, model, model.task(config.task)))
+    graph = graph_of(config, model, model.task(config.task))
+    draft = load_draft(config)
+    beside = 0 if draft is None else weights_size(draft_graph(draft, graph))
+    return weights_size(graph) + beside
 
 
 def _timed(one: _Found) -> registry.Architecture:

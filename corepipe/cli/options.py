@@ -457,8 +457,8 @@ SpeculativeConfig = Annotated[
     _option(
         "--speculative-config",
         help="Guess how answers go on, so that they come sooner and are the same. JSON in vLLM's names: "
-        "method (ngram), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max; of the device alone: "
-        "rejection_sample_method (synthetic), synthetic_acceptance_rates.",
+        "method (ngram, draft_model), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max; "
+        "of the device alone: rejection_sample_method (synthetic), synthetic_acceptance_rates.",
         metavar="JSON",
         panel=BATCHING,
     ),
@@ -468,7 +468,7 @@ AssumedGuesses = Annotated[
     _option(
         "--speculative-config",
         help="Guess several tokens a step, and assume how often that is right. JSON in vLLM's names: method, "
-        "num_speculative_tokens, rejection_sample_method (synthetic), synthetic_acceptance_rates.",
+        "model, num_speculative_tokens, rejection_sample_method (synthetic), synthetic_acceptance_rates.",
         metavar="JSON",
         panel=BATCHING,
     ),

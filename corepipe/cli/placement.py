@@ -39,6 +39,9 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     if rates := placement.get("assumed_acceptance_rates"):
         told = ", ".join(f"{rate:.3g}" for rate in rates)
         console.print(f"guesses are assumed to be right by their place: {told}", style="yellow", markup=False)
+    if draft := placement.get("draft_model"):
+        where = f"on core {span(draft['cores'])} of a replica"
+        console.print(f"{draft['model']} guesses how answers go on, {where}", markup=False)
     if kept := placement.get("kv_cache_dtype"):
         on_device = placement["kv_cache_dtype_on_device"]
         console.print(

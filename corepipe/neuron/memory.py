@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from math import inf
+from typing import Protocol
 
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
@@ -23,10 +24,21 @@ Compile = Callable[[Placement], Sequence[Program]]
 """The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
 
 
+class Beside(Protocol):
+    """Another model on the same cores, with as many KV blocks."""
+
+    def add(self, cores: Sequence[CoreMemory], tensor: int, limits: Limits) -> tuple[CoreMemory, ...]:
+        """What the cores of a replica hold of both, of which the first stage has `tensor`.  Raises UserError
+        where the model cannot be cut into so many ranks."""
+
+    def check(self, tensor: int) -> None:
+        """Raises UserError as `add` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks, and so
-    does the software's `kv_budget`, if it has one."""
+    does the software's `kv_budget`, if it has one.  beside: another model that it holds, too."""
 
     max_model_len: int
     max_num_seqs: int
@@ -34,6 +46,7 @@ class Limits:
     block_size: int
     max_blocks: int
     kv_budget: KvBudget | None = None
+    beside: Beside | None = None
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -91,7 +104,10 @@ def plan_memory(
 
 def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
-    return tuple(Footprint.of(program).core(limits) for program in programs)
+    cores = tuple(Footprint.of(program).core(limits) for program in programs)
+    if limits.beside is None:
+        return cores
+    return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,8 @@ class _Chooser:
             return True
         try:
             self._programs(shape)
+            if self._limits.beside is not None:
+                self._limits.beside.check(shape.tensor)
         except UserError:
             return False
         return True

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
+from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.rounds import Rounds
 
 Floats = npt.NDArray[np.float64]
@@ -73,11 +74,16 @@ class Timeline:
     A stage begins when its cores are free and the activations of the stage before have arrived.  The
     cores of a stage run together and wait for the slowest.  A batch that finds the pipe empty is timed as a
     lone one.  The host takes the profile's time for each
-    batch, one after the other, beside the device's work on earlier ones.
+    batch, one after the other, beside the device's work on earlier ones.  `draft`: of a draft model, whose
+    passes the first stage runs before those of a batch.
     """
 
-    def __init__(self, cost: CostModel, profile: RuntimeProfile | None = None) -> None:
+    def __init__(
+        self, cost: CostModel, profile: RuntimeProfile | None = None, draft: DraftTimes | None = None
+    ) -> None:
         self._cost = cost
+        self._draft = draft
+        self.draft_seconds = 0.0
         self._profile = profile or cost.profile
         self._rounds = Rounds(cost, self._profile)
         self._host_free = 0.0
@@ -97,7 +103,10 @@ class Timeline:
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         stages: list[tuple[float, float]] = []
-        for stage, seconds in enumerate(cost.stage_seconds(shape)):
+        times = cost.stage_seconds(shape)
+        if self._draft is not None:
+            times = [self._drafting(self._draft, shape) + times[0], *times[1:]]
+        for stage, seconds in enumerate(times):
             moved = cost.transfer_seconds(stage, shape)
             self._hand_over_seconds += moved
             arrives += moved
@@ -110,6 +119,12 @@ class Timeline:
         accepts_at = max(self._host_free, self._free[0] - host)
         ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
+
+    def _drafting(self, draft: DraftTimes, shape: StepShape) -> float:
+        """Seconds of the first stage for the draft model."""
+        seconds = draft.seconds(shape)
+        self.draft_seconds += seconds
+        return seconds
 
     def foresee(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float) -> Foreseen:
         """Of a single stage that is idle at `now`: decode steps with these contexts in all, the first handed

@@ -24,6 +24,17 @@ class Drafter(Protocol):
         """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
 
 
+class BatchDrafter(Protocol):
+    """Guesses for several requests in one go, for those whose own Drafter has no idea."""
+
+    def depth(self, request: Request, most: int) -> int:
+        """How many of at most so many it would guess; 0: none."""
+
+    def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
+        """For each of the requests at most so many tokens that may follow those that are known; each holds
+        the blocks for them."""
+
+
 @dataclass(slots=True)
 class Drafted:
     """What has come of guesses: how many there were, of how many tokens; how many of these were right, in all
@@ -51,7 +62,12 @@ class Drafted:
 
 
 def add_drafts(
-    chunks: Sequence[Chunk], draftable: Sequence[Chunk], tokens: int, config: SchedulerConfig, kv: KVCache
+    chunks: Sequence[Chunk],
+    draftable: Sequence[Chunk],
+    tokens: int,
+    config: SchedulerConfig,
+    kv: KVCache,
+    together: BatchDrafter | None = None,
 ) -> None:
     """Shares out the `tokens` that a batch of these chunks has left, once everybody has what is known, among
     those who may guess how they go on.  A batch with prompts is left alone: its time is that of its tokens.
@@ -59,24 +75,45 @@ def add_drafts(
     if not all(chunk.count == 1 and chunk.request.num_generated for chunk in chunks):
         return
     left = tokens if config.draft_rows is None else min(tokens, config.draft_rows - len(chunks))
+    waiting: list[tuple[Chunk, int]] = []
     for number, chunk in enumerate(draftable):
-        left -= _guess(chunk, left // (len(draftable) - number), config, kv)
+        request = chunk.request
+        most = _most(request, left // (len(draftable) - number), config, kv)
+        if most <= 0 or request.drafter is None:
+            continue
+        if drafts := request.drafter.propose(request, most):
+            left -= len(drafts)
+            _add(chunk, drafts, kv)
+        elif together is not None and (wanted := together.depth(request, most)):
+            left -= wanted
+            _make_room(request, wanted, kv)
+            waiting.append((chunk, wanted))
+    if together is not None and waiting:
+        asked = [(chunk.request, wanted) for chunk, wanted in waiting]
+        for (chunk, _), drafts in zip(waiting, together.propose(asked), strict=True):
+            _add(chunk, drafts, kv)
 
 
-def _guess(chunk: Chunk, most: int, config: SchedulerConfig, kv: KVCache) -> int:
-    """Adds at most so many drafts to a chunk; how many.  Nobody is preempted for their blocks, and even the
+def _most(request: Request, most: int, config: SchedulerConfig, kv: KVCache) -> int:
+    """How many of so many drafts a request may have.  Nobody is preempted for their blocks, and even the
     token that follows the last of them is one that is wanted."""
-    request = chunk.request
     known = request.num_tokens
     most = min(most, request.max_tokens - request.num_generated - 1, config.max_model_len - known - 1)
     if kv.missing(request, known + most) > kv.pool.available:
         most = min(most, request.room - known)
-    drafts = request.drafter.propose(request, most) if request.drafter is not None and most > 0 else ()
+    return most
+
+
+def _make_room(request: Request, drafts: int, kv: KVCache) -> None:
+    """Gives the request the blocks for so many drafts; there are some."""
+    if missing := kv.missing(request, request.num_tokens + drafts):
+        kv.grow(request, missing)
+
+
+def _add(chunk: Chunk, drafts: Sequence[int], kv: KVCache) -> None:
+    """Has a chunk compute drafts, too."""
     if drafts:
-        missing = kv.missing(request, known + len(drafts))
-        if missing:
-            kv.grow(request, missing)
+        _make_room(chunk.request, len(drafts), kv)
         chunk.drafts = drafts
         chunk.count += len(drafts)
-        request.num_computed += len(drafts)
-    return len(drafts)
+        chunk.request.num_computed += len(drafts)

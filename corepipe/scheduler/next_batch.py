@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import add_drafts
+from corepipe.scheduler.drafts import BatchDrafter, add_drafts
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.micro_batches import Share
 from corepipe.scheduler.queue import WaitingQueue
@@ -85,7 +85,8 @@ class NextBatch:
         self._seats -= 1
         return True
 
-    def draft(self) -> None:
-        """Adds drafts to the batch, where there are any and it has room for them."""
+    def draft(self, together: BatchDrafter | None = None) -> None:
+        """Adds drafts to the batch, where there are any and it has room for them; `together` guesses for
+        those who have no idea themselves."""
         if self._draftable:
-            add_drafts(self.chunks, self._draftable, self._tokens, self._config, self._kv)
+            add_drafts(self.chunks, self._draftable, self._tokens, self._config, self._kv, together)

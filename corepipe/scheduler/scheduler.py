@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import Drafted
+from corepipe.scheduler.drafts import BatchDrafter, Drafted
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
@@ -35,14 +35,19 @@ class Scheduler:
     Batches overlap in a pipeline: `schedule` can be called again before `update`, and `update` takes the
     batches in the order in which they were scheduled.  `pipeline` says how many are best (None: one for each
     stage): those who generate go round in so many, of about the same size, and prompts fill what that leaves
-    free of the stages.
+    free of the stages.  `together`: who guesses for several requests in one go.
     """
 
     def __init__(
-        self, config: SchedulerConfig, policy: Policy = mixed, pipeline: Pipeline | None = None
+        self,
+        config: SchedulerConfig,
+        policy: Policy = mixed,
+        pipeline: Pipeline | None = None,
+        together: BatchDrafter | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
+        self._together = together
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
         self._kv = _kv_cache(config)
         self._requests: dict[str, Request] = {}
@@ -88,7 +93,7 @@ class Scheduler:
         self._policy(step)
         if not step.chunks:
             return None
-        step.draft()
+        step.draft(self._together)
         self._num_scheduled += 1
         self._generating.append(step.generates)
         if len(step.chunks) < len(self._running):

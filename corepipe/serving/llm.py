@@ -289,6 +289,7 @@ class LLM:
             min_tokens=params.min_tokens,
             bad_words=spelled(params.bad_words, self._tokenizer),
             grammar=grammar,
+            speculation=params.speculation,
         )
         marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
         pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from corepipe.errors import UserError
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.messages import DeviceTimes, Output, Submit, TokenLogprobs
+from corepipe.serving.messages import DeviceTimes, Output, Speculated, Submit, TokenLogprobs
 from corepipe.serving.parts import (
     Call,
     Said,
@@ -25,7 +25,8 @@ class RequestOutput:
 
     finish_reason: "stop" (a stop token or string), "length" or "tool_calls".  logprobs: one entry for each
     token id, prompt_logprobs one for each prompt token after the first; empty where not asked for.  device:
-    what the emulated device would have taken.  tool_calls, reasoning: of a chat.
+    what the emulated device would have taken.  tool_calls, reasoning: of a chat.  speculated: what came of
+    guesses about it; None: nobody made any.
     """
 
     prompt: str | None
@@ -39,6 +40,7 @@ class RequestOutput:
     device: DeviceTimes | None
     tool_calls: list[Call] = field(default_factory=list)
     reasoning: str = ""
+    speculated: Speculated | None = None
 
 
 class GrowingAnswer:
@@ -52,6 +54,7 @@ class GrowingAnswer:
         self._tokens: list[int] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._device: DeviceTimes | None = None
+        self._speculated: Speculated | None = None
 
     @property
     def ended(self) -> bool:
@@ -63,6 +66,7 @@ class GrowingAnswer:
         if output.finish_reason == FinishReason.ERROR:
             raise UserError(output.error or "the engine refused the request")
         self._device = output.device
+        self._speculated = output.speculated
         if self.ended:
             return
         self._parts += self._answer.take(output)
@@ -85,4 +89,5 @@ class GrowingAnswer:
             device=self._device,
             tool_calls=joined_calls(self._parts),
             reasoning=joined_reasoning(self._parts),
+            speculated=self._speculated,
         )

@@ -64,7 +64,7 @@ NUMBERS: Mapping[str, Limits] = MappingProxyType(
 )
 """What any sampler can follow: the library takes it, the engine refuses the rest, and HTTP takes less."""
 
-FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculation")
 
 
 class SamplingParams(Sampling, frozen=True, kw_only=True):
@@ -76,6 +76,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
     tokens; -inf bans one.
     structured_outputs: what the answer must look like.
+    speculation: whether anybody may guess it ahead, where there is a speculative_config; it is the same.
 
     Raises UserError, which names the field, for a value that no model could honour.
     """
@@ -88,6 +89,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    speculation: bool = True
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "draft_model")
 UNKNOWN_LENGTH = 5
 """Of what is looked up, where nothing is said of it: vLLM's (config/speculative.py of 0.33)."""
 
@@ -16,7 +16,8 @@ UNKNOWN_LENGTH = 5
 class SpeculativeConfig(BaseModel):
     """How answers are guessed ahead.
 
-    method: ngram, what followed the last tokens where they stood before in prompt and answer.
+    method: ngram, what followed the last tokens where they stood before in prompt and answer; draft_model,
+    what the smaller `model` would answer, a directory's path or a name.
     num_speculative_tokens: the most that are guessed of a request in a batch.  prompt_lookup_min, _max: the
     fewest and the most of the last tokens that must have stood there.
     rejection_sample_method: standard; synthetic: nobody guesses, and how many guesses were right is drawn as
@@ -26,10 +27,11 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["ngram"]
+    method: Literal["ngram", "draft_model"]
+    model: str | None = Field(default=None, min_length=1)
     num_speculative_tokens: int = Field(ge=1, le=64)
-    prompt_lookup_min: int = Field(default=0, ge=1, le=64)
-    prompt_lookup_max: int = Field(default=0, ge=1, le=64)
+    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
     rejection_sample_method: Literal["standard", "synthetic"] = "standard"
     synthetic_acceptance_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)
@@ -56,14 +58,33 @@ class SpeculativeConfig(BaseModel):
     @classmethod
     def _one_length_is_both(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """As vLLM has it: who gives one of the two lengths means both."""
+        if fields.get("method") != "ngram":
+            return fields
         lengths = [fields.get(name) for name in ("prompt_lookup_min", "prompt_lookup_max")]
         given = [length for length in lengths if length is not None] or [UNKNOWN_LENGTH]
         return {**fields, "prompt_lookup_min": given[0], "prompt_lookup_max": given[-1]}
 
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """The fewest and the most of the last tokens that must have stood there before."""
+        return self.prompt_lookup_min or UNKNOWN_LENGTH, self.prompt_lookup_max or UNKNOWN_LENGTH
+
     @model_validator(mode="after")
     def _lengths_are_in_order(self) -> SpeculativeConfig:
-        if self.prompt_lookup_min > self.prompt_lookup_max:
+        fewest, most = self.lookups
+        if self.method == "ngram" and fewest > most:
             raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_are_the_methods(self) -> SpeculativeConfig:
+        if self.method == "draft_model":
+            if self.model is None:
+                raise ValueError("draft_model goes with model: the path or the name of the one that guesses")
+            if self.prompt_lookup_min or self.prompt_lookup_max:
+                raise ValueError("prompt_lookup_min and prompt_lookup_max are of ngram, not of draft_model")
+        elif self.model is not None:
+            raise ValueError(f"model is of draft_model, not of {self.method}")
         return self
 
     @model_validator(mode="after")

@@ -193,6 +193,15 @@ def test_guesses_are_chosen_where_they_are_worth_it_and_simulated_again(model: s
     assert "--speculative-config" in shlex.split(found["commands"]["serve"])
     wrong = GUESSES.replace("[0.9, 0.8, 0.7]", "[0.0, 0.0, 0.0]")
     assert "assumed" not in planned(model, *asked, "--speculative-config", wrong)["choice"]
+    draft = Path(model).with_name("draft.json")
+    draft.write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
+    more = {**json.loads(GUESSES), "method": "draft_model", "model": str(draft)}
+    drafted = planned(model, *asked, "--speculative-config", json.dumps(more))
+    assert drafted["choice"]["speculative_config"] == more
+    again = json.loads(run(*shlex.split(drafted["commands"]["simulate"])[1:], "--json").stdout)
+    assert again["e2e_ms"]["p99"] == pytest.approx(drafted["choice"]["predicted"]["e2e_ms"], rel=1e-12)
+    assert again["speculation"]["draft_model_share"] > 0
+    assert drafted["choice"]["predicted"]["e2e_ms"] > predicted["e2e_ms"]
     emitted = run("plan", model, *ASKED, *SMALL, *asked, "--speculative-config", GUESSES, "--emit", "helm")
     values = yaml.safe_load(emitted.stdout)
     assert json.loads(values["batching"]["speculativeConfig"]) == json.loads(GUESSES)

@@ -6,7 +6,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS
 from corepipe.planning.simulation.simulate import NO_TEXTS
-from corepipe.serving.engine.device_plan import generates, no_way_back
+from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph, generates, no_way_back
 from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 
 
@@ -25,6 +25,9 @@ def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig
         raise _refused(f"--speculative-config: {error}") from error
     if found.assumed_rates is None:
         raise _refused(NO_TEXTS)
+    if found.model is not None:
+        draft = draft_architecture(found.model)
+        draft_graph(draft, model.graph(FORMATS["bf16"], min(model.max_positions, draft.max_positions)))
     return found
 
 

@@ -19,6 +19,7 @@ from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
 from corepipe.neuron.hardware import hypothetical
 from corepipe.planning.profiling.ladder import Ladder, Rung, Work, ladder, takes_images
+from corepipe.serving.engine.draft_plan import draft_architecture
 
 SCHEMA = "corepipe.ladder/1"
 
@@ -57,6 +58,7 @@ def _work(given: Mapping[str, Any]) -> Work:
             "max_model_len",
         )
     guesses = assumed_guesses(given["speculative_config"], model)
+    draft = None if guesses is None or guesses.model is None else draft_architecture(guesses.model)
     stack = given["profile"] or (ENCODER_PROFILE if encodes else DECODER_PROFILE)
     return Work(
         model,
@@ -67,6 +69,7 @@ def _work(given: Mapping[str, Any]) -> Work:
         answer,
         longest,
         () if guesses is None else guesses.assumed_rates or (),
+        draft,
     )
 
 
@@ -83,6 +86,7 @@ def document(found: Ladder) -> dict[str, object]:
         "input_len": work.input_len,
         "output_len": work.output_len,
         **({"assumed_acceptance_rates": list(work.rates)} if work.rates else {}),
+        **({} if work.draft is None else {"draft_model": work.draft.name}),
         "unit": f"{found.unit}/s",
         "rungs": [_rung(rung) for rung in found.rungs],
         "without": [{"name": name, "why": why} for name, why in found.without],

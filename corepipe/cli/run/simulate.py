@@ -213,7 +213,10 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
 
 def _guessed(found: Guessed) -> str:
     rates = ", ".join(f"{rate:.3g}" for rate in found.rates)
-    return f"{found.tokens_a_step:.2f} tokens of a request a step; assumed: guesses are right in {rates}"
+    told = f"{found.tokens_a_step:.2f} tokens of a request a step; assumed: guesses are right in {rates}"
+    if found.draft_model is None:
+        return told
+    return f"{told}; {found.draft_model} guesses in {found.draft_share:.0%} of the time of busy cores"
 
 
 def _sure(report: Report) -> str:

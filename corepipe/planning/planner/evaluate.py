@@ -16,6 +16,7 @@ from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import compile_for_timing
 from corepipe.neuron.cost import CostModel
+from corepipe.neuron.draft import Draft
 from corepipe.neuron.graph import FORMATS, Format, Graph
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.layer_groups import block_positions
@@ -37,6 +38,7 @@ from corepipe.planning.simulation.simulate import SimulationConfig, play, simula
 from corepipe.planning.slo import Slo
 from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.engine.device_plan import DevicePlan
+from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph
 
 ALONE = 32
 """Requests that are simulated without load."""
@@ -103,6 +105,7 @@ class Workbench:
         self._cost = cache(self._make_cost)
         self._footprints = cache(self._make_footprints)
         self._memory = cache(self._make_memory)
+        self._draft = cache(self._make_draft)
         self._twin = cache(twin_shape)
         self._arrivals = cache(self._make_arrivals)
         self._bounds = cache(self._make_bounds)
@@ -277,6 +280,7 @@ class Workbench:
             memory=MemoryPlan(min(blocks, needed), cores),
             profile=shape.profile,
             batch=limits.max_num_seqs,
+            draft=self._draft_of(candidate),
             costs=tuple(self._cost_of(candidate, n) for n in range(shape.placement.data)),
         )
 
@@ -305,13 +309,25 @@ class Workbench:
 
     def _cores(self, candidate: Candidate) -> tuple[CoreMemory, ...]:
         """Memory of one replica's cores."""
-        limits = candidate.limits
-        return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens)
+        limits, draft = candidate.limits, self._draft_of(candidate)
+        return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens, draft)
 
-    def _make_memory(self, cut: Cut, sequences: int, tokens: int) -> tuple[CoreMemory, ...]:
+    def _make_memory(
+        self, cut: Cut, sequences: int, tokens: int, draft: Draft | None
+    ) -> tuple[CoreMemory, ...]:
         limits = Limits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
-        cores = {footprint: footprint.core(limits) for footprint in dict.fromkeys(self._footprints(cut))}
-        return tuple(cores[footprint] for footprint in self._footprints(cut))
+        known = {footprint: footprint.core(limits) for footprint in dict.fromkeys(self._footprints(cut))}
+        cores = tuple(known[footprint] for footprint in self._footprints(cut))
+        return cores if draft is None else draft.add(cores, cut.tensor, limits)
+
+    def _draft_of(self, candidate: Candidate) -> Draft | None:
+        """The model that guesses, if one does.  Raises UserError where it cannot, for so long requests."""
+        guesses = candidate.limits.speculative_config
+        model = None if guesses is None else guesses.model
+        return None if model is None else self._draft(model, candidate.shape.format)
+
+    def _make_draft(self, model: str, fmt: Format) -> Draft:
+        return Draft(draft_graph(draft_architecture(model), self._graph(fmt)))
 
     def _make_footprints(self, cut: Cut) -> tuple[Footprint, ...]:
         """Of one replica's cores.  Programs that are alike are measured once."""

@@ -15,6 +15,8 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.compiler import compile_for_timing
 from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND
 from corepipe.neuron.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.draft import Draft
+from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind
 from corepipe.neuron.hardware import Instance, Support
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
@@ -22,6 +24,7 @@ from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
 from corepipe.planning.profiling.profile import BLOCK
+from corepipe.serving.engine.draft_plan import draft_graph
 
 MOST_BATCH = 64
 
@@ -34,7 +37,8 @@ class Work:
     """A model on an instance, and a request: tokens in, tokens out (0: run once over its input).
 
     longest: what sequences are padded to as long as there are no buckets.  rates: of guesses, by their place,
-    how often they are assumed to be right up to there; none: nothing is assumed.
+    how often they are assumed to be right up to there; none: nothing is assumed.  draft: the model that
+    guesses; None: guesses take no time.
     """
 
     architecture: Architecture
@@ -45,6 +49,7 @@ class Work:
     output_len: int
     longest: int
     rates: tuple[float, ...] = ()
+    draft: Architecture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,8 @@ class _Bench:
         self._work = work
         self._graph = cache(self._make_graph)
         self._cost = cache(self._make_cost)
+        self._draft = cache(self._make_draft)
+        self._draft_times = cache(self._make_draft_times)
         graph = self._graph(work.format)
         self.encodes = not graph.causal
         self.pads = not takes_images(graph) and work.longest > work.input_len
@@ -223,7 +230,8 @@ class _Bench:
             step = StepShape.of([(0, self._length(setting, work.input_len))] * setting.batch, setting.batch)
             return host + cost.input_seconds(step) + cost.output_seconds(step) + cost.latency(step)
         prompt = StepShape.of([(0, self._length(setting, work.input_len))], 1)
-        prompts = setting.batch * (host / transfers + cost.latency(prompt))
+        first = cost.latency(prompt) + self._drafting(setting, prompt)
+        prompts = setting.batch * (host / transfers + first)
         standing = 1 + sum(work.rates) if setting.guesses else 1
         return prompts + max(1, work.output_len - 1) / standing * self.step_seconds(setting)
 
@@ -234,7 +242,13 @@ class _Bench:
         step = StepShape.of([(context - 1, each)] * setting.batch, setting.batch * each, each)
         host = (1 if setting.together else setting.batch) * work.profile.host_seconds
         drawn = 0.0 if setting.together else setting.batch * each * self._drawn
-        return host + drawn + self._cost(setting).latency(step)
+        return host + drawn + self._drafting(setting, step) + self._cost(setting).latency(step)
+
+    def _drafting(self, setting: Setting, step: StepShape) -> float:
+        """Seconds of the draft model beside a step."""
+        if not setting.guesses or self._work.draft is None:
+            return 0.0
+        return self._draft_times(setting).seconds(step)
 
     @property
     def _drawn(self) -> float:
@@ -281,8 +295,9 @@ class _Bench:
         work = self._work
         blocks = setting.batch * -(-work.longest // BLOCK)
         rows = setting.batch * work.longest if self.encodes else work.longest
-        limits = Limits(work.longest, setting.batch, rows, BLOCK, blocks)
         try:
+            beside = self._draft(setting.format) if setting.guesses else None
+            limits = Limits(work.longest, setting.batch, rows, BLOCK, blocks, beside=beside)
             cores = measure(self._compiled(setting), limits)
         except UserError:  # the model cannot be cut so
             return False
@@ -294,7 +309,20 @@ class _Bench:
     def _compiled(self, setting: Setting) -> tuple[Program, ...]:
         return compile_for_timing(self._graph(setting.format), Placement(1, setting.tensor))
 
+    def _make_draft(self, fmt: Format) -> Draft | None:
+        draft = self._work.draft
+        return None if draft is None else Draft(draft_graph(draft, self._graph(fmt)))
+
+    def _make_draft_times(self, setting: Setting) -> DraftTimes:
+        draft = self._draft(setting.format)
+        assert draft is not None
+        return DraftTimes(self._timed(draft.programs(setting.tensor), setting))
+
     def _make_cost(self, setting: Setting) -> CostModel:
+        return self._timed(self._compiled(setting), setting)
+
+    def _timed(self, programs: tuple[Program, ...], setting: Setting) -> CostModel:
+        """With graphs for exactly what a step has."""
         exact = replace(
             self._work.profile,
             prefill_buckets=Buckets.EXACT,
@@ -303,4 +331,4 @@ class _Bench:
             batch_powers=False,
             sampling=Sampling.DEVICE,
         )
-        return CostModel(self._compiled(setting), self._work.instance, exact, setting.data)
+        return CostModel(programs, self._work.instance, exact, setting.data)

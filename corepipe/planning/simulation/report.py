@@ -104,7 +104,12 @@ class Report:
             requests=requests,
             record=record,
             device=device,
-            guessed=Guessed.of(speculation, [replica.scheduler.drafted for replica in record.replicas]),
+            guessed=Guessed.of(
+                speculation,
+                [replica.scheduler.drafted for replica in record.replicas],
+                [replica.timeline for replica in record.replicas],
+                None if device.draft is None else device.draft.graph.name,
+            ),
         )
 
     @cached_property

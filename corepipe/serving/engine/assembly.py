@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,35 +17,33 @@ from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.compiler import compile_graph, state_bytes
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import DType, Graph, InputKind
-from corepipe.neuron.layer_groups import (
-    ONE_GROUP,
-    LayerGroups,
-    block_positions,
-    bytes_of_position,
-    group_layers,
-)
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program, StepInputs
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.layer_groups import block_positions
+from corepipe.neuron.program import StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.scheduler.drafts import Drafter
-from corepipe.scheduler.windowed_kv_cache import blocks_of_all
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
 from corepipe.serving.engine.device_plan import (
     DevicePlan,
     batch_policy,
     batch_tokens,
-    generates,
-    graph_of,
-    no_way_back,
     plan_device,
     scheduler_config,
 )
+from corepipe.serving.engine.draft_host import (
+    bind_draft,
+    check_tokens,
+    draft_cost,
+    draft_weights,
+    load_draft,
+    with_draft_here,
+)
+from corepipe.serving.engine.draft_plan import generates, no_way_back
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
+from corepipe.serving.engine.host_plan import HostPlan, faithful, of_another_kind, plan_host
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.speculation import speculation_of
 from corepipe.serving.messages import Ready
@@ -69,39 +66,6 @@ IDLE_CACHE_SHARE = 12
 runs, and not filled with prompts that may never come again."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlan:
-    """What the host computes: the served model, cut as on the device, or whole where another one is timed.
-
-    layer_groups: of layers whose KV blocks live as long.
-    """
-
-    graph: Graph
-    placement: Placement
-    programs: tuple[Program, ...]
-    layer_groups: LayerGroups = ONE_GROUP
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether anything is kept of a sequence."""
-        return any(True for _ in self.graph.states())
-
-    def block_bytes(self, config: EngineConfig) -> int:
-        """Bytes of one KV block of a replica, or of one sequence's state."""
-        if self.graph.is_recurrent:
-            return sum(map(state_bytes, self.programs))
-        dtype = DType.INT8 if config.kv_cache_dtype == "int8" else self.graph.format.compute
-        groups = self.layer_groups
-        return config.block_size * sum(bytes_of_position(program, groups, dtype) for program in self.programs)
-
-    def sequence_blocks(self, config: EngineConfig) -> int:
-        """KV blocks that the longest sequence holds at most."""
-        windows, chunk = self.layer_groups.windows, batch_tokens(config, self.graph)
-        return blocks_of_all(
-            windows, self.graph.max_positions, chunk, block_positions(self.graph, config.block_size)
-        )
-
-
 def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
     """Loads what `config` names; `beats` grows while batches are computed.
 
@@ -111,16 +75,21 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     native()  # says what is missing before anything large is read
     path = hub.resolve(config.model, progress)
     model = registry.load(path)
+    config = with_draft_here(config, progress)
+    draft = load_draft(config)
     task = model.task(config.task)
-    device = _device(config, model, task)  # before the weights are asked for
-    host = plan_host(config, model, device, task)
+    device = _device(config, model, task, draft)  # before the weights are asked for
+    host = plan_host(config, model, device, task, draft)
     model.check(host.graph)
+    if draft is not None:
+        check_tokens(model, draft)
     blocks = _host_blocks(config, host, device)
     cache = config.cache_dir or hub.cache_dir()
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
     weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress, cpus.count)
+    guessing = draft_weights(host, draft, cache, progress, cpus.count)
     pool = _pool(cpus.count, beats)
-    replicas = _replicas(config, host, device, blocks, weights, pool)
+    replicas = _replicas(config, host, device, blocks, (weights, guessing), pool)
     encoding = None if generates(host.graph) else Encoding.of(host.graph)
     _warm_up(replicas, encoding)
     ready = Ready(
@@ -143,7 +112,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         ready,
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
-        drafter=partial(_speculation, config, host.graph),
+        drafter=partial(_speculation, config, host.graph, draft_cost(host)),
         assumes=_assumed(config) is not None,
     )
 
@@ -153,31 +122,30 @@ def _assumed(config: EngineConfig) -> tuple[float, ...] | None:
     return None if config.speculative_config is None else config.speculative_config.assumed_rates
 
 
-def _speculation(config: EngineConfig, graph: Graph, request: SampledRequest) -> Drafter | None:
-    """Who guesses for it.  Raises ValueError for a prediction that is of no use here."""
+def _speculation(
+    config: EngineConfig, graph: Graph, cost: float | None, request: SampledRequest
+) -> Drafter | None:
+    """Who guesses for it; cost: of a guess of the draft model.  Raises ValueError for a prediction that is of
+    no use here."""
     if request.prediction and graph.is_recurrent:
         raise ValueError(f"prediction: {no_way_back(graph)}")
-    return speculation_of(request, config.speculative_config)
+    return speculation_of(request, config.speculative_config, cost)
 
 
-def _device(config: EngineConfig, model: Model, task: TaskInfo) -> DevicePlan:
+def _device(config: EngineConfig, model: Model, task: TaskInfo, draft: Model | None) -> DevicePlan:
     """The emulated side, for the served model's task, or where another one is timed that does not do it for
     what that does."""
     config = config.model_copy(update={"task": task.task.value})
     if config.timing_model is None:
-        return plan_device(config, model)
+        return plan_device(config, model, draft)
     timed = timing_model(config.timing_model)
     try:
         timed.task(config.task)
     except UserError:
         if task.task is Task.GENERATE:
-            raise _of_another_kind(timed.name, "decoder") from None
+            raise of_another_kind(timed.name, "decoder") from None
         config = config.model_copy(update={"task": "auto"})
-    return plan_device(config, timed)
-
-
-def _of_another_kind(name: str, kind: str) -> UserError:
-    return UserError(f"--timing-model {name}: it is no {kind}, as the served model is", "timing_model")
+    return plan_device(config, timed, draft)
 
 
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:
@@ -197,50 +165,24 @@ def timing_model(source: str) -> Architecture:
         raise UserError(f"--timing-model: {error.message}", "timing_model") from error
 
 
-def plan_host(config: EngineConfig, model: Model, device: DevicePlan, task: TaskInfo) -> HostPlan:
-    """The Programs that the host runs; a model that stands in for another is not cut.  Where the device's
-    decisions are what counts, layers keep as long as its software has them keep.
-
-    Raises UserError where the model that is timed is not of the served one's kind.
-    """
-    if config.timing_model is None:
-        groups = ONE_GROUP if _faithful(config) else group_layers(device.graph)
-        return HostPlan(device.graph, device.placement, device.programs, groups)
-    longest = model.max_positions if task.images else min(device.graph.max_positions, model.max_positions)
-    graph = graph_of(config.model_copy(update={"max_model_len": None}), model, task, longest)
-    if _kind(device.graph) != _kind(graph):
-        raise _of_another_kind(device.graph.name, _kind(graph))
-    return HostPlan(graph, Placement(data=device.placement.data), compile_graph(graph, Placement()))
-
-
-def _kind(graph: Graph) -> str:
-    """What a model must be, to tell the times of another."""
-    if graph.is_decoder:
-        kind = "recurrent decoder" if graph.is_recurrent else "decoder"
-        return kind if generates(graph) else f"{kind} whose last token is a text's vector"
-    reads = {given.kind for given in graph.inputs}
-    if InputKind.PATCHES in reads:
-        return f"encoder of images of {graph.max_positions} rows"
-    return "encoder of texts" if InputKind.TOKENS in reads and not graph.causal else "other model"
-
-
 def _replicas(
     config: EngineConfig,
     host: HostPlan,
     device: DevicePlan,
     blocks: int,
-    weights: PackedWeights,
+    weights: tuple[PackedWeights, PackedWeights | None],
     pool: _native.Pool,
 ) -> tuple[ReplicaParts, ...]:
+    """weights: of the model, and of the one that guesses for it, if one does."""
     rows, same = batch_tokens(config, host.graph), config.bits == "same"
-    cached = None if _faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
-    groups = host.layer_groups
+    cached = None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
+    groups, (own, guessing) = host.layer_groups, weights
     scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached, groups.windows)
     return tuple(
         ReplicaParts(
             executor=NativeExecutor(
                 host.programs,
-                weights,
+                own,
                 blocks,
                 block_positions(host.graph, config.block_size),
                 rows,
@@ -253,6 +195,7 @@ def _replicas(
             scheduler=scheduler,
             policy=batch_policy(config, device),
             max_batch_delay=config.max_batch_delay,
+            together=None if guessing is None else bind_draft(config, host, guessing, blocks, pool),
         )
         for number in range(host.placement.data)
     )
@@ -273,14 +216,9 @@ def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> Non
         replica.executor.wait(replica.executor.submit(step, None))
 
 
-def _faithful(config: EngineConfig) -> bool:
-    """Whether the device's limits matter more than the host's memory."""
-    return config.clock != "host" or config.timing_model is not None
-
-
 def default_kv_bytes(config: EngineConfig) -> int:
     """Host memory for the KV caches of a deployment that has the host for itself."""
-    return host_memory() // FAITHFUL_SHARE if _faithful(config) else DEFAULT_KV_BYTES
+    return host_memory() // FAITHFUL_SHARE if faithful(config) else DEFAULT_KV_BYTES
 
 
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:

@@ -13,7 +13,7 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import Clock
 from corepipe.neuron.program import Executor
 from corepipe.neuron.timeline import Timeline
-from corepipe.scheduler.drafts import Drafter
+from corepipe.scheduler.drafts import BatchDrafter, Drafter
 from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
@@ -28,6 +28,7 @@ class ReplicaParts:
     """What a replica is made of: what computes it, what times it, and its scheduler's rules.
 
     max_batch_delay: seconds for which it waits for more, before it computes less than a full batch.
+    together: who guesses for several of its requests in one go.
     """
 
     executor: Executor
@@ -35,6 +36,7 @@ class ReplicaParts:
     scheduler: SchedulerConfig
     policy: Policy
     max_batch_delay: float = 0.0
+    together: BatchDrafter | None = None
 
 
 def _no_tokenizer() -> Tokenizer:

@@ -11,6 +11,8 @@ from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
+from corepipe.neuron.draft import Draft
+from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Graph, InputKind, OutputKind
 from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.layer_groups import block_positions
@@ -24,6 +26,7 @@ from corepipe.neuron.uncertainty import LEVEL, Figure, Interval, Point, architec
 from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.draft_plan import generates, no_way_back, plan_draft
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.speculative import SpeculativeConfig
 
@@ -43,7 +46,8 @@ model that generates, and of one that is run once over its input."""
 class DevicePlan:
     """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
 
-    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.
+    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.  draft: of a
+    smaller model on the same cores, that guesses.
     """
 
     graph: Graph
@@ -55,6 +59,7 @@ class DevicePlan:
     profile: RuntimeProfile
     batch: int
     chunk: int | None = None
+    draft: Draft | None = None
 
     @property
     def encoding(self) -> Encoding | None:
@@ -63,16 +68,29 @@ class DevicePlan:
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
-        return Timeline(self._cost(replica))
+        return Timeline(self._cost(replica), draft=self._draft_times(replica))
 
     def timelines(self) -> list[Timeline]:
         """Those of all replicas, idle, which share the times of steps where their cores are as fast."""
-        cost = self._cost(0)
-        return [Timeline(cost.on_replica(replica)) for replica in range(self.placement.data)]
+        cost, draft = self._cost(0), self._draft_times(0)
+        return [
+            Timeline(
+                cost.on_replica(replica),
+                draft=None if draft is None else DraftTimes(draft.cost.on_replica(replica)),
+            )
+            for replica in range(self.placement.data)
+        ]
 
     def _cost(self, replica: int) -> CostModel:
         cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
         return cost.with_batch(self.batch, self.chunk)
+
+    def _draft_times(self, replica: int) -> DraftTimes | None:
+        if self.draft is None:
+            return None
+        programs = self.draft.programs(self.placement.tensor)
+        cost = CostModel(programs, self.instance, self.profile, self.placement.data, replica)
+        return DraftTimes(cost.with_batch(self.batch, self.chunk))
 
     def interval(
         self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL
@@ -116,6 +134,7 @@ class DevicePlan:
             "reason": self.reason,
             "intervals": self.intervals(),
             **self._buckets(),
+            **self._drafts(),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
@@ -128,6 +147,12 @@ class DevicePlan:
             return {}
         first = self.instance.part.start
         return {"neuroncore_ids": [*range(first, first + self.placement.cores)]}
+
+    def _drafts(self) -> dict[str, object]:
+        """Who guesses, and on which of a replica's cores."""
+        if self.draft is None:
+            return {}
+        return {"draft_model": {"model": self.draft.graph.name, "cores": [*range(self.placement.tensor)]}}
 
     def _buckets(self) -> dict[str, object]:
         """The graphs that are compiled, where whole inputs are padded to them."""
@@ -144,8 +169,9 @@ class DevicePlan:
         return {"weights": core.weights, "kv_cache": kv, "buffers": core.buffers}
 
 
-def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
-    """Places `model` as `config` asks; reads no weights.
+def plan_device(config: EngineConfig, model: Architecture, draft: Architecture | None = None) -> DevicePlan:
+    """Places `model` as `config` asks; reads no weights.  draft: the model that guesses, where the caller has
+    it.
 
     Raises UserError for an instance or a profile that does not exist, for a task that the model does not do,
     for more positions than the model has, and for what does not fit the instance.
@@ -163,15 +189,16 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
         )
     if config.speculative_config is not None:
         _check_speculation(config, graph, config.speculative_config)
+    guesses = plan_draft(config, graph, draft)
     runtime = runtime_profile(config, graph)
-    limits = _limits(config, graph, runtime)
+    limits = _limits(config, graph, runtime, guesses)
     degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
-    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk)
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, guesses)
 
 
 def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
@@ -187,13 +214,6 @@ def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeCon
         raise UserError(f"--speculative-config: {why}", "speculative_config")
 
 
-def no_way_back(graph: Graph) -> str:
-    """Why nobody guesses for a recurrent model."""
-    return (
-        f"{graph.name} keeps one state a sequence, which cannot go back to before a wrong guess; leave it out"
-    )
-
-
 def _part(config: EngineConfig, instance: Instance) -> Instance:
     """The cores of it that are asked for.  Raises UserError where it has none such."""
     left = instance.cores - config.first_core
@@ -207,7 +227,7 @@ def _part(config: EngineConfig, instance: Instance) -> Instance:
     return instance.with_part(config.first_core, count)
 
 
-def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limits:
+def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile, beside: Draft | None) -> Limits:
     size = block_positions(graph, config.block_size)
     sequence = -(-graph.max_positions // size)
     most = config.num_blocks or config.max_num_seqs * sequence
@@ -218,6 +238,7 @@ def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile) -> Limi
         size,
         most,
         runtime.kv_budget,
+        beside,
     )
 
 
@@ -257,11 +278,6 @@ def graph_of(
         return model.graph(TIMED_FORMATS[config.format], task.images.rows, task)
     longest = model.max_positions if task is None else min(task.max_tokens, model.max_positions)
     return model.graph(TIMED_FORMATS[config.format], config.max_model_len or min(longest, most), task)
-
-
-def generates(graph: Graph) -> bool:
-    """Whether it gives the logits of the next token."""
-    return graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
 
 
 def batch_tokens(config: EngineConfig, graph: Graph) -> int:

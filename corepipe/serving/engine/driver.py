@@ -32,7 +32,7 @@ def _nothing(_started: list[Started]) -> None:
 
 
 def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
-    scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds)
+    scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds, parts.together)
     runner = _runner(parts, deployment, on_start)
     paced, delay = deployment.clock.paced, parts.max_batch_delay
     return replica_of(number, scheduler, runner, parts.timeline, paced=paced, delay=delay)

@@ -16,9 +16,9 @@ from corepipe.neuron.graph import TOKENS, Graph, Input, InputKind, image_shape
 from corepipe.neuron.ops import patches_of
 from corepipe.neuron.program import Executor, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.serving.engine.block_table import BlockTable
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.runner import (
-    BlockTable,
     Failure,
     OnStart,
     Step,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,14 +14,12 @@ import numpy as np
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
+from corepipe.serving.engine.block_table import BlockTable, join_tables
 from corepipe.serving.engine.masks import MaskBuffer
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.row_masks import fill, fill_ahead
 from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.serving.messages import Started, TokenLogprobs
-
-INT32 = 4
-"""Bytes."""
 
 OVERFLOW = (
     "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
@@ -33,25 +30,6 @@ Windows = tuple[int | None, ...]
 """Of each group of layers."""
 
 OnStart = Callable[[list[Started]], None]
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """A request's block table as int32 bytes, which a step joins with others without touching each entry."""
-
-    data: bytearray = field(default_factory=bytearray)
-    preemptions: int = 0
-
-    def follow(self, request: Request) -> bytearray:
-        """Brings the table up to date with the request's blocks, which are only added to between preemptions;
-        what has been taken away since is not read any more."""
-        if self.preemptions != request.num_preemptions:
-            self.preemptions = request.num_preemptions
-            self.data.clear()
-        known = len(self.data) // INT32
-        if known < len(request.block_ids):
-            self.data += array("i", request.block_ids[known:]).tobytes()
-        return self.data
 
 
 @dataclass(slots=True, eq=False)
@@ -363,10 +341,3 @@ def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
     """[groups * S, B], from tables with rows of a block for each group; 0 where a place is empty."""
     rows = join_tables(tables).reshape(len(tables), -1, groups)
     return np.maximum(rows.transpose(2, 0, 1).reshape(groups * len(tables), -1), 0, order="C")
-
-
-def join_tables(tables: Sequence[bytearray]) -> Ids:
-    """[S, B], B the most blocks that one of the requests has."""
-    width = max(map(len, tables))
-    joined = bytearray().join([table.ljust(width, b"\0") for table in tables])
-    return np.frombuffer(joined, np.int32).reshape(len(tables), -1)

@@ -1,4 +1,4 @@
-"""Who guesses for a request: what its client predicted, its grammar forces, or its own text says."""
+"""Who guesses for a request: its client, its grammar, its own text, or a smaller model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from corepipe.scheduler.request import Request
 from corepipe.serving.engine.drafters.assumed import Assumed
 from corepipe.serving.engine.drafters.depth import Depth
+from corepipe.serving.engine.drafters.draft_cache import Followed
 from corepipe.serving.engine.drafters.forced import Forced
 from corepipe.serving.engine.drafters.ngram import NGram
 from corepipe.serving.engine.drafters.prediction import Prediction
@@ -27,22 +28,26 @@ class Guesser(Protocol):
 
 class Speculation:
     """Implements `drafts.Drafter`: the first of its guessers that has an idea, as deep as those of its ideas
-    before were good.
+    before were good.  Where a draft model guesses for several requests in one go, `followed` is what that has
+    of this one, and it comes after the guessers.
 
+    draft_cost: what a guess of the draft model costs, of a step of one; None: there is no such model.
     accepted, rejected: by the place of the guesser, how many of its guesses were drawn, and how many not.
     """
 
-    def __init__(self, guessers: Sequence[Guesser], most: int) -> None:
+    def __init__(self, guessers: Sequence[Guesser], most: int, draft_cost: float | None = None) -> None:
         self._guessers = guessers
         self._depths = [Depth(most) for _ in guessers]
+        self._together = None if draft_cost is None else Depth(most, draft_cost)
         self._last = 0
-        self.accepted = [0] * len(guessers)
-        self.rejected = [0] * len(guessers)
+        self.followed = Followed()
+        self.accepted = [0] * (len(guessers) + 1)
+        self.rejected = [0] * (len(guessers) + 1)
 
     @property
     def predicts(self) -> bool:
         """Whether its first guesser knows what the client has predicted."""
-        return isinstance(self._guessers[0], Prediction)
+        return bool(self._guessers) and isinstance(self._guessers[0], Prediction)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         for place, (guesser, depth) in enumerate(zip(self._guessers, self._depths, strict=True)):
@@ -53,15 +58,31 @@ class Speculation:
                 return found
         return ()
 
+    def depth_together(self, request: Request, most: int) -> int:
+        """How many of at most so many guesses of the draft model are worth it."""
+        return 0 if self._together is None else min(most, self._together.next(request.num_tokens))
+
+    def take(self, request: Request, guess: Sequence[int]) -> Sequence[int]:
+        """As much of the draft model's guess as can be right; it knows of no grammar, and learns by it."""
+        self._last = len(self._guessers)
+        found = _allowed(request, guess)
+        if guess and not found and self._together is not None:
+            self._together.verified(1, 0)
+        return found
+
     def verified(self, drafts: int, accepted: int) -> None:
-        self._depths[self._last].verified(drafts, accepted)
+        depth = self._together if self._last == len(self._guessers) else self._depths[self._last]
+        if depth is not None:
+            depth.verified(drafts, accepted)
         self.accepted[self._last] += accepted
         self.rejected[self._last] += drafts - accepted
 
 
-def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) -> Speculation | Assumed | None:
-    """Who guesses for it; None where nobody is to.  Raises ValueError for a prediction where it is assumed
-    how often guesses are right."""
+def speculation_of(
+    request: SampledRequest, config: SpeculativeConfig | None, draft_cost: float | None = None
+) -> Speculation | Assumed | None:
+    """Who guesses for it; None where nobody is to.  draft_cost: as a Speculation has it.  Raises ValueError
+    for a prediction where it is assumed how often guesses are right."""
     if not request.speculation:
         return None
     rates = None if config is None else config.assumed_rates
@@ -74,11 +95,12 @@ def speculation_of(request: SampledRequest, config: SpeculativeConfig | None) ->
         guessers.append(Prediction(request.prediction))
     if config is not None and request.grammar:
         guessers.append(Forced())
-    if config is not None and request.max_tokens:
-        guessers.append(NGram(config.prompt_lookup_min, config.prompt_lookup_max))
-    if not guessers:
+    if config is not None and config.method == "ngram" and request.max_tokens:
+        guessers.append(NGram(*config.lookups))
+    if not guessers and draft_cost is None:
         return None
-    return Speculation(guessers, PREDICTED_TOKENS if config is None else config.num_speculative_tokens)
+    most = PREDICTED_TOKENS if config is None else config.num_speculative_tokens
+    return Speculation(guessers, most, draft_cost)
 
 
 def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed | None]:

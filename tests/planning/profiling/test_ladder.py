@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ def test_two_cores_are_twice_one() -> None:
 def test_dollars_follow_from_the_price() -> None:
     for rung in example().rungs:
         assert rung.dollars == pytest.approx(0.758 / 3600 / rung.per_second * 1e6)
+
+
+def test_a_draft_model_takes_its_time_and_its_memory() -> None:
+    """A rung with a draft model is lower than with guesses for nothing, the lower the larger it is."""
+    model, machine = architecture("llama-3.1-8b"), instance("trn2.3xlarge")
+    work = Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 60, 256, (0.9, 0.8))
+    found = []
+    for name in (None, "llama-3.2-1b", "llama-3.2-3b"):
+        draft = None if name is None else architecture(name)
+        rungs = {rung.name: rung for rung in ladder(replace(work, draft=draft)).rungs}
+        found.append(rungs["speculation"].per_second if "speculation" in rungs else 0.0)
+    assert found[0] > found[1] > found[2] >= 0
 
 
 def test_what_does_not_fit_a_core_is_refused() -> None:

@@ -129,12 +129,18 @@ def test_half_of_the_guesses_right_are_worth_three() -> None:
     [
         ("ngram", "is not JSON"),
         ("[]", "is not an object"),
-        ("{}", "method must be ngram, not null"),
-        ('{"method": "medusa", "num_speculative_tokens": 2}', 'method must be ngram, not "medusa"'),
+        ("{}", "method must be ngram or draft_model, not null"),
+        (
+            '{"method": "medusa", "num_speculative_tokens": 2}',
+            'method must be ngram or draft_model, not "medusa"',
+        ),
         ('{"method": "ngram"}', "num_speculative_tokens: Field required"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: Input should be gr"),
         ('{"method": "ngram", "num_speculative_tokens": "4"}', "num_speculative_tokens: Input should be a v"),
-        ('{"method": "ngram", "num_speculative_tokens": 4, "model": "x"}', "model: Extra inputs"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4, "quantization": "x"}',
+            "quantization: Extra inputs",
+        ),
         (
             '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 4, "prompt_lookup_max": 2'
             "}",

@@ -17,17 +17,18 @@ PROBE_TOKENS = 32
 
 class Depth:
     """Follows how often guesses were right.  Of several in a row the n-th stands with the n-th power of the
-    chance of one, and is guessed while that is more than it costs."""
+    chance of one, and is guessed while that is more than it costs: `cost`, of a step of one."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, cost: float = ROW_COST) -> None:
         self._most = most
+        self._cost = cost
         self._right, self._judged = 1.6, 2.0
         self._known = self._probe_at = 0
 
     def next(self, known: int) -> int:
         """How many to guess behind so many known tokens."""
         rate = min(self._right / self._judged, 0.99)
-        depth = int(log(ROW_COST) / log(rate)) if rate > ROW_COST else 0
+        depth = int(log(self._cost) / log(rate)) if rate > self._cost else 0
         self._known = known
         return min(depth or int(known >= self._probe_at), self._most)
 
