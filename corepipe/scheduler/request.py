@@ -182,7 +182,7 @@ class Chunk:
         return drawn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class Batch:
     """What one step computes.  `number` grows by one with each batch."""
 

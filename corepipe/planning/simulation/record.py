@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Repeated, Timing
+from corepipe.planning.simulation.crowd import Together
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.request import Request
@@ -136,6 +137,14 @@ class Record:
         gaps = np.diff(moments)
         self._gaps.frombytes(np.stack([gaps, np.full(len(gaps), float(tokens))], axis=1).tobytes())
 
+    def together(self, batch: Together, now: float) -> None:
+        """Each of the crowd in this batch has got a token."""
+        for request in batch.fresh:
+            self._gaps.extend((now - request.last_at, 1))
+        if others := batch.members - len(batch.fresh):
+            self._gaps.extend((now - batch.crowd.landed_at, others))
+        batch.crowd.landed_at = now
+
     def repeated(self, requests: Sequence[Request], now: float) -> None:
         """The last token that each of these has got, all told, came at `now`."""
         for request in requests:
@@ -143,10 +152,16 @@ class Record:
 
     def completed(self, batch: Completed, now: float) -> list[SimulatedRequest]:
         """A batch is complete at `now`; the requests that ended with it."""
-        events = batch.events
-        self.tokens([e.request for e in events if e.token is not None or e.finish_reason is not None], now)
+        events, step = batch.events, batch.result.step.batch
+        told = [e.request for e in events if e.token is not None or e.finish_reason is not None]
+        if isinstance(step, Together):
+            self.together(step, now)
+            own = {chunk.request for chunk in step.chunks}
+            told = [request for request in told if request in own]
+        self.tokens(told, now)
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:
+            request.last_at = now
             self._end(request)
         return ended
 

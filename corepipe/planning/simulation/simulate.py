@@ -12,12 +12,13 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
+from corepipe.planning.simulation.crowd_scheduler import CrowdScheduler
 from corepipe.planning.simulation.fast_forward import fast_forward, fast_forward_together
 from corepipe.planning.simulation.lazy_replica import CatchingUp, LazyReplica
+from corepipe.planning.simulation.null_runner import NullRunner
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.simulated import NullRunner
 from corepipe.planning.simulation.source import Guess, WorkloadSource, nobody
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Workload
@@ -139,11 +140,12 @@ class Simulation:
         self._clock = VirtualClock()
         self._stirred: set[LazyReplica] = set()
         margin = load_margin(limits.max_num_seqs)
-        schedulers = [Scheduler(limits, policy, timeline.rounds) for timeline in timelines]
+        lazy = limits.stages == 1 and encoding is None and not (max_batch_delay or step_by_step)
+        kind = CrowdScheduler if lazy else Scheduler
+        schedulers = [kind(limits, policy, timeline.rounds) for timeline in timelines]
         parts = list(zip(count(), schedulers, timelines, strict=False))
         replicas: list[Replica]
         router: Router
-        lazy = limits.stages == 1 and encoding is None and not (max_batch_delay or step_by_step)
         if lazy:
             waiting = [LazyReplica(n, s, NullRunner(), t, self._stirred) for n, s, t in parts]
             replicas, router = [*waiting], CatchingUp(waiting, margin)
