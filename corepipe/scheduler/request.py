@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -129,6 +129,10 @@ class Request:
         if index == len(keys):
             self._add_key(keys, self.cache_salt, size)
         return keys[index]
+
+    def keys_of(self, blocks: range, size: int) -> Iterable[Hashable]:
+        """`block_key` of each of these."""
+        return (self.block_key(index, size) for index in blocks)
 
     def told_key(self, index: int, size: int) -> bytes:
         """As `block_key`, for others to know: of the same tokens after the same `told_salt` it is the same,

@@ -87,6 +87,8 @@ class CrowdScheduler(Scheduler):
         most = crowd.rounds_left - 1
         head = self._queue.peek() if self._running.seats else None
         if head is not None:
+            if self._kv.blocks_for(head.num_tokens) <= pool.available:
+                return 0  # it gets in, whatever it finds
             hits, short = shortage(head, self._kv)
             if hits or short <= 0:  # it may get in, or becomes a late user of what it finds
                 return 0

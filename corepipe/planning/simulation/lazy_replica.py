@@ -8,14 +8,13 @@ are complete by then, or when something new happens.  So a fleet costs what happ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import accumulate
 from math import inf
-
-import numpy as np
 
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.crowd import Together
 from corepipe.planning.simulation.crowd_scheduler import CrowdScheduler
+from corepipe.planning.simulation.null_runner import NullRunner
 from corepipe.planning.simulation.record import Record
 from corepipe.scheduler.request import Request
 from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Replica
@@ -108,8 +107,9 @@ class _Ahead:
         self._batch = batch
         self._crowd = crowd
         self._record = record
-        self._kv_tokens = crowd.contexts + crowd.members * np.arange(1, moves + 1)
-        self._foreseen = timeline.foresee(crowd.members, self._kv_tokens, batch.due)
+        size, tokens = crowd.members, crowd.contexts
+        self._contexts = range(tokens + size, tokens + size * moves + 1, size)
+        self._foreseen = timeline.foresee(size, self._contexts, batch.due)
         self.due = self._foreseen.end
 
     @classmethod
@@ -136,14 +136,13 @@ class _Ahead:
         if times is None:
             return False
         moves, size, record = len(times.ready_at), self._crowd.members, self._record
-        kv_tokens, moments, last = self._kv_tokens[:moves], times.submitted_at, float(times.submitted_at[-1])
-        growth = self._crowd.crowd.growth(moves)
-        held = replica.scheduler.blocks_held + np.cumsum(growth)
-        record.together(self._crowd, float(moments[0]))
+        moments, last = times.submitted_at, times.last
+        held = list(accumulate(self._crowd.crowd.growth(moves), initial=replica.scheduler.blocks_held))
+        record.together(self._crowd, moments[0])
         record.gaps_between(moments, size)
-        record.steps_of(replica, size, kv_tokens, times, held)
-        self._crowd.crowd.landed_at = last
+        record.steps_of(replica, size, self._contexts[:moves], times, held[1:])
+        self._crowd.crowd.landed_at = last.submitted_at
         batch = replica.scheduler.repeat(self._crowd, moves)
-        step = replace(self._batch.step, batch=batch, shape=batch.shape)
-        replica.resume([InFlight(step, times.last, times.last.ready_at)], times.last.accepts_at, last)
+        step = NullRunner.together(batch)
+        replica.resume([InFlight(step, last, last.ready_at)], last.accepts_at, last.submitted_at)
         return True

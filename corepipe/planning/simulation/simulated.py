@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from corepipe.planning.workload import Session, Turn
 from corepipe.scheduler.request import Request
@@ -27,8 +25,7 @@ class SimulatedRequest(Request):
     scheduled_at: float = field(default=-1.0, init=False)
     first_at: float = field(default=-1.0, init=False)
     last_at: float = field(default=-1.0, init=False)
-    _ends: list[int] = field(default_factory=list, init=False)
-    _ids: list[int] = field(default_factory=list, init=False)
+    _keys: list[int] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, number: int, session: Session, turn: int, arrival: float) -> SimulatedRequest:
@@ -59,10 +56,27 @@ class SimulatedRequest(Request):
 
     def block_key(self, index: int, size: int) -> int:
         """The segment in which the block ends, and where: the segment stands for all that precedes it."""
-        if not self._ends:
-            self._ends = list(accumulate(segment.tokens for segment in self.asked.prompt))
-            self._ids = [*(segment.id for segment in self.asked.prompt), self.asked.answer]
-        end = (index + 1) * size
-        segment = bisect_left(self._ends, end)
-        start = self._ends[segment - 1] if segment else 0
-        return self._ids[segment] << KEY_BITS | end - start
+        if index < len(self._keys):
+            return self._keys[index]
+        if not self._keys:
+            self._add_prompt_keys(size)
+            if index < len(self._keys):
+                return self._keys[index]
+        return self.asked.answer << KEY_BITS | (index + 1) * size - self.num_prompt
+
+    def keys_of(self, blocks: range, size: int) -> Sequence[int]:
+        if not self._keys:
+            self._add_prompt_keys(size)
+        if blocks.stop <= len(self._keys):
+            return self._keys[blocks.start : blocks.stop]
+        return [self.block_key(index, size) for index in blocks]
+
+    def _add_prompt_keys(self, size: int) -> None:
+        """Those of the blocks that end in the prompt."""
+        start, end = 0, size
+        for segment in self.asked.prompt:
+            behind = start + segment.tokens
+            named = segment.id << KEY_BITS
+            self._keys += [named | at - start for at in range(end, behind + 1, size)]
+            end += (behind - end + size) // size * size if behind >= end else 0
+            start = behind

@@ -71,7 +71,7 @@ class RequestInputs:
     started: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class Step:
     """A batch in the executor's hands.
 
