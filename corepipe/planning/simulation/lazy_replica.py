@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
+from typing import Protocol
 
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.crowd import Together
@@ -25,6 +26,19 @@ WORTHWHILE = 2
 
 MOST = 1024
 """Moves that are foreseen at a time."""
+
+
+class Player(Protocol):
+    """Who plays a workload over replicas.  quiet_until: when somebody else acts at the earliest."""
+
+    @property
+    def record(self) -> Record: ...
+
+    @property
+    def quiet_until(self) -> float: ...
+
+    def landed(self, replica: Replica, batch: Completed, now: float) -> None:
+        """A batch is complete."""
 
 
 class LazyReplica(Replica):
@@ -56,6 +70,22 @@ class LazyReplica(Replica):
     def run_ahead(self, record: Record) -> None:
         """Foresees what comes, if it is a repetition."""
         self._ahead = _Ahead.of(self, record)
+
+    def go_on(self, listener: Player) -> None:
+        """Does what the loop would have it do, as long as nothing can come between."""
+        while True:
+            if self._ahead is None:
+                self._ahead = _Ahead.of(self, listener.record)
+            due, until = self.due, listener.quiet_until
+            now = min(due, self.starts_at)
+            if now >= until:
+                return
+            if due <= now:
+                listener.landed(self, self.complete(), now)
+            if self.starts_at <= now:
+                batch = self.submit(now)
+                if batch is not None:
+                    listener.record.submitted(self, batch, now)
 
     def catch_up(self, moment: float) -> bool:
         """Makes the foreseen moves that are complete at `moment`, and foresees nothing more; whether there

@@ -29,6 +29,7 @@ REQUEST_COLUMNS = {
     "arrival": SECONDS, "scheduled_at": SECONDS, "first_at": SECONDS, "last_at": SECONDS,
     "prompt_tokens": COUNT, "output_tokens": COUNT, "cached_tokens": COUNT, "preemptions": COUNT,
 }  # fmt: skip
+"""`Record.requests`; beside them stands the number of the replica."""
 
 GAP_COLUMNS = {"seconds": SECONDS, "tokens": COUNT}
 
@@ -48,7 +49,7 @@ class Record:
         self._patience = patience
         self._unscheduled = [0] * len(replicas)
         self._steps = [Columns(STEP_COLUMNS) for _ in replicas]
-        self._requests = Columns(REQUEST_COLUMNS)
+        self._requests = Columns({**REQUEST_COLUMNS, "replica": COUNT})
         self._gaps = Columns(GAP_COLUMNS)
 
     @property
@@ -133,7 +134,7 @@ class Record:
         for request in requests:
             _simulated(request).last_at = now
 
-    def completed(self, batch: Completed, now: float) -> list[SimulatedRequest]:
+    def completed(self, replica: Replica, batch: Completed, now: float) -> list[SimulatedRequest]:
         """A batch is complete at `now`; the requests that ended with it."""
         events, step = batch.events, batch.result.step.batch
         told = [e.request for e in events if e.token is not None or e.finish_reason is not None]
@@ -145,7 +146,7 @@ class Record:
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:
             request.last_at = now
-            self._end(request)
+            self._end(replica, request)
         return ended
 
     def refused(self, kind: str) -> None:
@@ -161,7 +162,9 @@ class Record:
     @property
     def requests(self) -> dict[str, Floats]:
         """Of those that were answered, in order of their end: an array for each of REQUEST_COLUMNS."""
-        return self._requests.columns
+        columns = self._requests.columns
+        order = np.lexsort((columns.pop("replica"), columns["last_at"]))
+        return {name: column[order] for name, column in columns.items()}
 
     @property
     def gaps(self) -> tuple[Floats, Floats]:
@@ -169,12 +172,13 @@ class Record:
         seconds, index = np.unique(self._gaps["seconds"], return_inverse=True)
         return seconds, np.bincount(index, self._gaps["tokens"], len(seconds)).astype(np.float64)
 
-    def _end(self, request: SimulatedRequest) -> None:
+    def _end(self, replica: Replica, request: SimulatedRequest) -> None:
         if self._patience is not None:
             self._patience.ended(request)
         self._requests.append(
             request.arrival, request.scheduled_at, request.first_at, request.last_at,
             len(request.prompt), request.num_results, request.num_cached, request.num_preemptions,
+            replica.number,
         )  # fmt: skip
 
 
