@@ -55,6 +55,10 @@ class BlockPool:
         free, references = self._free, self._references
         if len(free) < count:
             self._evict(count - len(free))
+        if count == 1:  # as mostly, where answers grow
+            block = free.pop()
+            references[block] = 1
+            return [block]
         blocks = [free.pop() for _ in range(count)]
         for block in blocks:
             references[block] = 1
@@ -72,16 +76,17 @@ class BlockPool:
         """Takes a reference from each.  Of a sequence's blocks the last are evicted first: a block can be
         found only through those before it."""
         references, keys, cached = self._references, self._key_of, self._cached
+        bounded = self._max_cached < self.total
         for block in reversed(blocks):
             references[block] -= 1
             if references[block]:
                 continue
-            if block not in keys:
+            if block in keys:
+                cached[block] = None
+                if bounded and len(cached) > self._max_cached:
+                    self._evict(1)
+            else:
                 self._free.append(block)
-                continue
-            cached[block] = None
-            if len(cached) > self._max_cached:
-                self._evict(1)
 
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of these nobody holds."""
@@ -131,12 +136,14 @@ class BlockPool:
             raise RuntimeError("a cached KV block has no key, or a free one has")
 
     def _evict(self, count: int) -> None:
+        cached, keys, blocks, index = self._cached, self._key_of, self._block_of, self._index
+        told = self.on_evicted
         for _ in range(count):
-            block, _ = self._cached.popitem(last=False)
-            key = self._key_of.pop(block)
-            del self._block_of[key]
-            if self._index is not None:
-                self._index.drop(key, self._bit)
+            block, _ = cached.popitem(False)
+            key = keys.pop(block)
+            del blocks[key]
+            if index is not None:
+                index.drop(key, self._bit)
             self._free.append(block)
-            if self.on_evicted is not None:
-                self.on_evicted(key)
+            if told is not None:
+                told(key)

@@ -29,11 +29,14 @@ class CrowdScheduler(Scheduler):
     def schedule(self) -> Batch | None:
         if self._generating:
             return None
-        if not len(self.crowd):
+        members = len(self.crowd)
+        if not members:
             return super().schedule()
-        if not self._is_one():
+        if not self._is_one(members):
             self.crowd.dissolve()
             return super().schedule()
+        if members == len(self._running.requests) and self._nobody_comes():
+            return self._crowd_alone(members)
         share = self._running.sharing.share(0, 0)
         step = BatchWithCrowd(self.crowd, self._config, self._running, self._queue, self._kv, share)
         self._policy(step)
@@ -41,14 +44,27 @@ class CrowdScheduler(Scheduler):
         self._generating.append(step.generates)
         return self._batch(step)
 
-    def _is_one(self) -> bool:
+    def _nobody_comes(self) -> bool:
+        """Whether nobody could be let in."""
+        return self._queue.peek() is None or not self._running.seats
+
+    def _is_one(self, members: int) -> bool:
         """Whether the next batch can hold all of the crowd, whoever else is in it: then it preempts nobody."""
-        crowd, wanted = self.crowd, len(self.crowd.growing)
-        for other in self._running.requests[len(crowd) :]:
+        wanted = len(self.crowd.growing)
+        for other in self._running.requests[members:]:
             if other.drafter is not None:
                 return False
             wanted += self._kv.missing(other, other.num_tokens)
-        return len(crowd) <= self._config.max_num_batched_tokens and wanted <= self._kv.pool.available
+        return members <= self._config.max_num_batched_tokens and wanted <= self._kv.pool.available
+
+    def _crowd_alone(self, members: int) -> Together:
+        """What any policy makes of it where nobody else runs, and nobody can be let in."""
+        crowd = self.crowd
+        crowd.grow()
+        fresh, crowd.fresh = crowd.fresh, []
+        self._num_scheduled += 1
+        self._generating.append(True)
+        return Together(self._num_scheduled, (), crowd, members, crowd.contexts, fresh)
 
     def _batch(self, step: BatchWithCrowd) -> Batch:
         crowd, chunks = self.crowd, step.chunks
@@ -70,6 +86,10 @@ class CrowdScheduler(Scheduler):
             for request in self.crowd.ended():
                 self._end(request, FinishReason.LENGTH)
                 events.append(TokenEvent(request, 0, FinishReason.LENGTH))
+            if not batch.chunks:
+                self._num_updated += 1
+                self._generating.popleft()
+                return events
         events += super().update(batch, tokens)
         self._gather(fresh=not together)
         return events

@@ -73,16 +73,18 @@ class LazyReplica(Replica):
 
     def go_on(self, listener: Player) -> None:
         """Does what the loop would have it do, as long as nothing can come between."""
+        until = listener.quiet_until
         while True:
             if self._ahead is None:
                 self._ahead = _Ahead.of(self, listener.record)
-            due, until = self.due, listener.quiet_until
-            now = min(due, self.starts_at)
+            due, starts_at = self.due, self.starts_at
+            now = min(due, starts_at)
             if now >= until:
                 return
             if due <= now:
                 listener.landed(self, self.complete(), now)
-            if self.starts_at <= now:
+                until, starts_at = listener.quiet_until, self.starts_at
+            if starts_at <= now:
                 batch = self.submit(now)
                 if batch is not None:
                     listener.record.submitted(self, batch, now)

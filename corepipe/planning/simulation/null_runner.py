@@ -50,6 +50,8 @@ class NullRunner:
         return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
 
     def wait(self, step: Step) -> StepResult:
+        if not step.batch.chunks:
+            return StepResult(step, _NO_OUTPUT, ())
         if self._encoding is not None:
             return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
         if step.shape.each > 1:
