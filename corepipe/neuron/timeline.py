@@ -14,6 +14,7 @@ import numpy as np
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 from corepipe.neuron.rounds import Rounds
 
+
 @dataclass(slots=True)  # not frozen, as one is made for each step
 class Timing:
     """When a batch runs, in seconds of device time.
@@ -159,9 +160,7 @@ class Timeline:
         self._work_seconds = reduce(add, worked, self._work_seconds)
         self._work_until = end
         accepts_at = max(start, end - (host if count > 1 else first))
-        last = Timing(
-            submitted[count - 1], start, accepts_at, ready[-1], ((start, end),), self._cost.tensor
-        )
+        last = Timing(submitted[count - 1], start, accepts_at, ready[-1], ((start, end),), self._cost.tensor)
         return Repeated(submitted[:count], starts, ready, last)
 
     def _host_seconds(self, shape: StepShape, before: int) -> float:

@@ -139,7 +139,7 @@ class BlockPool:
         cached, keys, blocks, index = self._cached, self._key_of, self._block_of, self._index
         told = self.on_evicted
         for _ in range(count):
-            block, _ = cached.popitem(False)
+            block, _ = cached.popitem(last=False)
             key = keys.pop(block)
             del blocks[key]
             if index is not None:

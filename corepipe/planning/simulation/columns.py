@@ -57,6 +57,7 @@ class Columns:
             self._latest.clear()
 
     @property
-    def row_bytes(self) -> int:
-        """Memory that a row takes."""
-        return sum(column.itemsize for column in self._arrays)
+    def nbytes(self) -> int:
+        """Memory that all rows take."""
+        self._write()
+        return sum(column.itemsize * len(column) for column in self._arrays)

@@ -17,8 +17,11 @@ from corepipe.neuron.step import StepShape
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
+from corepipe.scheduler.micro_batches import Share
 from corepipe.scheduler.next_batch import NextBatch
+from corepipe.scheduler.queue import WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, Request
+from corepipe.scheduler.running import Running
 from corepipe.serving.engine.assuming import shape_of
 
 
@@ -37,7 +40,9 @@ class Together(Batch):
         """What of it decides its time."""
         if not self.chunks:
             return StepShape.decoding(self.members, self.contexts)
-        return _joined(shape_of(self.chunks, sum([c.samples for c in self.chunks])), self.members, self.contexts)
+        return _joined(
+            shape_of(self.chunks, sum([c.samples for c in self.chunks])), self.members, self.contexts
+        )
 
 
 class Crowd:
@@ -158,17 +163,26 @@ class BatchWithCrowd(NextBatch):
     """A `policy.BatchBuilder` for which the crowd is one request among the others that run, before them.  It
     must have tokens and blocks for all of its members."""
 
-    def __init__(self, crowd: Crowd, *of: object) -> None:
-        super().__init__(*of)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        crowd: Crowd,
+        config: SchedulerConfig,
+        running: Running,
+        queue: WaitingQueue,
+        kv: KVCache,
+        share: Share,
+    ) -> None:
+        super().__init__(config, running, queue, kv, share)
         self._crowd = crowd
+        self._as_request = cast("Request", crowd)
         self.together = False
 
     def ready(self) -> Sequence[Request]:
         others = self._running.requests[len(self._crowd) :]
-        return [cast("Request", self._crowd), *[r for r in others if r.num_computed < r.num_tokens]]
+        return [self._as_request, *[r for r in others if r.num_computed < r.num_tokens]]
 
     def run(self, request: Request) -> bool:
-        if request is not self._crowd:
+        if request is not self._as_request:
             return super().run(request)
         self._tokens -= len(self._crowd)
         self._seats -= len(self._crowd)

@@ -38,6 +38,7 @@ class CrowdScheduler(Scheduler):
         if members == len(self._running.requests) and self._nobody_comes():
             return self._crowd_alone(members)
         share = self._running.sharing.share(0, 0)
+        assert share is not None  # nothing is in flight
         step = BatchWithCrowd(self.crowd, self._config, self._running, self._queue, self._kv, share)
         self._policy(step)
         self._num_scheduled += 1
@@ -49,7 +50,7 @@ class CrowdScheduler(Scheduler):
         return self._queue.peek() is None or not self._running.seats
 
     def _is_one(self, members: int) -> bool:
-        """Whether the next batch can hold all of the crowd, whoever else is in it: then it preempts nobody."""
+        """Whether the next batch can hold all of the crowd and preempts nobody, whoever else is in it."""
         wanted = len(self.crowd.growing)
         for other in self._running.requests[members:]:
             if other.drafter is not None:

@@ -135,7 +135,9 @@ class CatchingUp(Router):
 class _Ahead:
     """The moves of the crowd that is in flight on a replica; `due`: when it is due after the last of them."""
 
-    def __init__(self, batch: InFlight, crowd: Together, moves: int, record: Record, timeline: Timeline) -> None:
+    def __init__(
+        self, batch: InFlight, crowd: Together, moves: int, record: Record, timeline: Timeline
+    ) -> None:
         self._batch = batch
         self._crowd = crowd
         self._record = record

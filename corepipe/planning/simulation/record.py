@@ -160,6 +160,11 @@ class Record:
         return self._steps
 
     @property
+    def nbytes(self) -> int:
+        """Memory that it takes, which grows with steps, requests and gaps: no more than 64 bytes for each."""
+        return sum(table.nbytes for table in (*self._steps, self._requests, self._gaps))
+
+    @property
     def requests(self) -> dict[str, Floats]:
         """Of those that were answered, in order of their end: an array for each of REQUEST_COLUMNS."""
         columns = self._requests.columns

@@ -141,18 +141,19 @@ class Simulation:
         self._stirred: set[LazyReplica] = set()
         margin = load_margin(limits.max_num_seqs)
         lazy = limits.stages == 1 and encoding is None and not (max_batch_delay or step_by_step)
-        kind = CrowdScheduler if lazy else Scheduler
-        schedulers = [kind(limits, policy, timeline.rounds) for timeline in timelines]
-        parts = list(zip(count(), schedulers, timelines, strict=False))
         replicas: list[Replica]
         router: Router
         if lazy:
+            crowds = [CrowdScheduler(limits, policy, timeline.rounds) for timeline in timelines]
+            parts = zip(count(), crowds, timelines, strict=False)
             waiting = [LazyReplica(n, s, NullRunner(), t, self._stirred) for n, s, t in parts]
             replicas, router = [*waiting], CatchingUp(waiting, margin)
         else:
-            delay = max_batch_delay
+            schedulers = [Scheduler(limits, policy, timeline.rounds) for timeline in timelines]
+            runner, delay = NullRunner(encoding), max_batch_delay
             replicas = [
-                replica_of(n, s, NullRunner(encoding), t, paced=True, delay=delay) for n, s, t in parts
+                replica_of(n, s, runner, t, paced=True, delay=delay)
+                for n, s, t in zip(count(), schedulers, timelines, strict=False)
             ]
             router = Router(schedulers, margin)
         self._loop = Loop(replicas, self._clock, self, router)
@@ -195,14 +196,14 @@ class Simulation:
         for replica in tuple(self._stirred):
             replica.go_on(self)
             self._loop.changed(replica)
-        while (replica := self._loop.next_due(self.quiet_until)) is not None:
-            assert isinstance(replica, LazyReplica)
-            replica.go_on(self)
-            self._loop.changed(replica)
+        while (first := self._loop.next_due(self.quiet_until)) is not None:
+            assert isinstance(first, LazyReplica)
+            first.go_on(self)
+            self._loop.changed(first)
 
     @property
     def quiet_until(self) -> float:
-        """When the next request comes; as long as none that ends brings others, nobody does anything before."""
+        """When the next request comes; nobody can be asked to do anything before."""
         return -inf if self._lost else self._source.next_arrival()
 
     def landed(self, replica: Replica, batch: Completed, now: float) -> None:
