@@ -5,8 +5,8 @@
 A 70B on 16 cores of a trn2.48xlarge: Poisson arrivals near what it takes, prompts and answers of spread
 lengths, behind a system prompt and one of eight documents.  Then a fleet of the same replicas under one
 router, with as many requests in all as one replica by itself, and requests a second of CPU beside it.
-With --million a million requests go through the one replica, and there is no fleet.  Memory is the most that
-the process has had so far; most of what grows with the requests is what the record keeps, which is shown, too.
+With --million a million requests go through the one replica, and there is no fleet.  Memory is the most
+that the process has had so far; what grows with the requests is what the record keeps, which is shown, too.
 """
 
 from __future__ import annotations
