@@ -1,10 +1,12 @@
 """What simulations cost: CPU time of this process for requests through a deployment in virtual time.
 
-    .venv/bin/python benchmarks/simulation.py [--requests 10000] [--replicas 256]
+    .venv/bin/python benchmarks/simulation.py [--requests 10000] [--replicas 256] [--million]
 
 A 70B on 16 cores of a trn2.48xlarge: Poisson arrivals near what it takes, prompts and answers of spread
 lengths, behind a system prompt and one of eight documents.  Then a fleet of the same replicas under one
 router, with as many requests in all as one replica by itself, and requests a second of CPU beside it.
+With --million a million requests go through the one replica, and there is no fleet.  Memory is the most
+that the process has had so far; what grows with the requests is what the record keeps, which is shown, too.
 """
 
 from __future__ import annotations
@@ -35,18 +37,20 @@ ENGINE = EngineConfig(
     max_num_seqs=128,
     clock="virtual",
 )
+MILLION = 10**6
 RATE = 2.0
 """Requests a second for each replica: three quarters of what it takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU seconds of a simulation."""
+    """CPU seconds of a simulation, and bytes that its record keeps."""
 
     requests: int
     replicas: int
     steps: int
     seconds: float
+    kept: int
 
     @property
     def rate(self) -> float:
@@ -74,7 +78,8 @@ def simulated(device: DevicePlan, requests: int, replicas: int) -> Cost:
     load = workload(requests, replicas)
     record = Simulation(limits, batch_policy(ENGINE, device), timelines, load).run()
     Report.of(record, device, NO_SLO, load).to_json()
-    return Cost(requests, replicas, sum(map(len, record.steps)), time.process_time() - start)
+    steps = sum(map(len, record.steps))
+    return Cost(requests, replicas, steps, time.process_time() - start, record.nbytes)
 
 
 def show(cost: Cost) -> None:
@@ -82,7 +87,8 @@ def show(cost: Cost) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{cost.requests:>9,} requests, {cost.replicas:>3} replicas, {cost.steps:>10,} steps: "
-        f"{cost.seconds:7.2f} s CPU, {cost.rate:6,.0f} requests/s, at most {peak:,.0f} MB"
+        f"{cost.seconds:7.2f} s CPU, {cost.rate:6,.0f} requests/s, at most {peak:,.0f} MB, "
+        f"of which the record has {cost.kept / cost.requests:,.0f} bytes a request"
     )
 
 
@@ -90,8 +96,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--replicas", type=int, default=256)
+    parser.add_argument("--million", action="store_true")
     given = parser.parse_args()
     device = plan_device(ENGINE, registry.architecture(ENGINE.model))
+    if given.million:
+        show(simulated(device, MILLION, 1))
+        return
     one, fleet = (simulated(device, given.requests, replicas) for replicas in (1, given.replicas))
     show(one)
     show(fleet)

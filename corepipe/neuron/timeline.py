@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from operator import add, sub
 
 import numpy as np
-import numpy.typing as npt
 
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.rounds import Rounds
 
-Floats = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class Timing:
     """When a batch runs, in seconds of device time.
 
@@ -39,18 +40,18 @@ class Timing:
         return tuple((core, start, end) for core, (start, end) in enumerate(cores))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repeated:
     """Batches that followed one another: when each was handed over, began and was ready; the last one's
     Timing."""
 
-    submitted_at: Floats
-    starts_at: Floats
-    ready_at: Floats
+    submitted_at: list[float]
+    starts_at: list[float]
+    ready_at: list[float]
     last: Timing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Foreseen:
     """Batches that will follow one another if nothing comes between.
 
@@ -59,13 +60,13 @@ class Foreseen:
     """
 
     sequences: int
-    moments: Floats
+    moments: list[float]
     host: tuple[float, float]
 
     @property
     def end(self) -> float:
         """When the last one is ready."""
-        return float(self.moments[-1])
+        return self.moments[-1]
 
 
 class Timeline:
@@ -102,10 +103,12 @@ class Timeline:
         self._host_free = max(self._host_free, now) + host
         arrives = self._host_free
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
-        stages: list[tuple[float, float]] = []
         times = cost.stage_seconds(shape)
         if self._draft is not None:
             times = [self._drafting(self._draft, shape) + times[0], *times[1:]]
+        if len(self._free) == 1:
+            return self._on_one_stage(shape, now, host, times[0])
+        stages: list[tuple[float, float]] = []
         for stage, seconds in enumerate(times):
             moved = cost.transfer_seconds(stage, shape)
             self._hand_over_seconds += moved
@@ -126,41 +129,54 @@ class Timeline:
         self.draft_seconds += seconds
         return seconds
 
-    def foresee(self, sequences: int, kv_tokens: npt.NDArray[np.int64], now: float) -> Foreseen:
-        """Of a single stage that is idle at `now`: decode steps with these contexts in all, the first handed
-        over now, each of the others when the one before is ready.
+    def _on_one_stage(self, shape: StepShape, now: float, host: float, seconds: float) -> Timing:
+        """As `submit`, once the host has it: there is nothing to hand over, and what is busy is all of it."""
+        start = max(self._host_free, self._free[0])
+        self._free[0] = end = start + seconds
+        worked = end - start
+        self._busy[0] += worked
+        self._overlap.seconds += max(0.0, worked)
+        self._count_work(start, end)
+        accepts_at = max(self._host_free, end - host)
+        ready_at = end + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
+        return Timing(now, start, accepts_at, ready_at, ((start, end),), self._cost.tensor)
+
+    def foresee(self, sequences: int, contexts: range, now: float) -> Foreseen:
+        """Of a single stage that is idle at `now`: decode steps with so many tokens of context in all, the
+        first handed over now, each of the others when the one before is ready.
 
         The same as `submit` for each, to the last bit: the sums are taken in the same order.
         """
-        step = StepShape.decode(sequences, 1)
+        step = StepShape.decoding(sequences, contexts[0])
         first, host = (self._host_seconds(step, before) for before in (self._decoding, sequences))
-        terms = np.full((len(kv_tokens), 3), (host, 0.0, self._cost.sampling_seconds(step)))
-        terms[0, 0] = first
-        terms[:, 1] = self._decoded(sequences, kv_tokens)
-        return Foreseen(sequences, np.add.accumulate(np.concatenate([[now], terms.ravel()])), (first, host))
+        drawn, seconds = self._cost.sampling_seconds(step), self._decoded(sequences, contexts)
+        if isinstance(seconds, float):
+            terms = [host, seconds, drawn] * len(contexts)
+        else:
+            terms = [term for each in seconds for term in (host, each, drawn)]
+        terms[0] = first
+        return Foreseen(sequences, list(accumulate(terms, initial=now)), (first, host))
 
     def repeat(self, foreseen: Foreseen, until: float) -> Repeated | None:
         """Runs what was foreseen, as far as it is handed over at `until` at the latest; None: nothing is."""
         moments, (first, host) = foreseen.moments, foreseen.host
-        count = int(np.searchsorted(moments[:-1:3], until, side="right"))
+        submitted = moments[:-1:3]
+        count = len(submitted) if until >= submitted[-1] else bisect_right(submitted, until)
         if count == 0:
             return None
         self._decoding = foreseen.sequences
-        submitted, starts, ends = (moments[i : 3 * count : 3] for i in range(3))
+        starts, ends = moments[1 : 3 * count : 3], moments[2 : 3 * count : 3]
         ready = moments[3 : 3 * count + 1 : 3]
-        self._host_free = float(starts[-1])
-        self._free[0] = end = float(ends[-1])
-        worked = ends - starts
-        self._busy[0] = _added(self._busy[0], worked)
-        self._overlap.seconds = _added(self._overlap.seconds, worked)
-        self._work_seconds = _added(self._work_seconds, worked)
+        worked = list(map(sub, ends, starts))
+        self._host_free = start = starts[-1]
+        self._free[0] = end = ends[-1]
+        self._busy[0] = reduce(add, worked, self._busy[0])
+        self._overlap.seconds = reduce(add, worked, self._overlap.seconds)
+        self._work_seconds = reduce(add, worked, self._work_seconds)
         self._work_until = end
-        accepts_at = max(self._host_free, end - (host if count > 1 else first))
-        timing = Timing(
-            float(submitted[-1]), self._host_free, accepts_at, float(ready[-1]), ((self._host_free, end),),
-            self._cost.tensor,
-        )  # fmt: skip
-        return Repeated(submitted, starts, ready, timing)
+        accepts_at = max(start, end - (host if count > 1 else first))
+        last = Timing(submitted[count - 1], start, accepts_at, ready[-1], ((start, end),), self._cost.tensor)
+        return Repeated(submitted[:count], starts, ready, last)
 
     def _host_seconds(self, shape: StepShape, before: int) -> float:
         """Of the host for the next batch, before the device has all of it: more where its sequences are not
@@ -173,13 +189,13 @@ class Timeline:
             return self._profile.host_seconds + sent
         return changed + sent
 
-    def _decoded(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> Floats | float:
+    def _decoded(self, sequences: int, contexts: range) -> list[float] | float:
         """Seconds of each step; of all where they are padded to one graph."""
-        cost, ends = self._cost.lone, (int(kv_tokens[0]), int(kv_tokens[-1]))
-        first, last = (StepShape.decoding(sequences, kv) for kv in ends)
+        cost = self._cost.lone
+        first, last = (StepShape.decoding(sequences, tokens) for tokens in (contexts[0], contexts[-1]))
         if cost.padded(first) == cost.padded(last):
             return cost.stage_seconds(first)[0]
-        each: Floats = cost.decode_seconds(sequences, kv_tokens)[0]
+        each: list[float] = cost.decode_seconds(sequences, np.array(contexts, np.int64))[0].tolist()
         return each
 
     @property
@@ -226,11 +242,6 @@ class Timeline:
     def _count_work(self, start: float, end: float) -> None:
         self._work_seconds += end - max(start, self._work_until)
         self._work_until = end
-
-
-def _added(total: float, parts: Floats) -> float:
-    """`total` and then each of `parts`, one after the other."""
-    return float(np.add.accumulate(np.concatenate([[total], parts]))[-1])
 
 
 class _Overlap:

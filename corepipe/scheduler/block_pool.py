@@ -52,27 +52,41 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Gives `count` blocks with one reference each; `count` is at most `available`."""
-        while len(self._free) < count:
-            self._evict()
-        blocks = [self._free.pop() for _ in range(count)]
+        free, references = self._free, self._references
+        if len(free) < count:
+            self._evict(count - len(free))
+        if count == 1:  # as mostly, where answers grow
+            block = free.pop()
+            references[block] = 1
+            return [block]
+        blocks = [free.pop() for _ in range(count)]
         for block in blocks:
-            self._references[block] = 1
+            references[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Adds a reference to each of these, which are cached or held."""
+        references = self._references
         for block in blocks:
-            if self._references[block] == 0:
+            if references[block] == 0:
                 del self._cached[block]
-            self._references[block] += 1
+            references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Takes a reference from each.  Of a sequence's blocks the last are evicted first: a block can be
         found only through those before it."""
+        references, keys, cached = self._references, self._key_of, self._cached
+        bounded = self._max_cached < self.total
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._retire(block)
+            references[block] -= 1
+            if references[block]:
+                continue
+            if block in keys:
+                cached[block] = None
+                if bounded and len(cached) > self._max_cached:
+                    self._evict(1)
+            else:
+                self._free.append(block)
 
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of these nobody holds."""
@@ -82,17 +96,28 @@ class BlockPool:
         """The block of this key, held or cached."""
         return self._block_of.get(key)
 
+    def find_chain(self, keys: Iterable[Hashable]) -> list[int]:
+        """The blocks of these keys, up to the first that has none."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
     def publish(self, block: int, key: Hashable) -> bool:
         """Lets a held block be found by its key; where another has the key, that one stays.
 
         Whether nothing was found by this key before.
         """
-        new = key not in self._block_of
-        if self._block_of.setdefault(key, block) == block:
-            if self._index is not None and block not in self._key_of:
-                self._index.add(key, self._bit)
-            self._key_of[block] = key
-        return new
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        if self._index is not None:
+            self._index.add(key, self._bit)
+        return True
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises RuntimeError unless the pool is sound and `tables` are all that is held."""
@@ -110,20 +135,15 @@ class BlockPool:
         if not self._cached.keys() <= self._key_of.keys() or not self._key_of.keys().isdisjoint(self._free):
             raise RuntimeError("a cached KV block has no key, or a free one has")
 
-    def _retire(self, block: int) -> None:
-        if block in self._key_of:
-            self._cached[block] = None
-            if len(self._cached) > self._max_cached:
-                self._evict()
-        else:
+    def _evict(self, count: int) -> None:
+        cached, keys, blocks, index = self._cached, self._key_of, self._block_of, self._index
+        told = self.on_evicted
+        for _ in range(count):
+            block, _ = cached.popitem(last=False)
+            key = keys.pop(block)
+            del blocks[key]
+            if index is not None:
+                index.drop(key, self._bit)
             self._free.append(block)
-
-    def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
-        key = self._key_of.pop(block)
-        del self._block_of[key]
-        if self._index is not None:
-            self._index.drop(key, self._bit)
-        self._free.append(block)
-        if self.on_evicted is not None:
-            self.on_evicted(key)
+            if told is not None:
+                told(key)

@@ -68,14 +68,10 @@ class KVCache:
 
     def find_prefix(self, request: Request) -> list[int]:
         """The longest chain of cached blocks that leaves a token to compute; it stays where it is."""
-        blocks: list[int] = []
-        if self._prefix_cache:
-            for index in range((request.num_tokens - 1) // self.block_size):
-                block = self.pool.find(request.block_key(index, self.block_size))
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks
+        if not self._prefix_cache:
+            return []
+        full = range((request.num_tokens - 1) // self.block_size)
+        return self.pool.find_chain(request.keys_of(full, self.block_size))
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens that the request would find in the cache; at least one is left to compute."""
@@ -89,7 +85,8 @@ class KVCache:
         if request.prompt_logits:
             return 0
         blocks = self.find_prefix(request)
-        self.pool.share(blocks)
+        if blocks:
+            self.pool.share(blocks)
         request.block_ids = blocks
         request.room = len(blocks) * self.block_size
         return request.room
@@ -109,9 +106,19 @@ class KVCache:
         """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
         if not self._prefix_cache:
             return
-        first = (request.num_done - count) // self.block_size
-        for index in range(first, request.num_done // self.block_size):
-            self.publish(request, index)
+        size = self.block_size
+        full = range((request.num_done - count) // size, request.num_done // size)
+        if self._listener is None:
+            self._publish_all(request, full)
+        else:
+            for index in full:
+                self.publish(request, index)
+
+    def _publish_all(self, request: Request, full: range) -> None:
+        """As `publish`, where nobody listens."""
+        blocks = request.block_ids[full.start : full.stop]
+        for block, key in zip(blocks, request.keys_of(full, self.block_size), strict=True):
+            self.pool.publish(block, key)
 
     def publish(self, request: Request, index: int) -> None:
         """Lets block number `index` of the request be found, which is full and computed."""

@@ -85,6 +85,9 @@ class WaitingQueue:
         """The request whose turn it is; None where nobody may start."""
         if not self._lines:
             return None
+        if len(self._lines) == 1:
+            (line,) = self._lines.values()
+            return line[0][-1]
         heads = (
             (self._turn(owner, line[0], self._last_turns), line[0][-1]) for owner, line in self._lines.items()
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -130,6 +130,10 @@ class Request:
             self._add_key(keys, self.cache_salt, size)
         return keys[index]
 
+    def keys_of(self, blocks: range, size: int) -> Iterable[Hashable]:
+        """`block_key` of each of these."""
+        return (self.block_key(index, size) for index in blocks)
+
     def told_key(self, index: int, size: int) -> bytes:
         """As `block_key`, for others to know: of the same tokens after the same `told_salt` it is the same,
         whoever asks."""
@@ -182,7 +186,7 @@ class Chunk:
         return drawn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class Batch:
     """What one step computes.  `number` grows by one with each batch."""
 

@@ -113,6 +113,10 @@ class WindowedKVCache(KVCache):
                 if self._found[key] == len(self._whole):
                     self._listener.stored(request, index)
 
+    def _publish_all(self, request: Request, full: range) -> None:
+        for index in full:
+            self.publish(request, index)
+
     def _evicted(self, grouped: Hashable) -> None:
         """A group's block of this key is gone, and with the first of a group without a window the row."""
         group, key = cast("tuple[int, Hashable]", grouped)

@@ -31,8 +31,9 @@ from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import Outcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, PlannedDeployment, Shape
+from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.patience import Patience
-from corepipe.planning.simulation.record import Floats, Record
+from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Latencies, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, play, simulate
 from corepipe.planning.slo import Slo

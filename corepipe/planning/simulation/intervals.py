@@ -6,7 +6,7 @@ from functools import cache
 
 from corepipe.neuron.uncertainty import Figure, Interval
 from corepipe.planning.quantiles import Quantiles
-from corepipe.planning.simulation.record import Floats
+from corepipe.planning.simulation.columns import Floats
 from corepipe.serving.engine.device_plan import DevicePlan
 
 FIGURES = {

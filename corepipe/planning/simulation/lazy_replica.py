@@ -8,17 +8,16 @@ are complete by then, or when something new happens.  So a fleet costs what happ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import accumulate
 from math import inf
+from typing import Protocol
 
-import numpy as np
-
-from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
+from corepipe.planning.simulation.crowd import Together
+from corepipe.planning.simulation.crowd_scheduler import CrowdScheduler
+from corepipe.planning.simulation.null_runner import NullRunner
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.rotation import Rotation, advance, find
 from corepipe.scheduler.request import Request
-from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.engine.replica import BatchRunner, Completed, InFlight, Replica
 from corepipe.serving.engine.router import Router
 
@@ -29,6 +28,19 @@ MOST = 1024
 """Moves that are foreseen at a time."""
 
 
+class Player(Protocol):
+    """Who plays a workload over replicas.  quiet_until: when somebody else acts at the earliest."""
+
+    @property
+    def record(self) -> Record: ...
+
+    @property
+    def quiet_until(self) -> float: ...
+
+    def landed(self, replica: Replica, batch: Completed, now: float) -> None:
+        """A batch is complete."""
+
+
 class LazyReplica(Replica):
     """A replica of one stage under a virtual clock.
 
@@ -36,10 +48,12 @@ class LazyReplica(Replica):
     is due for everybody else when the last of its moves is.
     """
 
+    scheduler: CrowdScheduler
+
     def __init__(
         self,
         number: int,
-        scheduler: Scheduler,
+        scheduler: CrowdScheduler,
         runner: BatchRunner,
         timeline: Timeline,
         stirred: set[LazyReplica],
@@ -56,6 +70,24 @@ class LazyReplica(Replica):
     def run_ahead(self, record: Record) -> None:
         """Foresees what comes, if it is a repetition."""
         self._ahead = _Ahead.of(self, record)
+
+    def go_on(self, listener: Player) -> None:
+        """Does what the loop would have it do, as long as nothing can come between."""
+        until = listener.quiet_until
+        while True:
+            if self._ahead is None:
+                self._ahead = _Ahead.of(self, listener.record)
+            due, starts_at = self.due, self.starts_at
+            now = min(due, starts_at)
+            if now >= until:
+                return
+            if due <= now:
+                listener.landed(self, self.complete(), now)
+                until, starts_at = listener.quiet_until, self.starts_at
+            if starts_at <= now:
+                batch = self.submit(now)
+                if batch is not None:
+                    listener.record.submitted(self, batch, now)
 
     def catch_up(self, moment: float) -> bool:
         """Makes the foreseen moves that are complete at `moment`, and foresees nothing more; whether there
@@ -101,15 +133,17 @@ class CatchingUp(Router):
 
 
 class _Ahead:
-    """The moves of the batch in flight of a replica; `due`: the batch after the last of them."""
+    """The moves of the crowd that is in flight on a replica; `due`: when it is due after the last of them."""
 
-    def __init__(self, batch: InFlight, rotation: Rotation, record: Record, timeline: Timeline) -> None:
-        shape, moves = batch.step.shape, min(rotation.most, MOST)
+    def __init__(
+        self, batch: InFlight, crowd: Together, moves: int, record: Record, timeline: Timeline
+    ) -> None:
         self._batch = batch
-        self._rotation = rotation
+        self._crowd = crowd
         self._record = record
-        self._kv_tokens = shape.kv_tokens + shape.sequences * np.arange(1, moves + 1)
-        self._foreseen = timeline.foresee(shape.sequences, self._kv_tokens, batch.due)
+        size, tokens = crowd.members, crowd.contexts
+        self._contexts = range(tokens + size, tokens + size * moves + 1, size)
+        self._foreseen = timeline.foresee(size, self._contexts, batch.due)
         self.due = self._foreseen.end
 
     @classmethod
@@ -117,18 +151,14 @@ class _Ahead:
         """None where what comes next is no mere repetition."""
         if not replica.in_flight:
             return None
-        (batch,) = replica.in_flight
-        shape = batch.step.shape
-        if (
-            not shape.decodes
-            or shape.sequences != replica.scheduler.running
-            or replica.accepts_at > batch.due
-        ):
+        flight = replica.in_flight[0]
+        batch = flight.step.batch
+        if not isinstance(batch, Together) or batch.chunks or replica.accepts_at > flight.due:
             return None
-        rotation = find(replica.scheduler, [batch.step.batch])
-        if rotation is None or rotation.most < WORTHWHILE:
+        moves = replica.scheduler.repetitions()
+        if moves < WORTHWHILE:
             return None
-        return cls(batch, rotation, record, replica.timeline)
+        return cls(flight, batch, min(moves, MOST), record, replica.timeline)
 
     def move(self, replica: LazyReplica, until: float) -> bool:
         """Makes the moves that are complete at `until`; whether there are any.
@@ -139,16 +169,14 @@ class _Ahead:
         times = replica.timeline.repeat(self._foreseen, until)
         if times is None:
             return False
-        moves, (requests,) = len(times.ready_at), self._rotation.groups
-        kv_tokens, moments, last = self._kv_tokens[:moves], times.submitted_at, float(times.submitted_at[-1])
-        growth = np.array(self._rotation.growth(0, self._record.limits.block_size))
-        held = replica.scheduler.blocks_held + np.cumsum(growth[np.arange(1, moves + 1) % len(growth)])
-        self._record.tokens(requests, float(moments[0]))
-        self._record.gaps_between(moments, len(requests))
-        self._record.steps_of(replica, len(requests), kv_tokens, times, held)
-        self._record.repeated(requests, last)
-        (batch,) = advance(replica.scheduler, self._rotation, moves)
-        shape = StepShape.decoding(len(requests), int(kv_tokens[-1]))
-        step = replace(self._batch.step, batch=batch, shape=shape)
-        replica.resume([InFlight(step, times.last, times.last.ready_at)], times.last.accepts_at, last)
+        moves, size, record = len(times.ready_at), self._crowd.members, self._record
+        moments, last = times.submitted_at, times.last
+        held = list(accumulate(self._crowd.crowd.growth(moves), initial=replica.scheduler.blocks_held))
+        record.together(self._crowd, moments[0])
+        record.gaps_between(moments, size)
+        record.steps_of(replica, size, self._contexts[:moves], times, held[1:])
+        self._crowd.crowd.landed_at = last.submitted_at
+        batch = replica.scheduler.repeat(self._crowd, moves)
+        step = NullRunner.together(batch)
+        replica.resume([InFlight(step, last, last.ready_at)], last.accepts_at, last.submitted_at)
         return True

@@ -8,7 +8,7 @@ import numpy as np
 
 from corepipe.planning import charts
 from corepipe.planning.charts import Curve, Panel, middle, spread
-from corepipe.planning.simulation.record import Floats
+from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.report import Latencies, Report
 
 POINTS = 400

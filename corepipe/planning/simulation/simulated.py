@@ -1,29 +1,15 @@
-"""What stands in for real requests and for a real runner where nothing is computed."""
+"""What stands in for a real request where nothing is computed."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-import numpy as np
-
-from corepipe.neuron.program import StepOutput
 from corepipe.planning.workload import Session, Turn
-from corepipe.scheduler.request import Batch, Chunk, Request
-from corepipe.serving.engine.assuming import shape_of
-from corepipe.serving.engine.encoding import Encoding
-from corepipe.serving.engine.runner import Step, StepResult
+from corepipe.scheduler.request import Request
 
 KEY_BITS = 32
 """Tokens of a segment are told apart by so many bits of a block's key."""
-
-_TOKEN, _NOTHING = (0,), ()
-"""What is drawn of a chunk: each token is 0."""
-
-_NO_IDS = np.empty(0, np.int32)
-_NO_OUTPUT = StepOutput(_NO_IDS, np.empty(0, np.float32), _NO_IDS, np.empty(0, np.float32), None, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +25,7 @@ class SimulatedRequest(Request):
     scheduled_at: float = field(default=-1.0, init=False)
     first_at: float = field(default=-1.0, init=False)
     last_at: float = field(default=-1.0, init=False)
-    _ends: list[int] = field(default_factory=list, init=False)
-    _ids: list[int] = field(default_factory=list, init=False)
+    _keys: list[int] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, number: int, session: Session, turn: int, arrival: float) -> SimulatedRequest:
@@ -71,47 +56,27 @@ class SimulatedRequest(Request):
 
     def block_key(self, index: int, size: int) -> int:
         """The segment in which the block ends, and where: the segment stands for all that precedes it."""
-        if not self._ends:
-            self._ends = list(accumulate(segment.tokens for segment in self.asked.prompt))
-            self._ids = [*(segment.id for segment in self.asked.prompt), self.asked.answer]
-        end = (index + 1) * size
-        segment = bisect_left(self._ends, end)
-        start = self._ends[segment - 1] if segment else 0
-        return self._ids[segment] << KEY_BITS | end - start
+        if index < len(self._keys):
+            return self._keys[index]
+        if not self._keys:
+            self._add_prompt_keys(size)
+            if index < len(self._keys):
+                return self._keys[index]
+        return self.asked.answer << KEY_BITS | (index + 1) * size - self.num_prompt
 
+    def keys_of(self, blocks: range, size: int) -> Sequence[int]:
+        if not self._keys:
+            self._add_prompt_keys(size)
+        if blocks.stop <= len(self._keys):
+            return self._keys[blocks.start : blocks.stop]
+        return [self.block_key(index, size) for index in blocks]
 
-class NullRunner:
-    """Implements `replica.BatchRunner`: every batch is ready at once, every token is 0.
-
-    encoding: of a model that generates nothing (None: it does).
-    """
-
-    def __init__(self, encoding: Encoding | None = None) -> None:
-        self._encoding = encoding
-
-    def add(self, request: Request) -> None:
-        """There is nothing to keep of it."""
-
-    def remove(self, request_id: str) -> None:
-        """Nothing was kept of it."""
-
-    def submit(self, batch: Batch) -> Step:
-        chunks = batch.chunks
-        results = sum([c.samples for c in chunks])
-        if self._encoding is not None:
-            return Step(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
-        return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
-
-    def wait(self, step: Step) -> StepResult:
-        if self._encoding is not None:
-            return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
-        if step.shape.each > 1:
-            return StepResult(step, _NO_OUTPUT, [_drawn(chunk) for chunk in step.batch.chunks])
-        return StepResult(step, _NO_OUTPUT, [_TOKEN if c.samples else _NOTHING for c in step.batch.chunks])
-
-
-def _drawn(chunk: Chunk) -> Sequence[int]:
-    """What stands of a chunk."""
-    if chunk.drafts:
-        return chunk.verified(_TOKEN * (1 + len(chunk.drafts)))
-    return _TOKEN if chunk.samples else _NOTHING
+    def _add_prompt_keys(self, size: int) -> None:
+        """Those of the blocks that end in the prompt."""
+        start, end = 0, size
+        for segment in self.asked.prompt:
+            behind = start + segment.tokens
+            named = segment.id << KEY_BITS
+            self._keys += [named | at - start for at in range(end, behind + 1, size)]
+            end += (behind - end + size) // size * size if behind >= end else 0
+            start = behind

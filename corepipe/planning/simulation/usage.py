@@ -10,7 +10,8 @@ import numpy as np
 
 from corepipe.neuron.cost import ENGINES, Bottleneck, CostModel
 from corepipe.neuron.step import StepShape
-from corepipe.planning.simulation.record import Floats, Record, Steps
+from corepipe.planning.simulation.columns import Columns, Floats
+from corepipe.planning.simulation.record import Record
 from corepipe.serving.engine.replica import Replica
 
 MOMENTS = 256
@@ -91,7 +92,7 @@ class _Taken:
     bound: dict[str, float]
 
     @classmethod
-    def apart(cls, replicas: Iterable[Replica], steps: list[Steps]) -> _Taken:
+    def apart(cls, replicas: Iterable[Replica], steps: list[Columns]) -> _Taken:
         rows = padded = total = 0.0
         engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, Bottleneck), 0.0)
         for cost, shape in _moments(replicas, steps):
@@ -111,7 +112,7 @@ class _Taken:
         )
 
 
-def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[CostModel, StepShape]]:
+def _moments(replicas: Iterable[Replica], steps: list[Columns]) -> Iterator[tuple[CostModel, StepShape]]:
     """The steps that run at moments evenly spread over each replica's busy time."""
     for replica, of_replica in zip(replicas, steps, strict=True):
         if len(of_replica) == 0:
@@ -124,7 +125,7 @@ def _moments(replicas: Iterable[Replica], steps: list[Steps]) -> Iterator[tuple[
             yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
-def _time_mean(steps: Steps, name: str) -> float:
+def _time_mean(steps: Columns, name: str) -> float:
     """Mean of a column over the time in which a step runs; where steps overlap, of the later one."""
     if len(steps) == 0:
         return 0.0

@@ -144,9 +144,11 @@ class Replica:
         """Waits for the oldest batch and tells the scheduler what came of it."""
         batch = self.in_flight.popleft()
         result = self._runner.wait(batch.step)
-        failures = [each for each in result.failures if each.request.status is not Status.FINISHED]
-        for failure in failures:
-            self.scheduler.abort(failure.request.id, FinishReason.ERROR)
+        failures: list[Failure] = []
+        if result.failures:
+            failures = [each for each in result.failures if each.request.status is not Status.FINISHED]
+            for failure in failures:
+                self.scheduler.abort(failure.request.id, FinishReason.ERROR)
         events = self.scheduler.update(batch.step.batch, result.tokens)
         ended = [failure.request for failure in failures]
         ended += [event.request for event in events if event.finish_reason is not None]

@@ -82,7 +82,7 @@ class Router:
         best = sum(self._loaded[load] for load in loads if load <= loads[0] + self._margin)
         size = self._schedulers[0].block_size
         full = range((request.num_tokens - 1) // size)  # a token is left to compute
-        for holders in self._index.chain(request.block_key(number, size) for number in full):
+        for holders in self._index.chain(request.keys_of(full, size)):
             if not best & holders:
                 break
             best &= holders

@@ -49,7 +49,7 @@ class RequestInputs:
     started: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class Step:
     """A batch in the executor's hands.
 
@@ -179,7 +179,7 @@ class Runner:
         return StepResult(step, output, tokens, failures)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step
 class StepResult:
     """tokens: for each chunk those that stand of what it draws.  failures: at most one a request.
     of_passes: for each chunk the logprobs of its tokens, where not all are of this output."""
