@@ -155,7 +155,7 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
     logits = others = 0
     for i, op in enumerate(program.ops):
         size = alive.get(op.out.id, (0, 0))
-        alive[op.out.id] = there = _row_bytes(op.out, program)
+        alive[op.out.id] = there = _row_bytes(op.out, program, op.device_width)
         logits, others = logits + there[0] - size[0], others + there[1] - size[1]
         yield logits, others
         for value in (op.out, *op.inputs):
@@ -164,9 +164,10 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
                 logits, others = logits - size[0], others - size[1]
 
 
-def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
-    """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
-    size = value.width * value.rows.each * program.format.compute.bytes
+def _row_bytes(value: Value, program: Program, width: int | None = None) -> tuple[int, int]:
+    """Bytes of a value, or of so many elements a row, for each row of logits, and for each other row: one of
+    them is 0."""
+    size = (value.width if width is None else width) * value.rows.each * program.format.compute.bytes
     return (size, 0) if value.rows == WANTED else (0, size)
 
 

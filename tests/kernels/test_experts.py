@@ -219,7 +219,7 @@ def test_groups_are_the_routers(
     weights = np.take_along_axis(scores, taken, axis=1)
     if scoring is Scoring.SIGMOID_SHARES:
         weights /= weights.sum(axis=1, keepdims=True)
-    chosen, shares = rig.op._routed(logits, rig.correction)
+    chosen, shares = rig.op.routed(logits, rig.correction)
     assert (chosen == taken).all()
     np.testing.assert_allclose(shares, 2.5 * weights, rtol=1e-6)
     wanted = rig.twin(x, logits)
@@ -252,7 +252,7 @@ def test_near_scores_share_an_expert_s_weight() -> None:
             [1, 3, 2, 0, -1, 3],
         ]
     )
-    chosen, shares = rig.op._routed(scores)
+    chosen, shares = rig.op.routed(scores)
     left = scores.copy()
     for place in range(2):
         top = left.max(axis=1, keepdims=True)

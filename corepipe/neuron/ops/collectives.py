@@ -12,7 +12,7 @@ from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import Format, Value
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, TwinContext
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.rates import CoreRates, Mesh
 
 MESH_BYTES = 1 << 20
 """Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
@@ -34,7 +34,7 @@ class AllReduce(Transfer):
     x: Value
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _exchanges(2, self.out, fmt, rates)  # a reduce-scatter and an all-gather
+        return exchanges(2, self.out, fmt, rates, rates.mesh)  # a reduce-scatter and an all-gather
 
     def twin(self, at: TwinContext) -> F32 | None:
         parts = at.exchange(self.x)
@@ -55,7 +55,7 @@ class AllGather(Transfer):
     widths: tuple[int, ...]
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _exchanges(1, self.out, fmt, rates)
+        return exchanges(1, self.out, fmt, rates, rates.mesh)
 
     def twin(self, at: TwinContext) -> F32 | None:
         parts = at.exchange(self.x)
@@ -99,16 +99,16 @@ class Receive(Transfer):
         native.receive(at.buffer(self.out), self.peer, self.out.rows.name)
 
 
-def _exchanges(count: int, out: Value, fmt: Format, rates: CoreRates) -> OpCost:
+def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
     """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
     once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
     payload = out.width * fmt.compute.bytes
-    moved = payload * (rates.degree - 1) / rates.degree
+    moved = payload * (mesh.degree - 1) / mesh.degree
     return OpCost(
         out.rows.number,
         collectives=(
-            count * (rates.group.seconds + rates.exchange),
-            count * moved / rates.group.bytes_per_second,
+            count * (mesh.link.seconds + rates.exchange),
+            count * moved / mesh.link.bytes_per_second,
         ),
-        ring=(count * rates.ring, payload / MESH_BYTES),
+        ring=(count * mesh.ring, payload / MESH_BYTES),
     )

@@ -1,0 +1,63 @@
+"""Experts that are divided among cores: the bits of one core, in every family of mixtures and every format."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corepipe.kernels import native
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
+from tests.parity import expected
+from tests.support import answers, chunk_inputs, logits
+from tests.test_families import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits
+
+MIXTURES = [
+    *("dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss"),
+    *("gpt_oss-clamped", "granitemoe", "mixtral", "mixtral-one", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+]
+"""With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
+EVERYWHERE = {
+    "expert": {"expert": 3},
+    "crowded": {"expert": 2, "max_num_batched_tokens": 48, "num_blocks": 14},
+    "pipeline": {"expert": 2, "pipeline": 2},
+    "replicas": {"expert": 2, "data": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The directory of a model."""
+    root = tmp_path_factory.mktemp("mixtures")
+    return cache(lambda name: expected.load(name).write(root / name))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    pool = native().Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_on_several_cores_have_the_bits_of_one(name: str, fmt: str, folder: Any, pool: Any) -> None:
+    """In one batch and in chunks, on two, three, four cores and on one for each expert."""
+    model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
+    graph = model.graph(FORMATS[fmt], POSITIONS)
+    blocks = range(POSITIONS // BLOCK)
+    chunks = [chunk_inputs(prompt[a:b], a, blocks=blocks) for a, b in ((0, 37), (37, 38), (38, PROMPT))]
+    whole = chunk_inputs(prompt, 0, blocks=blocks)
+    wanted = logits(executor(model, graph, Placement(), pool), whole)
+    for expert in sorted({2, 3, 4, graph.experts} & set(range(graph.experts + 1))):
+        several = executor(model, graph, Placement(expert=expert), pool)
+        np.testing.assert_array_equal(logits(several, whole), wanted)
+        parts = [logits(several, chunk) for chunk in chunks]
+        np.testing.assert_array_equal(np.concatenate(parts), wanted)
