@@ -192,8 +192,8 @@ class Program:
         groups: tuple[int, int] = (1, 1),
         factor: float = 1.0,
     ) -> None:
-        """out = what `experts` makes of all experts, to the last bit, of the results x that the programs `group`
-        have of their own: each has those from one of `bounds` to the next.
+        """out = what `experts` makes of all experts, to the last bit, of the results x that the programs
+        `group` have of their own: each has those from one of `bounds` to the next.
 
         scoring and what follows it: as in `experts`.
         """

@@ -1,8 +1,8 @@
 """Graph + Placement -> Programs: one for each core of a replica, with the collectives where values cross.
 
 The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
-is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a stage has
-some experts of each mixture, whose results a GatherSlots brings together.  Tensor: every dimension
+is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a stage
+has some experts of each mixture, and a GatherSlots brings their results together.  Tensor: every dimension
 on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums, so an
 AllReduce follows; the vocabulary's columns are put together by an AllGather.
 """
@@ -51,7 +51,9 @@ def _divided(graph: Graph, placement: Placement) -> Graph:
     """The graph as a placement divides it.  Raises UserError where it cannot."""
     if placement.expert > 1:
         if not graph.experts:
-            raise UserError(f"--expert {placement.expert}: {graph.name} has no experts; leave it out", "expert")
+            raise UserError(
+                f"--expert {placement.expert}: {graph.name} has no experts; leave it out", "expert"
+            )
         graph = replace(graph, ops=tuple(op.spread() for op in graph.ops))
     if placement.tensor > 1:
         _refuse_uncuttable(graph)
@@ -156,8 +158,8 @@ def _deferred_sums(graph: Graph) -> frozenset[int]:
 class _Plan:
     """What all cores of a replica share.
 
-    axes: of each core of a stage; stages: layers of each; ops: the graph's ops of each stage; deferred: values that
-    stay partial sums; carried: the values that go from each stage to the next, in the order they were made.
+    axes: of each core of a stage; stages: layers of each; ops: the graph's of each stage; deferred: values
+    that stay partial sums; carried: the values that go from each stage to the next, in the order they were made.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class _CoreCompiler:
             layers=layers,
             max_positions=plan.graph.max_positions,
             outputs=tuple(self._outputs()),
-            tensor=plan.placement.tensor,
+            tensor=plan.placement.tensor if plan.placement.expert > 1 else None,
         )
 
     def _outputs(self) -> Iterator[Output]:
@@ -385,11 +387,19 @@ def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
     return [_describe_core(program) for program in programs]
 
 
+def _experts_of(program: Program) -> dict[str, list[int]]:
+    """The first and the last, of a core that has some of them."""
+    shares = (op.own for op in program.ops if isinstance(op, Experts) and op.own is not None)
+    own = next(shares, None)
+    return {} if own is None else {"experts": [own.first, own.first + own.size - 1]}
+
+
 def _describe_core(program: Program) -> dict[str, object]:
     return {
         "core": program.core,
         "stage": program.stage,
         "rank": program.rank,
+        **_experts_of(program),
         "layers": [program.layers.start, program.layers.stop - 1],
         "heads": max((layout.heads for layout in program.head_layouts), default=0),
         "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),

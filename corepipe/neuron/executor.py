@@ -63,8 +63,7 @@ class NativeCore:
         blocks: int,
         block_size: int,
         max_rows: int,
-        group: range,
-        stage: range,
+        cores: int,
         layer_groups: LayerGroups = ONE_GROUP,
         *,
         int8_cache: bool = False,
@@ -72,8 +71,7 @@ class NativeCore:
         program.require_computed()
         self._program = program
         self._weights = weights
-        self._group = group
-        self._stage = stage
+        self._cores = cores  # of a stage
         self._layer_groups = layer_groups
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
         steps = lower(program.ops, lambda spec: weights[spec.name].kind)
@@ -155,12 +153,12 @@ class NativeCore:
     @property
     def group(self) -> range:
         """The cores of the tensor group."""
-        return self._group
+        return self._program.group(self._cores)
 
     @property
     def stage(self) -> range:
         """The cores of the stage."""
-        return self._stage
+        return self._program.stage_cores(self._cores)
 
     def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
         """A table as it is stored."""
@@ -319,17 +317,7 @@ class NativeExecutor:
         last = programs[-1]
         cores = cores_of_a_stage(programs)
         self.cores = [
-            NativeCore(
-                p,
-                weights,
-                blocks,
-                block_size,
-                max_rows,
-                p.group(cores),
-                p.stage_cores(cores),
-                layer_groups,
-                int8_cache=int8_cache,
-            )
+            NativeCore(p, weights, blocks, block_size, max_rows, cores, layer_groups, int8_cache=int8_cache)
             for p in programs
         ]
         result = last.outputs[0].value

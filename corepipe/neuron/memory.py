@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from math import inf
@@ -197,19 +197,20 @@ def _advice(
 
 def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:
     for tensor in sorted({placement.tensor, *instance.tensor_degrees}):
-        candidate = Placement(placement.pipeline, tensor, placement.data)
-        if candidate.cores <= instance.cores:
-            yield candidate
+        if placement.expert == 1 or placement.expert % tensor == 0:
+            candidate = replace(placement, tensor=tensor)
+            if candidate.cores <= instance.cores:
+                yield candidate
 
 
 def flags(instance: Instance, placement: Placement) -> str:
     """The flags that ask for this deployment; degrees of 1 are left out."""
-    degrees = {"pipeline": placement.pipeline, "tensor": placement.tensor, "data": placement.data}
-    return " ".join([f"--instance {instance.name}", *(f"--{n} {d}" for n, d in degrees.items() if d > 1)])
+    asked = (f"--{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
+    return " ".join([f"--instance {instance.name}", *asked])
 
 
 def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str:
-    degrees = f"pipeline {placement.pipeline} x tensor {placement.tensor} x data {placement.data}"
+    degrees = " x ".join(f"{name} {degree}" for name, degree in placement.degrees.items())
     return f"{degrees} needs {placement.cores} NeuronCores, {instance.name} has {instance.cores}; {advice}"
 
 

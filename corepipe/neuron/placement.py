@@ -18,7 +18,7 @@ EVEN_UNITS = (64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where that is more than 1.
+    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where there are more.
 
     expert: cores of a stage that each have some of a mixture's experts, whole (1: every core has its columns
     of all of them).  All else is cut by `tensor`: neighbouring ranks share it, and where there are more cores
@@ -38,10 +38,16 @@ class Placement:
                 raise UserError(f"--{field.name} must be at least 1, not {degree}", field.name)
         if self.expert > 1 and self.expert % self.tensor:
             raise UserError(
-                f"--expert {self.expert}: the cores of a stage are in groups of --tensor {self.tensor}; choose a "
-                "multiple of it",
+                f"--expert {self.expert}: the cores of a stage are in groups of --tensor {self.tensor}; choose "
+                "a multiple of it",
                 "expert",
             )
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """By the names of their flags; `expert` where experts are divided."""
+        named = {"pipeline": self.pipeline, "tensor": self.tensor, "data": self.data}
+        return named | ({"expert": self.expert} if self.expert > 1 else {})
 
     @property
     def cores_per_stage(self) -> int:
@@ -74,14 +80,17 @@ def shard_axes(
     Columns and the vocabulary are cut into contiguous parts of whole units (of smaller ones where there are
     fewer of them than ranks), which may differ by one unit.  Unless `grouped`, columns are cut in whichever
     of `EVEN_UNITS` makes the widest part narrowest.
-    Experts are cut into `expert` runs that differ by one at most; of all else each further `tensor` cores have
-    what the first have.
+    Experts are cut into `expert` runs that differ by one at most; of all else each further `tensor` cores
+    have what the first have.
     Raises UserError where a rank would be left without a part; `spare_ranks`: with zero heads alone it may.
     """
     each = list(dict.fromkeys(axes))
     _refuse_excess(each, tensor, spare_ranks)
     parts = [
-        (axis, _shares(axis.width, expert) if axis.kind is AxisKind.EXPERTS else _parts(axis, tensor, grouped))
+        (
+            axis,
+            _shares(axis.width, expert) if axis.kind is AxisKind.EXPERTS else _parts(axis, tensor, grouped),
+        )
         for axis in each
     ]
     cores = max(tensor, expert)

@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Cores that exchange values: how many, how they reach one another, seconds of a way around their ring."""
+    """Cores that exchange values: how many, how they reach one another, seconds of a way around the ring."""
 
     degree: int
     link: Link

@@ -110,8 +110,8 @@ class TwinContext(HasHeads, Protocol):
         """The sequences of the batch, as recurrent Ops take them."""
 
     def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
-        """x of every rank of the tensor group, or of the stage, in their order; None while one of them has not
-        come so far."""
+        """x of every rank of the tensor group, or of the stage, in their order; None while one of them has
+        not come so far."""
 
     def send(self, peer: int, x: F32) -> None: ...
 

@@ -56,7 +56,7 @@ class Share(NamedTuple):
     """Consecutive experts: the number of the first, and how many they are."""
 
     first: int
-    count: int
+    size: int
 
 
 def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
@@ -121,7 +121,11 @@ class Experts(Keeps):
     def own_fields(self, cut: Cut) -> Mapping[str, Any]:
         """The sum over ranks must add the last bias once."""
         once = self.biases[: 2 if cut.rank and self.sums() else None]
-        return {"ffn": cut.width(self.gate.axes[1]), "biases": once, "own": self.share(cut.part(self.gate.axes[0]))}
+        return {
+            "ffn": cut.width(self.gate.axes[1]),
+            "biases": once,
+            "own": self.share(cut.part(self.gate.axes[0])),
+        }
 
     def out_width(self, cut: Cut) -> int:
         width = cut.value(self.x).width
@@ -157,7 +161,7 @@ class Experts(Keeps):
         )
         one = merged((gate, up, gated, down, weighed, added), rates)
         if self.own is not None:
-            return ExpertsCost(one, steps, self.own.count, self.own.count, 2 * rates.start)
+            return ExpertsCost(one, steps, self.own.size, self.own.size, 2 * rates.start)
         return ExpertsCost(one, steps, self.experts, self.top_k, 2 * rates.start)
 
     @property
@@ -271,7 +275,7 @@ class Experts(Keeps):
 
 
 def weighed_sum(results: F32, weights: F32, fmt: Format) -> F32:
-    """Of [rows, places, width] with weights [rows, places], added in the order of their places, rounded once."""
+    """Of [rows, places, width] with weights [rows, places], added in the order of places, rounded once."""
     total = np.zeros((len(results), results.shape[2]), np.float32)
     for place in range(results.shape[1]):
         total += weights[:, place, None] * results[:, place]

@@ -110,9 +110,7 @@ class DevicePlan:
             "logical_neuroncore_config": self.instance.lnc,
             **self._part(),
             "runtime_profile": self.profile.name,
-            "pipeline": self.placement.pipeline,
-            "tensor": self.placement.tensor,
-            "data": self.placement.data,
+            **self.placement.degrees,
             "reason": self.reason,
             "intervals": self.intervals(),
             **self._buckets(),
@@ -165,7 +163,7 @@ def plan_device(config: EngineConfig, model: Architecture) -> DevicePlan:
         _check_speculation(config, graph, config.speculative_config)
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime)
-    degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
+    degrees = modes.Degrees(config.pipeline, config.tensor, config.data, config.expert)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
