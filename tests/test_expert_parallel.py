@@ -1,4 +1,4 @@
-"""Experts that are divided among cores: the bits of one core, in every family of mixtures and every format."""
+"""Experts that are divided among cores: the bits of one core, in every family of mixtures and format."""
 
 from __future__ import annotations
 

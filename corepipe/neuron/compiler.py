@@ -1,10 +1,10 @@
 """Graph + Placement -> Programs: one for each core of a replica, with the collectives where values cross.
 
 The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
-is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a stage
-has some experts of each mixture, and a GatherSlots brings their results together.  Tensor: every dimension
-on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums, so an
-AllReduce follows; the vocabulary's columns are put together by an AllGather.
+is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a
+stage has some experts of each mixture, and a GatherSlots brings their results together.  Tensor: every
+dimension on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums,
+so an AllReduce follows; the vocabulary's columns are put together by an AllGather.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class _Plan:
     """What all cores of a replica share.
 
     axes: of each core of a stage; stages: layers of each; ops: the graph's of each stage; deferred: values
-    that stay partial sums; carried: the values that go from each stage to the next, in the order they were made.
+    that stay partial sums; carried: the values that go from each stage to the next, in the order they were
+    made.
     """
 
     def __init__(

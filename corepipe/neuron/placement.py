@@ -18,7 +18,7 @@ EVEN_UNITS = (64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where there are more.
+    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where that is more.
 
     expert: cores of a stage that each have some of a mixture's experts, whole (1: every core has its columns
     of all of them).  All else is cut by `tensor`: neighbouring ranks share it, and where there are more cores
@@ -38,8 +38,8 @@ class Placement:
                 raise UserError(f"--{field.name} must be at least 1, not {degree}", field.name)
         if self.expert > 1 and self.expert % self.tensor:
             raise UserError(
-                f"--expert {self.expert}: the cores of a stage are in groups of --tensor {self.tensor}; choose "
-                "a multiple of it",
+                f"--expert {self.expert}: the cores of a stage are in groups of --tensor {self.tensor}; "
+                "choose a multiple of it",
                 "expert",
             )
 

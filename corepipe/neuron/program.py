@@ -73,11 +73,11 @@ class WeightShard:
 class Program:
     """One core's part of a Graph.  Ops have local shapes; collectives stand where values cross cores.
 
-    `core` is the index within the replica: stage * cores of a stage + rank.  `layers` are the decoder layers
-    whose KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis of the graph.
-    `outputs` are those of the graph that this core has, of a tensor group every core.  `tensor`: how many
-    neighbours share heads and columns (None: all of a stage); in a stage with more cores, among which experts
-    are divided, each such group has them all.
+    `core` is the index within the replica: stage * cores of a stage + rank.  `layers` are the decoder
+    layers whose KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis
+    of the graph.  `outputs` are those of the graph that this core has, of a tensor group every core.
+    `tensor`: how many neighbours share heads and columns (None: all of a stage); in a stage with more
+    cores, among which experts are divided, each such group has them all.
     """
 
     core: int

@@ -113,7 +113,7 @@ class Space:
 
     def shapes(self, heads: int, layers: int, experts: int = 0) -> Iterator[Shape]:
         """Every model-on-an-instance, in the catalogue's order, for a model of so many heads, layers and
-        experts of a layer (0: none): these also divided among the tensor ranks, by software that does that."""
+        experts of a layer (0: none): these also divided among tensor ranks, by software that does that."""
         for instance in self.instances:
             for lnc, device in _logical(instance):
                 for fmt in self._formats(device):
