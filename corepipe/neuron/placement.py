@@ -1,5 +1,4 @@
-"""Where the parts of a model go: layers to pipeline stages, heads and columns to tensor ranks, experts to all
-cores of a stage."""
+"""Where the parts of a model go: layers to stages, heads and columns to tensor ranks, experts to cores."""
 
 from __future__ import annotations
 

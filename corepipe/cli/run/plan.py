@@ -130,6 +130,8 @@ def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | No
     if found is None:
         return None
     deployment = found.option.deployment
+    if deployment.candidate.shape.placement.expert > 1:  # `corepipe fit` knows no rows of divided experts
+        return None
     stack = _stack(deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
     return measure_commands(given["model"], deployment, stack, plan.inquiry.demand)
 
