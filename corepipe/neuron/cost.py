@@ -60,7 +60,7 @@ class _Transfer:
 class CostModel:
     """Times the Programs of one replica on an instance.
 
-    programs: the compiler's, index stage * tensor + rank.  profile: the software; its constants, or
+    programs: the compiler's, index stage * cores of a stage + rank.  profile: the software; its constants, or
     `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica:
     which of them this is.  batch: the sequences that decode graphs are compiled for, where the profile
     pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled

@@ -197,10 +197,17 @@ def _advice(
 
 def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:
     for tensor in sorted({placement.tensor, *instance.tensor_degrees}):
-        if placement.expert == 1 or placement.expert % tensor == 0:
-            candidate = replace(placement, tensor=tensor)
+        for expert in _experts(placement, tensor):
+            candidate = replace(placement, tensor=tensor, expert=expert)
             if candidate.cores <= instance.cores:
                 yield candidate
+
+
+def _experts(placement: Placement, tensor: int) -> list[int]:
+    """Among how many cores experts may be divided that are to be: as was asked, or among the tensor ranks."""
+    if placement.expert == 1:
+        return [1]
+    return sorted(expert for expert in {placement.expert, tensor} - {1} if expert % tensor == 0)
 
 
 def flags(instance: Instance, placement: Placement) -> str:

@@ -120,7 +120,8 @@ class Space:
                     for placement in placements(device, heads, layers):
                         for profile in self.profiles:
                             yield Shape(device.name, fmt, placement, profile, lnc)
-                            if profile.expert_parallel and 1 < placement.tensor <= experts:
+                            divides = profile.expert_parallel and placement.pipeline == 1
+                            if divides and 1 < placement.tensor <= experts:
                                 divided = replace(placement, expert=placement.tensor)
                                 yield Shape(device.name, fmt, divided, profile, lnc)
 
