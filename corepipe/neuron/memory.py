@@ -15,7 +15,7 @@ from corepipe.neuron.compiler import kv_bytes_per_token, state_bytes, weight_byt
 from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
 from corepipe.neuron.native_plugin import KvBudget
-from corepipe.neuron.ops.collectives import Transfer
+from corepipe.neuron.ops.transfers import Transfer
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 

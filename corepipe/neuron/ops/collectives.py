@@ -11,20 +11,9 @@ from corepipe.neuron.collectives import all_gather, all_reduce
 from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import Format, Value
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, TwinContext
-from corepipe.neuron.rates import CoreRates, Mesh
-
-MESH_BYTES = 1 << 20
-"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
-
-
-class Transfer(Op):
-    """An Op that other cores take part in, by its Value."""
-
-    __slots__ = ()
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
+from corepipe.neuron.ops.base import Bindings, NativeProgram, TwinContext
+from corepipe.neuron.ops.transfers import Transfer, exchanges
+from corepipe.neuron.rates import CoreRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +86,3 @@ class Receive(Transfer):
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.receive(at.buffer(self.out), self.peer, self.out.rows.name)
-
-
-def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
-    """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
-    once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
-    payload = out.width * fmt.compute.bytes
-    moved = payload * (mesh.degree - 1) / mesh.degree
-    return OpCost(
-        out.rows.number,
-        collectives=(
-            count * (mesh.link.seconds + rates.exchange),
-            count * moved / mesh.link.bytes_per_second,
-        ),
-        ring=(count * mesh.ring, payload / MESH_BYTES),
-    )

@@ -15,8 +15,8 @@ from corepipe.neuron.engines import Cost, ExpertsCost, OpCost
 from corepipe.neuron.graph import Axis, Format, Function, Value, WeightSpec, fixed
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, Op, TwinContext
-from corepipe.neuron.ops.collectives import Transfer, exchanges
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
+from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.program import AxisShard
 from corepipe.neuron.rates import CoreRates
 
