@@ -11,7 +11,8 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph, describe
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.description import describe
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
 from corepipe.neuron.placement import Placement

@@ -377,34 +377,3 @@ def state_bytes(program: Program) -> int:
     """Bytes of the states that a core keeps for one sequence, in fp32."""
     kept = (op.state.per_sequence for op in program.ops if op.state is not None)
     return sum(kept) * DType.FP32.bytes
-
-
-def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
-    """What each core of a replica holds, as /v1/placement reports it.
-
-    `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
-    of the layer that has most; sizes in bytes.
-    """
-    return [_describe_core(program) for program in programs]
-
-
-def _experts_of(program: Program) -> dict[str, list[int]]:
-    """The first and the last, of a core that has some of them."""
-    shares = (op.own for op in program.ops if isinstance(op, Experts) and op.own is not None)
-    own = next(shares, None)
-    return {} if own is None else {"experts": [own.first, own.first + own.size - 1]}
-
-
-def _describe_core(program: Program) -> dict[str, object]:
-    return {
-        "core": program.core,
-        "stage": program.stage,
-        "rank": program.rank,
-        **_experts_of(program),
-        "layers": [program.layers.start, program.layers.stop - 1],
-        "heads": max((layout.heads for layout in program.head_layouts), default=0),
-        "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
-        "weight_bytes": weight_bytes_by_format(program),
-        "kv_bytes_per_token": kv_bytes_per_token(program),
-        **({"state_bytes_per_sequence": kept} if (kept := state_bytes(program)) else {}),
-    }

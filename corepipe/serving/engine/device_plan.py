@@ -9,8 +9,8 @@ from corepipe.models.registry import Architecture
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
+from corepipe.neuron.description import describe
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Graph, InputKind, OutputKind
 from corepipe.neuron.hardware import Instance, hypothetical
 from corepipe.neuron.layer_groups import block_positions
