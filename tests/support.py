@@ -134,7 +134,7 @@ class IsolatedCores:
         tensor = placement.tensor
         self.programs = programs
         self.cores = [
-            NativeCore(p, own, BLOCKS, BLOCK_SIZE, MAX_ROWS, range(p.core - p.rank, p.core - p.rank + tensor))
+            NativeCore(p, own, BLOCKS, BLOCK_SIZE, MAX_ROWS, tensor)
             for p, own in zip(programs, self.copies, strict=True)
         ]
         end = programs[-1].ops[-1].out

@@ -14,7 +14,8 @@ COMMON = ("instance", "lnc", "clock", "time_scale", "seed", "cache_dir")
 
 OWN = (
     "task", "dtype", "bits", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "max-batch-delay",
-    "mode", "pipeline", "tensor", "data", "timing-model", "profile", "policy", "block-size", "num-blocks",
+    "mode", "pipeline", "tensor", "data", "expert",
+    "timing-model", "profile", "policy", "block-size", "num-blocks",
     "kv-cache-dtype", "kv-cache-memory-bytes", "enable-prefix-caching", "max-num-queued-reqs",
     "max-num-queued-tokens", "threads", "chat-template", "tool-call-parser", "reasoning-parser",
 )  # fmt: skip

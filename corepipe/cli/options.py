@@ -381,6 +381,10 @@ Data = Annotated[
     int | None,
     _option("--data", "--data-parallel-size", help="Replicas of the whole model.", panel=DEVICE, min=1),
 ]
+Expert = Annotated[
+    int | None,
+    _option("--expert", help="Cores of a stage that divide a mixture's experts.", panel=DEVICE, min=1),
+]
 Clock = Annotated[
     ClockChoice,
     _option("--clock", help="host: as fast as it can; device: at the device's pace.", panel=DEVICE),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,13 +14,15 @@ from corepipe.cli.tables import Figures
 CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
 
 
+DEGREES = ("pipeline", "tensor", "data", "expert")
+
 USELESS = 10.0
 """Times of a prediction from which on nothing can be decided by it."""
 
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
-    degrees = ", ".join(f"{name} {placement[name]}" for name in ("pipeline", "tensor", "data"))
+    degrees = ", ".join(degrees_of(placement))
     timed = placement["timing_model"] or placement["model"]
     console.print(
         f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
@@ -57,6 +59,11 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
         cores.add_row(numbers, stage, ranks, *held)
     console.print(cores)
+
+
+def degrees_of(placement: Mapping[str, Any]) -> Iterator[str]:
+    """Of /v1/placement, or a report, in words; how experts are divided, where they are."""
+    return (f"{name} {placement[name]}" for name in DEGREES if name in placement)
 
 
 def _part(placement: Mapping[str, Any]) -> str:

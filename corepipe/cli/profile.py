@@ -41,6 +41,7 @@ def profile(
     pipeline: options.Pipeline = None,
     tensor: options.Tensor = None,
     data: options.Data = None,
+    expert: options.Expert = None,
     dtype: options.TimedFormat = options.TimedDtype.BF16,
     profile: options.Profile = None,
     max_model_len: options.MaxModelLen = None,

@@ -66,6 +66,7 @@ def serve(
     pipeline: options.Pipeline = None,
     tensor: options.Tensor = None,
     data: options.Data = None,
+    expert: options.Expert = None,
     clock: options.Clock = options.ClockChoice.HOST,
     timing_model: options.TimingModel = None,
     time_scale: options.TimeScale = 1.0,

@@ -62,6 +62,7 @@ def simulate(
     pipeline: options.Pipeline = None,
     tensor: options.Tensor = None,
     data: options.Data = None,
+    expert: options.Expert = None,
     profile: options.Profile = None,
     max_num_seqs: options.MaxNumSeqs = defaults.MAX_NUM_SEQS,
     max_num_batched_tokens: options.MaxBatchedTokens = defaults.MAX_NUM_BATCHED_TOKENS,

@@ -162,6 +162,7 @@ class Program:
         correction: F32 | None = None,
         groups: tuple[int, int] = (1, 1),
         factor: float = 1.0,
+        first: int | None = None,
     ) -> None:
         """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts whose scores are
         highest.  The matrices are one for each expert, all of the same shapes.
@@ -174,6 +175,27 @@ class Program:
         biases: none, or gate's and up's [experts, n] and maybe down's.
         groups: experts are in so many equal groups, of which a row takes those of so many: of those that have
         the largest score, or, of sigmoids, the largest two together.  factor: of all weights.
+        first: of a core that has only some of the experts, from that number on; `out` [rows, top_k * n] then
+        has what these make, a row's for the i-th expert that it takes at i * n, neither weighed nor added.
+        """
+    def gather_slots(
+        self,
+        x: int,
+        scores: int,
+        out: int,
+        group: Sequence[int],
+        bounds: Sequence[int],
+        top_k: int,
+        scoring: str,
+        nearness: float = 0.0,
+        correction: F32 | None = None,
+        groups: tuple[int, int] = (1, 1),
+        factor: float = 1.0,
+    ) -> None:
+        """out = what `experts` makes of all experts, to the last bit, of the results x that the programs
+        `group` have of their own: each has those from one of `bounds` to the next.
+
+        scoring and what follows it: as in `experts`.
         """
     def latent_attention(
         self,

@@ -36,7 +36,7 @@ class Links:
 
     def __init__(self) -> None:
         self._channels: defaultdict[tuple[int, int], deque[F32]] = defaultdict(deque)
-        self._exchanges: defaultdict[tuple[int, int], dict[int, F32]] = defaultdict(dict)
+        self._exchanges: defaultdict[tuple[range, int], dict[int, F32]] = defaultdict(dict)
 
     def send(self, source: int, target: int, x: F32) -> None:
         """Queues x on the way from core `source` to core `target`."""
@@ -47,11 +47,11 @@ class Links:
         channel = self._channels[source, target]
         return channel.popleft() if channel else None
 
-    def exchange(self, stage: int, number: int, rank: int, x: F32, ranks: int) -> list[F32] | None:
-        """Adds a rank's part to the stage's collective `number`; all parts in rank order, once complete.
+    def exchange(self, group: range, number: int, core: int, x: F32) -> list[F32] | None:
+        """Adds a core's part to the collective `number` of its group; all parts in rank order, once complete.
 
         A core that was told to wait asks again with the same part.
         """
-        parts = self._exchanges[stage, number]
-        parts[rank] = x
-        return [parts[r] for r in range(ranks)] if len(parts) == ranks else None
+        parts = self._exchanges[group, number]
+        parts[core] = x
+        return [parts[c] for c in group] if len(parts) == len(group) else None

@@ -1,9 +1,10 @@
 """Graph + Placement -> Programs: one for each core of a replica, with the collectives where values cross.
 
 The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
-is made in one stage and read in a later one is sent from neighbour to neighbour.  Tensor: every dimension
-on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums, so an
-AllReduce follows; the vocabulary's columns are put together by an AllGather.
+is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a
+stage has some experts of each mixture, and a GatherSlots brings their results together.  Tensor: every
+dimension on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums,
+so an AllReduce follows; the vocabulary's columns are put together by an AllGather.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from corepipe.neuron.graph import (
     WeightSpec,
     stored_bytes,
 )
-from corepipe.neuron.ops import Add, AllGather, AllReduce, Op, Receive, Send
+from corepipe.neuron.ops import Add, AllGather, AllReduce, Experts, GatherSlots, Op, Receive, Send, Share
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import AxisShard, Program, WeightShard
 
@@ -33,7 +34,7 @@ from corepipe.neuron.program import AxisShard, Program, WeightShard
 def compile_graph(
     graph: Graph, placement: Placement, weights_of_layers: Sequence[float] | None = None
 ) -> tuple[Program, ...]:
-    """The Programs of one replica, index stage * tensor + rank.
+    """The Programs of one replica, index stage * cores of a stage + rank.
 
     `weights_of_layers` balances the pipeline as `placement.cut_layers` takes it: what precedes the layers,
     each layer, what follows them.  By default the bytes of weights that a step of one token reads.
@@ -41,10 +42,22 @@ def compile_graph(
     rules of `check`.
     """
     check(graph)
-    if placement.tensor > 1:
-        _refuse_uncuttable(graph)
+    graph = _divided(graph, placement)
     plan = _Plan(graph, placement, cut_layers(weights_of_layers or bytes_read(graph), placement.pipeline))
     return tuple(program for stage in range(placement.pipeline) for program in _compile_stage(plan, stage))
+
+
+def _divided(graph: Graph, placement: Placement) -> Graph:
+    """The graph as a placement divides it.  Raises UserError where it cannot."""
+    if placement.expert > 1:
+        if not graph.experts:
+            raise UserError(
+                f"--expert {placement.expert}: {graph.name} has no experts; leave it out", "expert"
+            )
+        graph = replace(graph, ops=tuple(op.spread() for op in graph.ops))
+    if placement.tensor > 1:
+        _refuse_uncuttable(graph)
+    return graph
 
 
 def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...]:
@@ -53,10 +66,10 @@ def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...
     Ranks whose parts are as wide have the Ops and weights of the first of them.  There may be more ranks than
     heads: the stack pads them with zero heads.
     """
-    if placement.pipeline > 1 or placement.tensor == 1:
+    if placement.pipeline > 1 or placement.cores_per_stage == 1:
         return compile_graph(graph, placement)
     check(graph)
-    _refuse_uncuttable(graph)
+    graph = _divided(graph, placement)
     plan = _Plan(graph, placement, cut_layers(bytes_read(graph), 1), spare_ranks=True)
     first: dict[tuple[int, ...], Program] = {}
     programs = []
@@ -145,8 +158,9 @@ def _deferred_sums(graph: Graph) -> frozenset[int]:
 class _Plan:
     """What all cores of a replica share.
 
-    axes: of each rank; stages: layers of each; ops: the graph's ops of each stage; deferred: values that
-    stay partial sums; carried: the values that go from each stage to the next, in the order they were made.
+    axes: of each core of a stage; stages: layers of each; ops: the graph's of each stage; deferred: values
+    that stay partial sums; carried: the values that go from each stage to the next, in the order they were
+    made.
     """
 
     def __init__(
@@ -156,7 +170,7 @@ class _Plan:
         self.placement = placement
         self.stages = stages
         grouped = graph.format.activations is DType.INT8
-        self.axes = shard_axes(_axes(graph), placement.tensor, grouped, spare_ranks)
+        self.axes = shard_axes(_axes(graph), placement.tensor, grouped, spare_ranks, placement.expert)
         layouts = {op.head_layout for op in graph.ops if op.head_layout is not None}
         self.heads = {layout: local_heads(layout, placement.tensor) for layout in layouts}
         self.ops: list[list[Op]] = [[] for _ in stages]
@@ -183,7 +197,7 @@ def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
     """The Programs of a tensor group.  Ranks whose parts are as wide run the same ops on other shards."""
     known: dict[tuple[object, ...], Program] = {}
     for rank, axes in enumerate(plan.axes):
-        widths = (rank > 0, *(shard.width for shard in axes.values()))
+        widths = (rank % plan.placement.tensor > 0, *(shard.width for shard in axes.values()))
         if widths in known:
             yield _twin(known[widths], plan, rank)
         else:
@@ -192,15 +206,21 @@ def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
 
 
 def _twin(program: Program, plan: _Plan, rank: int) -> Program:
-    """The Program of another rank of the same group, with parts as wide."""
-    ahead = rank - program.rank
-    ops = program.ops
-    if plan.placement.pipeline > 1:
-        ops = tuple(
-            replace(op, peer=op.peer + ahead) if isinstance(op, Send | Receive) else op for op in program.ops
-        )
-    shards = {name: _shard(shard.spec, plan.axes[rank]) for name, shard in program.shards.items()}
-    core, axes = program.core + ahead, plan.axes[rank]
+    """The Program of another rank of the same stage, with parts as wide."""
+    ahead, axes = rank - program.rank, plan.axes[rank]
+
+    def of_rank(op: Op) -> Op:
+        match op:
+            case Send() | Receive():
+                return replace(op, peer=op.peer + ahead)
+            case Experts(own=Share()):
+                return replace(op, own=op.share(axes[op.gate.axes[0]]))
+        return op
+
+    alike = plan.placement.pipeline == 1 and plan.placement.expert == 1
+    ops = program.ops if alike else tuple(map(of_rank, program.ops))
+    shards = {name: _shard(shard.spec, axes) for name, shard in program.shards.items()}
+    core = program.core + ahead
     return replace(program, core=core, rank=rank, ops=ops, shards=shards, axes=axes)
 
 
@@ -243,6 +263,7 @@ class _CoreCompiler:
             layers=layers,
             max_positions=plan.graph.max_positions,
             outputs=tuple(self._outputs()),
+            tensor=plan.placement.tensor if plan.placement.expert > 1 else None,
         )
 
     def _outputs(self) -> Iterator[Output]:
@@ -270,14 +291,16 @@ class _CoreCompiler:
         self._shards.update((spec.name, _shard(spec, self._axes)) for spec in local.weights)
         self._ops.append(local)
         out = local.out
-        if self._split and op.out.id not in self._plan.deferred:
+        if isinstance(local, Experts) and local.own is not None:
+            out = self._gathered(local)
+        elif self._split and op.out.id not in self._plan.deferred:
             out = self._complete(op, local)
         self._local[op.out.id] = out
 
     @property
     def rank(self) -> int:
         """The rank in its tensor group."""
-        return self._rank
+        return self._rank % self._plan.placement.tensor
 
     def value(self, value: Value) -> Value:
         """The core's own of a value of the graph."""
@@ -293,9 +316,22 @@ class _CoreCompiler:
         """Of the core's part of an axis."""
         return self._axes[axis].width
 
+    def part(self, axis: Axis) -> AxisShard:
+        """The core's of an axis."""
+        return self._axes[axis]
+
     def heads(self, heads: HeadLayout) -> HeadLayout:
         """The core's own of an attention's heads."""
         return self._plan.heads[heads]
+
+    def _gathered(self, local: Experts) -> Value:
+        """The sum of what all cores' experts make."""
+        shares = [axes[local.gate.axes[0]].ranges[0] for axes in self._plan.axes]
+        bounds = (0, *(start + count for start, count in shares))
+        total = self.new(local.out, local.x.width)
+        mixture = replace(local, own=None)
+        self._ops.append(GatherSlots(local.layer, total, local.out, local.routing, mixture, bounds))
+        return total
 
     def _complete(self, op: Op, local: Op) -> Value:
         """Sums partial products; gathers the columns of the vocabulary."""
@@ -306,7 +342,8 @@ class _CoreCompiler:
             self._ops.append(AllReduce(local.layer, total, out))
             return total
         if _makes_columns(op):
-            widths = tuple(axes[op.out.axis].width for axes in self._plan.axes)
+            group = self._plan.axes[: self._plan.placement.tensor]
+            widths = tuple(axes[op.out.axis].width for axes in group)
             gathered = self.new(out, sum(widths))
             self._ops.append(AllGather(local.layer, gathered, out, widths))
             return gathered
@@ -340,26 +377,3 @@ def state_bytes(program: Program) -> int:
     """Bytes of the states that a core keeps for one sequence, in fp32."""
     kept = (op.state.per_sequence for op in program.ops if op.state is not None)
     return sum(kept) * DType.FP32.bytes
-
-
-def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
-    """What each core of a replica holds, as /v1/placement reports it.
-
-    `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
-    of the layer that has most; sizes in bytes.
-    """
-    return [_describe_core(program) for program in programs]
-
-
-def _describe_core(program: Program) -> dict[str, object]:
-    return {
-        "core": program.core,
-        "stage": program.stage,
-        "rank": program.rank,
-        "layers": [program.layers.start, program.layers.stop - 1],
-        "heads": max((layout.heads for layout in program.head_layouts), default=0),
-        "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
-        "weight_bytes": weight_bytes_by_format(program),
-        "kv_bytes_per_token": kv_bytes_per_token(program),
-        **({"state_bytes_per_sequence": kept} if (kept := state_bytes(program)) else {}),
-    }

@@ -23,7 +23,7 @@ from corepipe.neuron.ops import Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
-from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of
+from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
 from corepipe.neuron.scales import Scales, Site
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.tables import (
@@ -60,7 +60,7 @@ class _Transfer:
 class CostModel:
     """Times the Programs of one replica on an instance.
 
-    programs: the compiler's, index stage * tensor + rank.  profile: the software; its constants, or
+    programs: the compiler's, index stage * cores of a stage + rank.  profile: the software; its constants, or
     `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica:
     which of them this is.  batch: the sequences that decode graphs are compiled for, where the profile
     pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled
@@ -285,27 +285,33 @@ class CostModel:
         first = self._place[1] * len(programs)
         shares = [read_share(instance, size) for size in self._matrices]
         demands = self._demands(shares, lone)
-        known: dict[tuple[int, float, float], CoreRates] = {}
+        known: dict[tuple[int, float, float], CoreRates] = {}  # by the first core of a tensor group
         rates = []
         for program, share, matrices in zip(programs, shares, self._matrices, strict=True):
             core = first + program.core
             beside = demands[instance.bank_of(core)]
             others = (reads for turn, reads in beside.items() if turn != self._turn(core, lone))
             sharing = sharing_of(share * matrices, others)
-            key = (program.stage, sharing, share)
+            group, stage = (range(first + c.start, first + c.stop) for c in self._joined(program))
+            key = (group.start, sharing, share)
             if key not in known:
                 own = core_rates(
                     instance,
                     program.format,
-                    range(first + program.stage * self.tensor, first + (program.stage + 1) * self.tensor),
+                    group,
                     sharing=sharing,
                     read_share=share,
                     constants=constants,
                     attention=self.profile.attention,
                 )
-                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel)
+                mesh = stage_mesh(instance, stage, own.memory, constants) if len(stage) > len(group) else None
+                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel, stage=mesh)
             rates.append(known[key])
         return rates
+
+    def _joined(self, program: Program) -> tuple[range, range]:
+        """The cores of its tensor group, and of its stage."""
+        return program.group(self.tensor), program.stage_cores(self.tensor)
 
     def _demands(self, shares: Sequence[float], lone: bool) -> dict[int, dict[int, float]]:
         """Bytes of weights that a step reads from each memory bank, by those that read at the same time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatchmethod
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ from corepipe.neuron.program import (
     SamplingBatch,
     StepInputs,
     StepOutput,
+    cores_of_a_stage,
     cut,
     of_heads,
 )
@@ -62,7 +63,7 @@ class NativeCore:
         blocks: int,
         block_size: int,
         max_rows: int,
-        group: range,
+        cores: int,
         layer_groups: LayerGroups = ONE_GROUP,
         *,
         int8_cache: bool = False,
@@ -70,7 +71,7 @@ class NativeCore:
         program.require_computed()
         self._program = program
         self._weights = weights
-        self._group = group
+        self._cores = cores  # of a stage
         self._layer_groups = layer_groups
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
         steps = lower(program.ops, lambda spec: weights[spec.name].kind)
@@ -152,7 +153,12 @@ class NativeCore:
     @property
     def group(self) -> range:
         """The cores of the tensor group."""
-        return self._group
+        return self._program.group(self._cores)
+
+    @property
+    def stage(self) -> range:
+        """The cores of the stage."""
+        return self._program.stage_cores(self._cores)
 
     def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
         """A table as it is stored."""
@@ -184,9 +190,11 @@ class NativeCore:
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
     def matrices(self, spec: WeightSpec) -> list[_native.Matrix]:
-        """The core's part of each matrix of a stack."""
-        _, *axes = self._program.shards[spec.name].axes
-        return [bind_matrix(tensor, *axes) for tensor in self._weights[spec.name].matrices()]
+        """The core's part of each of its matrices of a stack."""
+        own, *axes = self._program.shards[spec.name].axes
+        (first, count), *_ = own.ranges
+        matrices = islice(self._weights[spec.name].matrices(), first, first + count)
+        return [bind_matrix(tensor, *axes) for tensor in matrices]
 
     def latents(self, op: Op) -> tuple[_native.KVCache, int, int]:
         """The cache of an Op's layer, the layer's number there, and the number of its block table."""
@@ -307,11 +315,9 @@ class NativeExecutor:
     ) -> None:
         self._pool = pool
         last = programs[-1]
-        group = {p.core: range(p.core - p.rank, p.core - p.rank + _tensor_degree(programs)) for p in programs}
+        cores = cores_of_a_stage(programs)
         self.cores = [
-            NativeCore(
-                p, weights, blocks, block_size, max_rows, group[p.core], layer_groups, int8_cache=int8_cache
-            )
+            NativeCore(p, weights, blocks, block_size, max_rows, cores, layer_groups, int8_cache=int8_cache)
             for p in programs
         ]
         result = last.outputs[0].value
@@ -347,7 +353,3 @@ class NativeExecutor:
     def close(self) -> None:
         """Ends the pool, and with it all executors that share it; the memory goes with the objects."""
         self._pool.close()
-
-
-def _tensor_degree(programs: Sequence[Program]) -> int:
-    return max(p.rank for p in programs) + 1

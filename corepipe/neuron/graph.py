@@ -132,8 +132,13 @@ class AxisKind(StrEnum):
     HEADS = "heads"  # query heads, or what there is one of for each: cut between heads
     KV_HEADS = "kv_heads"  # key/value heads: they go, or are copied, where their query heads go
     COLUMNS = "columns"  # a middle between two matrices: cut into even parts
+    EXPERTS = "experts"  # matrices of a mixture: divided between the cores of a stage
     VOCABULARY = "vocabulary"  # rows of the output head: cut, and gathered
     FIXED = "fixed"  # whole on every rank
+
+
+_WHOLE = (AxisKind.HIDDEN, AxisKind.FIXED, AxisKind.EXPERTS)
+"""What tensor parallelism leaves as it is."""
 
 
 class Axis(NamedTuple):
@@ -152,7 +157,7 @@ class Axis(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Whether the ranks of a tensor group each have a part."""
-        return self.kind is not AxisKind.HIDDEN and self.kind is not AxisKind.FIXED
+        return self.kind not in _WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,11 @@ def hidden(width: int) -> Axis:
 def columns(name: str, width: int) -> Axis:
     """A middle between two matrices; a group of int8 activations stays in one part."""
     return Axis(name, AxisKind.COLUMNS, width, INT8_GROUP)
+
+
+def experts(count: int) -> Axis:
+    """The matrices that a mixture has of a kind."""
+    return Axis("experts", AxisKind.EXPERTS, count)
 
 
 def vocabulary(width: int) -> Axis:
@@ -417,6 +427,12 @@ class Graph:
         """Query heads of the Op that has fewest: tensor parallelism has no more ranks."""
         layouts = (op.head_layout for op in self.ops)
         return min((layout.heads for layout in layouts if layout is not None), default=1)
+
+    @property
+    def experts(self) -> int:
+        """Experts of the mixture that has fewest: `--expert` divides them among no more cores (0: none)."""
+        axes = (spec.axes[0] for op in self.ops for spec in op.weights)
+        return min((axis.width for axis in axes if axis.kind is AxisKind.EXPERTS), default=0)
 
     @property
     def is_decoder(self) -> bool:

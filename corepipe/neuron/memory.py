@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from math import inf
@@ -16,7 +16,7 @@ from corepipe.neuron.compiler import kv_bytes_per_token, state_bytes, weight_byt
 from corepipe.neuron.graph import WANTED, Value
 from corepipe.neuron.hardware import GIB, MIB, Instance
 from corepipe.neuron.native_plugin import KvBudget
-from corepipe.neuron.ops.collectives import Transfer
+from corepipe.neuron.ops.transfers import Transfer
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 
@@ -171,7 +171,7 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
     logits = others = 0
     for i, op in enumerate(program.ops):
         size = alive.get(op.out.id, (0, 0))
-        alive[op.out.id] = there = _row_bytes(op.out, program)
+        alive[op.out.id] = there = _row_bytes(op.out, program, op.device_width)
         logits, others = logits + there[0] - size[0], others + there[1] - size[1]
         yield logits, others
         for value in (op.out, *op.inputs):
@@ -180,9 +180,10 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
                 logits, others = logits - size[0], others - size[1]
 
 
-def _row_bytes(value: Value, program: Program) -> tuple[int, int]:
-    """Bytes of a value for each row of logits, and for each other row: one of them is 0."""
-    size = value.width * value.rows.each * program.format.compute.bytes
+def _row_bytes(value: Value, program: Program, width: int | None = None) -> tuple[int, int]:
+    """Bytes of a value, or of so many elements a row, for each row of logits, and for each other row: one of
+    them is 0."""
+    size = (value.width if width is None else width) * value.rows.each * program.format.compute.bytes
     return (size, 0) if value.rows == WANTED else (0, size)
 
 
@@ -212,19 +213,27 @@ def _advice(
 
 def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:
     for tensor in sorted({placement.tensor, *instance.tensor_degrees}):
-        candidate = Placement(placement.pipeline, tensor, placement.data)
-        if candidate.cores <= instance.cores:
-            yield candidate
+        for expert in _experts(placement, tensor):
+            candidate = replace(placement, tensor=tensor, expert=expert)
+            if candidate.cores <= instance.cores:
+                yield candidate
+
+
+def _experts(placement: Placement, tensor: int) -> list[int]:
+    """Among how many cores experts may be divided that are to be: as was asked, or among the tensor ranks."""
+    if placement.expert == 1:
+        return [1]
+    return sorted(expert for expert in {placement.expert, tensor} - {1} if expert % tensor == 0)
 
 
 def flags(instance: Instance, placement: Placement) -> str:
     """The flags that ask for this deployment; degrees of 1 are left out."""
-    degrees = {"pipeline": placement.pipeline, "tensor": placement.tensor, "data": placement.data}
-    return " ".join([f"--instance {instance.name}", *(f"--{n} {d}" for n, d in degrees.items() if d > 1)])
+    asked = (f"--{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
+    return " ".join([f"--instance {instance.name}", *asked])
 
 
 def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str:
-    degrees = f"pipeline {placement.pipeline} x tensor {placement.tensor} x data {placement.data}"
+    degrees = " x ".join(f"{name} {degree}" for name, degree in placement.degrees.items())
     return f"{degrees} needs {placement.cores} NeuronCores, {instance.name} has {instance.cores}; {advice}"
 
 

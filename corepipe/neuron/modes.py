@@ -6,14 +6,16 @@
 - throughput: as many replicas as there are cores for, each on the fewest cores that hold it.
 - auto: the fewest cores within 10 % of latency's time per token, on one replica.
 
-Degrees that were given are kept; the mode chooses the others.  Every choice must fit the memory; where
-nothing fits, the plain placement is returned for `memory.plan_memory` to refuse with its table.
+Degrees that were given are kept, and experts are divided where `--expert` asks for it alone: that costs a
+token by itself time on any Neuron stack, which takes it through all experts of a core.  The mode chooses the
+others.  Every choice must fit the memory; where nothing fits, the plain placement is returned for
+`memory.plan_memory` to refuse with its table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import Literal
@@ -25,7 +27,9 @@ from corepipe.neuron.cost import CostModel, RuntimeProfile
 from corepipe.neuron.graph import Graph, weight_bytes
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.ops import Experts
 from corepipe.neuron.placement import Placement
+from corepipe.neuron.profiles import ExpertParallel
 from corepipe.neuron.program import Program
 from corepipe.neuron.rounds import Rounds
 from corepipe.neuron.step import StepShape
@@ -46,6 +50,7 @@ class Degrees:
     pipeline: int | None = None
     tensor: int | None = None
     data: int | None = None
+    expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,7 @@ class Estimate:
     counts: str = "token"
 
     def __str__(self) -> str:
-        place = self.placement
-        degrees = f"pipeline {place.pipeline}, tensor {place.tensor}, data {place.data}"
+        degrees = ", ".join(f"{name} {degree}" for name, degree in self.placement.degrees.items())
         milliseconds = self.seconds_per_token * 1e3
         rate = f"{self.tokens_per_second:.0f} {self.counts}s/s"
         return f"{degrees} ({milliseconds:.2f} ms a {self.counts}, {rate})"
@@ -80,9 +84,13 @@ def resolve(
 
     Raises UserError for a degree that the model cannot be cut by.
     """
+
+    def asked(placement: Placement) -> str | None:
+        return refuses_experts(graph, placement, profile, limits.max_num_seqs)
+
     if given.pipeline and given.tensor and given.data:
-        placement = Placement(given.pipeline, given.tensor, given.data)
-        return placement, "all degrees were given" + _note(instance, placement)
+        placement = Placement(given.pipeline, given.tensor, given.data, given.expert or 1)
+        return placement, "all degrees were given" + _note(instance, placement, asked(placement))
     chooser = _Chooser(graph, instance, limits, profile, given)
     replicas = chooser.replicas()
     if not replicas:
@@ -98,10 +106,32 @@ def resolve(
             chosen, others = _fewest_cores_near(fastest, replicas), {"latency": fastest, "throughput": widest}
     apart = ", ".join(f"{name} would give {other}" for name, other in others.items() if other != chosen)
     beside = apart or f"{' and '.join(others)} would give the same"
-    return chosen.placement, f"{mode}: {chosen}; {beside}{_note(instance, chosen.placement)}"
+    return (
+        chosen.placement,
+        f"{mode}: {chosen}; {beside}{_note(instance, chosen.placement, asked(chosen.placement))}",
+    )
 
 
-def _note(instance: Instance, placement: Placement) -> str:
+def refuses_experts(
+    graph: Graph, placement: Placement, profile: RuntimeProfile, sequences: int
+) -> str | None:
+    """Why the software does not divide experts so, for batches of so many sequences (None: it does)."""
+    if placement.expert == 1:
+        return None
+    if profile.expert_parallel is None:
+        return f"{profile.name} divides no experts among cores"
+    if placement.expert != placement.tensor:
+        return "Neuron's software divides experts among all tensor ranks, and no other cores"
+    mixtures = (op for op in graph.ops if isinstance(op, Experts))
+    few = any(sequences * op.top_k < op.experts for op in mixtures)
+    if profile.expert_parallel is ExpertParallel.FULL and few:
+        return "NxD divides experts among cores only where a batch's rows take as many as there are"
+    return None
+
+
+def _note(instance: Instance, placement: Placement, why: str | None) -> str:
+    if why is not None:
+        return f"; emulation only: {why}"
     if placement.tensor in instance.tensor_degrees:
         return ""
     accepted = ", ".join(map(str, instance.tensor_degrees))
@@ -141,7 +171,7 @@ class _Chooser:
     def plain(self) -> Placement:
         """The given degrees, and 1 for the others."""
         given = self._given
-        return Placement(given.pipeline or 1, given.tensor or 1, given.data or 1)
+        return Placement(given.pipeline or 1, given.tensor or 1, given.data or 1, given.expert or 1)
 
     def replicas(self) -> list[Estimate]:
         """What fits of the placements worth trying, with the given number of replicas, or one."""
@@ -155,26 +185,30 @@ class _Chooser:
             return one
         shape = one.placement
         most = self._instance.cores // shape.cores
-        wider = (Placement(shape.pipeline, shape.tensor, data) for data in range(most, 1, -1))
+        wider = (replace(shape, data=data) for data in range(most, 1, -1))
         return next(self._fitting(wider), one)
 
     def _shapes(self) -> Iterator[Placement]:
         for pipeline in self._pipelines():
             for tensor in self._tensors():
-                yield Placement(pipeline, tensor, self._given.data or 1)
+                yield self._shape(pipeline, tensor)
 
     def _large_shapes(self) -> Iterator[Placement]:
         """Where no usual shape fits: ever more cores, for capacity."""
         most = min(self._graph.num_layers, self._instance.cores)
         pipelines = [self._given.pipeline] if self._given.pipeline else [*range(2, most + 1)]
-        shapes = [Placement(p, t, self._given.data or 1) for p in pipelines for t in self._tensors()]
+        shapes = [self._shape(p, t) for p in pipelines for t in self._tensors()]
         yield from sorted(shapes, key=lambda shape: (shape.cores, -shape.tensor))
+
+    def _shape(self, pipeline: int, tensor: int) -> Placement:
+        return Placement(pipeline, tensor, self._given.data or 1, self._given.expert or 1)
 
     def _tensors(self) -> tuple[int, ...]:
         if self._given.tensor:
             return (self._given.tensor,)
-        most = self._graph.attention_heads
-        return tuple(degree for degree in self._instance.tensor_degrees if degree <= most)
+        most, expert = self._graph.attention_heads, self._given.expert or 1
+        degrees = (degree for degree in self._instance.tensor_degrees if degree <= most)
+        return tuple(degree for degree in degrees if expert == 1 or expert % degree == 0)
 
     def _pipelines(self) -> tuple[int, ...]:
         if self._given.pipeline:
@@ -201,7 +235,7 @@ class _Chooser:
 
     def _can_be_cut(self, shape: Placement) -> bool:
         """Whether the model can be; who asks for the degree hears why it cannot."""
-        if self._given.tensor:
+        if self._given.tensor or self._given.expert:
             return True
         try:
             self._programs(shape)
@@ -212,7 +246,7 @@ class _Chooser:
         return True
 
     def _programs(self, shape: Placement) -> tuple[Program, ...]:
-        return self._compile(Placement(shape.pipeline, shape.tensor))
+        return self._compile(replace(shape, data=1))
 
     def _estimate(self, shape: Placement) -> Estimate:
         """All seats taken, in the micro-batches that suit the pipeline, for the tokens a second."""

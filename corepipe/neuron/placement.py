@@ -1,4 +1,4 @@
-"""Where the parts of a model go: layers to pipeline stages, heads and columns to tensor ranks."""
+"""Where the parts of a model go: layers to stages, heads and columns to tensor ranks, experts to cores."""
 
 from __future__ import annotations
 
@@ -17,24 +17,44 @@ EVEN_UNITS = (64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`data` replicas, each cut into `pipeline` stages of `tensor` cores.
+    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where that is more.
 
-    Raises UserError, naming the flag, for a degree below 1.
+    expert: cores of a stage that each have some of a mixture's experts, whole (1: every core has its columns
+    of all of them).  All else is cut by `tensor`: neighbouring ranks share it, and where there are more cores
+    than those, each further `tensor` of them have the same parts and compute the same rows.
+    Raises UserError, naming the flag, for a degree below 1 and an `expert` that is no multiple of `tensor`.
     """
 
     pipeline: int = 1
     tensor: int = 1
     data: int = 1
+    expert: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
             degree = getattr(self, field.name)
             if degree < 1:
                 raise UserError(f"--{field.name} must be at least 1, not {degree}", field.name)
+        if self.expert > 1 and self.expert % self.tensor:
+            raise UserError(
+                f"--expert {self.expert}: the cores of a stage are in groups of --tensor {self.tensor}; "
+                "choose a multiple of it",
+                "expert",
+            )
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """By the names of their flags; `expert` where experts are divided."""
+        named = {"pipeline": self.pipeline, "tensor": self.tensor, "data": self.data}
+        return named | ({"expert": self.expert} if self.expert > 1 else {})
+
+    @property
+    def cores_per_stage(self) -> int:
+        return max(self.tensor, self.expert)
 
     @property
     def cores_per_replica(self) -> int:
-        return self.pipeline * self.tensor
+        return self.pipeline * self.cores_per_stage
 
     @property
     def cores(self) -> int:
@@ -42,13 +62,13 @@ class Placement:
 
     def core(self, stage: int, rank: int) -> int:
         """Index of a core among its replica's Programs."""
-        return stage * self.tensor + rank
+        return stage * self.cores_per_stage + rank
 
 
 def shard_axes(
-    axes: Iterable[Axis], tensor: int, grouped: bool = True, spare_ranks: bool = False
+    axes: Iterable[Axis], tensor: int, grouped: bool = True, spare_ranks: bool = False, expert: int = 1
 ) -> tuple[dict[Axis, AxisShard], ...]:
-    """For each tensor rank the part it holds of each axis.
+    """For each core of a stage the part it holds of each axis.
 
     Heads: with H query and G key/value heads on T ranks,
     - G a multiple of T: G / T consecutive groups on each rank;
@@ -59,12 +79,28 @@ def shard_axes(
     Columns and the vocabulary are cut into contiguous parts of whole units (of smaller ones where there are
     fewer of them than ranks), which may differ by one unit.  Unless `grouped`, columns are cut in whichever
     of `EVEN_UNITS` makes the widest part narrowest.
+    Experts are cut into `expert` runs that differ by one at most; of all else each further `tensor` cores
+    have what the first have.
     Raises UserError where a rank would be left without a part; `spare_ranks`: with zero heads alone it may.
     """
     each = list(dict.fromkeys(axes))
     _refuse_excess(each, tensor, spare_ranks)
-    parts = [(axis, _parts(axis, tensor, grouped)) for axis in each]
-    return tuple({axis: shards[rank] for axis, shards in parts} for rank in range(tensor))
+    parts = [
+        (
+            axis,
+            _shares(axis.width, expert) if axis.kind is AxisKind.EXPERTS else _parts(axis, tensor, grouped),
+        )
+        for axis in each
+    ]
+    cores = max(tensor, expert)
+    return tuple({axis: shards[core % len(shards)] for axis, shards in parts} for core in range(cores))
+
+
+def _shares(count: int, expert: int) -> list[AxisShard]:
+    """Of so many experts.  Raises UserError where a core would be left without one."""
+    if expert > count:
+        raise UserError(f"--expert {expert}: the model has {count} experts; choose at most {count}", "expert")
+    return _contiguous_parts(count, expert, 1)
 
 
 def _parts(axis: Axis, tensor: int, grouped: bool) -> list[AxisShard]:
@@ -79,7 +115,7 @@ def _parts(axis: Axis, tensor: int, grouped: bool) -> list[AxisShard]:
             return _contiguous_parts(axis.width, tensor, unit)
         case AxisKind.VOCABULARY:
             return _contiguous_parts(axis.width, tensor, axis.unit)
-        case AxisKind.HIDDEN | AxisKind.FIXED:
+        case AxisKind.HIDDEN | AxisKind.FIXED | AxisKind.EXPERTS:
             return [whole(axis.width)] * tensor
 
 

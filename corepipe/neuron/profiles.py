@@ -95,6 +95,13 @@ class AttentionStyle:
         return AttentionKernel.CAUSAL if bucket >= self.causal_from[lnc - 1] else self.kernel
 
 
+class ExpertParallel(StrEnum):
+    """Of which batches software divides experts among the tensor ranks."""
+
+    FULL = "full"  # those whose rows take as many experts as there are, at least
+    ALL = "all"
+
+
 class Sampling(StrEnum):
     """Where tokens are drawn: from logits that go to the host, or on the device."""
 
@@ -119,6 +126,8 @@ class RuntimeProfile:
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
     result_copies: how often the results of such a model are copied on their way to the host.
     beams: sequences that an encoder-decoder generates for each one.
+    expert_parallel: whether experts may be divided among the tensor ranks, and of which batches (None: they
+    may not).
     constants: by generation of cores, instead of the shipped ones.
     scales: what steps of the model that a fit measured take beside what is predicted.  refines: the profile
     that it was before a fit.  narrowed: by kind of figure, the share of its interval's width that a fit
@@ -145,6 +154,7 @@ class RuntimeProfile:
     sequence_parallel: bool = False
     kv_budget: KvBudget | None = None
     beams: int = 1
+    expert_parallel: ExpertParallel | None = None
     constants: tuple[tuple[str, Constants], ...] = ()
     scales: Scales = UNSCALED
     refines: str = ""
@@ -178,6 +188,10 @@ _NXDI_KERNEL = (
     "neuronx-distributed-inference modules/attention/attention_base.py, releases for SDK 2.22 to 2.28"
 )
 
+_EXPERTS = (
+    "neuronx-distributed modules/moe/expert_mlps_v2.py, ExpertMLPsV2.forward (expert parallel: "
+    "forward_all_experts_EP, none where few experts are loaded)"
+)
 _TRACED = (
     "torch_neuronx.trace: a graph for each (batch, length), what is smaller is padded, on every core a copy "
     "(optimum-neuron docs/source/supported_architectures.mdx)"
@@ -206,7 +220,8 @@ _NXDI = RuntimeProfile(
     decode_buckets=Buckets.POWERS,
     pads_batch=True,
     attention=AttentionStyle(causal_from=(4096, 256)),
-    source=f"{_BUCKETS}; {_NXDI_KERNEL}; {_ASYNC_GAP}",
+    expert_parallel=ExpertParallel.FULL,
+    source=f"{_BUCKETS}; {_NXDI_KERNEL}; {_ASYNC_GAP}; {_EXPERTS}",
 )
 _ALL = (
     _IDEAL,
@@ -271,6 +286,7 @@ _ALL = (
         batch_powers=True,
         attention=AttentionStyle(fuses_rope=True),
         sequence_parallel=True,
+        expert_parallel=ExpertParallel.ALL,
         kv_budget=KvBudget(),
         source=f"vllm-neuron/docs/ (neuron-scheduler.md, prefix-caching.md, reference-configuration.md, "
         f"padding-batching-block-kv.md, determine_available_memory_design.md, tensor_parallelism.md); "

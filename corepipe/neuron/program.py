@@ -73,9 +73,11 @@ class WeightShard:
 class Program:
     """One core's part of a Graph.  Ops have local shapes; collectives stand where values cross cores.
 
-    `core` is the index within the replica: stage * tensor + rank.  `layers` are the decoder layers whose
-    KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis of the graph.
-    `outputs` are those of the graph that this core has, of a tensor group every core.
+    `core` is the index within the replica: stage * cores of a stage + rank.  `layers` are the decoder
+    layers whose KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis
+    of the graph.  `outputs` are those of the graph that this core has, of a tensor group every core.
+    `tensor`: how many neighbours share heads and columns (None: all of a stage); in a stage with more
+    cores, among which experts are divided, each such group has them all.
     """
 
     core: int
@@ -89,6 +91,17 @@ class Program:
     layers: range
     max_positions: int
     outputs: tuple[Output, ...] = ()
+    tensor: int | None = None
+
+    def group(self, cores: int) -> range:
+        """The cores of the core's tensor group, of a stage of so many."""
+        size = self.tensor or cores
+        first = self.core - self.rank % size
+        return range(first, first + size)
+
+    def stage_cores(self, cores: int) -> range:
+        """Those of its stage, of so many."""
+        return range(self.core - self.rank, self.core - self.rank + cores)
 
     @property
     def head_layouts(self) -> tuple[HeadLayout, ...]:
@@ -100,6 +113,11 @@ class Program:
         """Raises UserError, by name, for the first Op that the executors do not compute."""
         if (why := first_refusal(self.ops, self.format)) is not None:
             raise UserError(f"timed, not computed yet: {why}", "model")
+
+
+def cores_of_a_stage(programs: Sequence[Program]) -> int:
+    """Of one replica's Programs."""
+    return max(program.rank for program in programs) + 1
 
 
 def of_heads(numbers: Sequence[float], axis: Axis, program: Program) -> npt.NDArray[np.float32]:

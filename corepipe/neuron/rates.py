@@ -33,6 +33,15 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Mesh:
+    """Cores that exchange values: how many, how they reach one another, seconds of a way around the ring."""
+
+    degree: int
+    link: Link
+    ring: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
@@ -40,7 +49,8 @@ class CoreRates:
     a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
     what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
     an image's largest map stays, or a prompt's scores (inf: not published).
-    `group` joins the `degree` tensor ranks.  `style`: how the software runs attention.
+    `group` joins the `degree` tensor ranks, `stage` all cores of a stage that has more (None: it has not).
+    `style`: how the software runs attention.
     `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
@@ -64,6 +74,12 @@ class CoreRates:
     contraction: int = TILE
     exponentials: float = 0.0
     sequence_parallel: bool = False
+    stage: Mesh | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The tensor ranks."""
+        return Mesh(self.degree, self.group, self.ring)
 
     def pieces(self, size: int) -> float:
         """Seconds of a byte that is moved in pieces of `size` bytes."""
@@ -112,13 +128,23 @@ def core_rates(
         start=constants.start_seconds,
         descriptor=constants.descriptor_bytes,
         exchange=constants.collective_seconds,
-        ring=ring_steps(instance, group)
-        * ((instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds),
+        ring=_ring_seconds(instance, group, constants),
         style=attention,
         on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
         contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
         exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )
+
+
+def stage_mesh(instance: Instance, cores: Sequence[int], memory: float, constants: Constants) -> Mesh:
+    """All cores of a stage, in whose memory a core reads so many bytes a second."""
+    link = _group_link(instance, cores, memory, constants)
+    return Mesh(len(cores), link, _ring_seconds(instance, cores, constants))
+
+
+def _ring_seconds(instance: Instance, group: Sequence[int], constants: Constants) -> float:
+    step = (instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds
+    return ring_steps(instance, group) * step
 
 
 def sharing_of(reads: float, others: Iterable[float]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import sqrt
 from typing import Any
 
@@ -30,6 +31,7 @@ from corepipe.neuron.program import (
     StepInputs,
     StepOutput,
     WeightShard,
+    cores_of_a_stage,
     cut,
     mask_words,
     of_heads,
@@ -66,11 +68,13 @@ def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int
 
 
 def bind_stack(shard: WeightShard, fmt: Format, weight: Stored) -> list[Matrix | Int4]:
-    """What a core stores of each matrix of a stack."""
+    """What a core stores of each of its matrices of a stack."""
     spec = shard.spec
     one = WeightShard(replace(spec, axes=spec.axes[1:]), shard.axes[1:])
     whole = as_stored(spec, fmt, weight)
-    return [bind_weight(one, fmt, part) for part in matrices_of(whole, spec.shape[0])]
+    (first, count), *_ = shard.axes[0].ranges
+    own = islice(matrices_of(whole, spec.shape[0]), first, first + count)
+    return [bind_weight(one, fmt, part) for part in own]
 
 
 def _four_bits(shard: WeightShard, weight: Int4) -> Matrix | Int4:
@@ -158,9 +162,10 @@ class _Run:
             before = None if first == 0 else int(table[(first - 1) // size])
             yield Turn(slice(int(begin), int(end)), before, int(table[last // size]))
 
-    def exchange(self, x: Value) -> list[F32] | None:
-        program, links = self.core.program, self.links
-        parts = links.exchange(program.stage, self.collectives, program.rank, self[x], self.core.tensor)
+    def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
+        program, cores = self.core.program, self.core.cores
+        group = program.stage_cores(cores) if stage else program.group(cores)
+        parts = self.links.exchange(group, self.collectives, program.core, self[x])
         self.collectives += parts is not None
         return parts
 
@@ -183,13 +188,13 @@ class ReferenceCore:
         read: ReadTensor,
         blocks: int,
         block_size: int,
-        tensor: int,
+        cores: int,
         *,
         int8_cache: bool = False,
     ) -> None:
         program.require_computed()
         self.program = program
-        self.tensor = tensor
+        self.cores = cores  # of a stage
         fmt, shards = program.format, program.shards.items()
         self.weights = {
             name: bind_weight(shard, fmt, read(name)) for name, shard in shards if not shard.spec.is_stack
@@ -221,7 +226,7 @@ class ReferenceExecutor:
     """Implements `program.Executor` for one replica; a batch runs when it is submitted, and where it wants
     masks its tokens are drawn when it has them.
 
-    programs: the compiler's, index stage * tensor + rank.  read: the whole weight of a name in the
+    programs: the compiler's, index stage * cores of a stage + rank.  read: the whole weight of a name in the
     Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions, in the
     compute format or, as `int8_cache`, in int8.
     sample: needed for batches with sampling only (ValueError without it).
@@ -237,9 +242,9 @@ class ReferenceExecutor:
         *,
         int8_cache: bool = False,
     ) -> None:
-        tensor = max(program.rank for program in programs) + 1
+        cores = cores_of_a_stage(programs)
         self.cores = [
-            ReferenceCore(p, read, blocks, block_size, tensor, int8_cache=int8_cache) for p in programs
+            ReferenceCore(p, read, blocks, block_size, cores, int8_cache=int8_cache) for p in programs
         ]
         self._sample = sample
         self._undrawn: dict[int, tuple[F32, SamplingBatch, float]] = {}
@@ -317,9 +322,9 @@ def tensor_parallel_bound(programs: Sequence[Program], logits: F32) -> float:
     may fall to the next of 127 steps, and shards that cut through a group of 64 take other scales: there
     the unit is 1 / 127.  0 without a split.
     """
-    if max(program.rank for program in programs) == 0:
-        return 0.0
     reduces = sum(isinstance(op, AllReduce) for p in programs if p.rank == 0 for op in p.ops)
+    if not reduces:
+        return 0.0
     unit = TENSOR_PARALLEL_UNITS * _unit(programs[0].format)
     return unit * sqrt(reduces + 1) * float(np.abs(logits).max(initial=0.0))
 

@@ -81,6 +81,7 @@ class EngineConfig(_Config):
     pipeline: int | None = Field(default=None, ge=1)
     tensor: int | None = Field(default=None, ge=1)
     data: int | None = Field(default=None, ge=1)
+    expert: int | None = Field(default=None, ge=1)
     clock: ClockName = "host"
     timing_model: str | None = None
     time_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)

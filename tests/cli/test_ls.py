@@ -11,7 +11,8 @@ from rich.console import Console
 from corepipe.cli.placement import print_placement, span
 from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.compiler import compile_for_timing, describe
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.description import describe
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from tests.servers import run

@@ -22,7 +22,8 @@ from corepipe.cli.placement import print_placement
 from corepipe.cli.run.bench_view import print_compared, print_report, print_sweep
 from corepipe.cli.tables import Figures, facts
 from corepipe.models.registry import architecture
-from corepipe.neuron.compiler import compile_for_timing, describe
+from corepipe.neuron.compiler import compile_for_timing
+from corepipe.neuron.description import describe
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.planning.bench.outcome import Outcome

@@ -53,6 +53,7 @@ SETTINGS = {
     "placement.pipeline": (2, "pipeline"),
     "placement.tensor": (2, "tensor"),
     "placement.data": (2, "data"),
+    "placement.expert": (2, "expert"),
     "clock": ("device", "clock"),
     "timeScale": (0.5, "time_scale"),
     "timingModel": ("llama-3.1-8b", "timing_model"),

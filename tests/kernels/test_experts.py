@@ -6,6 +6,7 @@ import mmap
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,32 @@ class Rig:
         )
         return run(program, x, scores, threads)
 
+    def divided(self, x: F32, scores: F32, bounds: Sequence[int], threads: int = 2) -> list[F32]:
+        """What each of several programs has in the end that have the experts between two bounds."""
+        op, width = self.op, x.shape[1]
+        routing = {
+            "top_k": op.top_k,
+            "scoring": op.scoring.value,
+            "nearness": op.nearness or 0.0,
+            "correction": self.correction,
+            "groups": op.groups or (1, 1),
+            "factor": op.factor or 1.0,
+        }
+        widths, rounds = (
+            [width, scores.shape[1], op.top_k * width, width],
+            self.format.compute.value == "bf16",
+        )
+        programs = []
+        for first, end in pairwise(bounds):
+            program = _native.Program(widths, MOST, round_bf16=rounds)
+            own, biases = self.matrices[first:end], [bias[first:end].copy() for bias in self.biases]
+            shared = {"function": op.function.value, "biases": biases, "first": first, **routing}
+            program.experts(0, 1, 2, *zip(*own, strict=True), **shared)
+            program.gather_slots(2, 1, 3, list(range(len(bounds) - 1)), list(bounds), **routing)
+            value(program, 2)[:] = np.nan  # places of other cores' experts are theirs
+            programs.append(program)
+        return run_all(programs, x, scores, 3, threads)
+
     def twin(self, x: F32, scores: F32) -> F32:
         return self.op.twin(_Context(self, {0: x, 1: scores}))
 
@@ -120,15 +147,21 @@ NAMES = ("gate", "up", "down")
 
 
 def run(program: _native.Program, x: F32, scores: F32, threads: int = 2) -> F32:
-    for number, rows in enumerate((x, scores)):
-        value(program, number)[: len(rows), : rows.shape[1]] = rows
+    return run_all([program], x, scores, 2, threads)[0]
+
+
+def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int) -> list[F32]:
+    """What each of the programs of one replica has in a buffer."""
+    for program in programs:
+        for number, rows in enumerate((x, scores)):
+            value(program, number)[: len(rows), : rows.shape[1]] = rows
     pool = _native.Pool(threads)
-    executor = _native.Executor(pool, [program], 2, x.shape[1])
+    executor = _native.Executor(pool, list(programs), out, x.shape[1])
     every = np.arange(len(x), dtype=np.int32)
     ticket = executor.submit(0 * every, every, i32(0, len(x)), np.zeros((1, 1), np.int32), every, None)
     executor.wait(ticket)
     pool.close()
-    return value(program, 2)[: len(x), : x.shape[1]].copy()
+    return [value(program, out)[: len(x), : x.shape[1]].copy() for program in programs]
 
 
 class _Context:
@@ -219,7 +252,7 @@ def test_groups_are_the_routers(
     weights = np.take_along_axis(scores, taken, axis=1)
     if scoring is Scoring.SIGMOID_SHARES:
         weights /= weights.sum(axis=1, keepdims=True)
-    chosen, shares = rig.op._routed(logits, rig.correction)
+    chosen, shares = rig.op.routed(logits, rig.correction)
     assert (chosen == taken).all()
     np.testing.assert_allclose(shares, 2.5 * weights, rtol=1e-6)
     wanted = rig.twin(x, logits)
@@ -252,7 +285,7 @@ def test_near_scores_share_an_expert_s_weight() -> None:
             [1, 3, 2, 0, -1, 3],
         ]
     )
-    chosen, shares = rig.op._routed(scores)
+    chosen, shares = rig.op.routed(scores)
     left = scores.copy()
     for place in range(2):
         top = left.max(axis=1, keepdims=True)
@@ -283,6 +316,34 @@ def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing
     for threads in (1, 2, 3):
         np.testing.assert_array_equal(rig.native(x, scores, threads), alone)
     np.testing.assert_array_equal(rig.native(x[::-1], scores[::-1]), alone[::-1])
+
+
+@pytest.mark.parametrize("bounds", [(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)])
+@pytest.mark.parametrize("kind", STORED)
+def test_experts_of_several_cores_have_the_bits_of_one(kind: packing.Kind, bounds: Sequence[int]) -> None:
+    """However uneven the shares are; in rows of which some want one expert, some no number, some the same."""
+    groups = {"groups": None, "factor": 2.5, "biases": 3} if len(bounds) % 2 else {}
+    for scoring in Scoring:
+        rig = Rig(kind, 7, 3, scoring=scoring, **groups)
+        for count in (1, 5, MOST):
+            x, scores = rig.rows(count)
+            scores[count // 2 :, 2] = 40
+            scores[:2, 3] = (np.nan, 0)[:count]
+            wanted = rig.native(x, scores)
+            for threads in (1, 2):
+                for found in rig.divided(x, scores, bounds, threads):
+                    np.testing.assert_array_equal(found, wanted)
+
+
+def test_cores_whose_experts_nobody_takes_have_the_sum_as_well() -> None:
+    """All rows take the first two experts; grouped sigmoids with a correction choose them."""
+    rig = Rig(
+        *("fp32", 8, 2), scoring=Scoring.SIGMOID_SHARES, groups=Groups(4, 1), correction=[9, 9, *[0] * 6]
+    )
+    x, scores = rig.rows(9)
+    wanted = rig.native(x, scores)
+    for found in rig.divided(x, scores, (0, 2, 5, 8)):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_weights_are_shares_of_all_scores_or_of_the_chosen_ones() -> None:
@@ -403,9 +464,33 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ({"groups": (2, 3)}, "top_k experts of its groups"),
         ({"groups": (4, 2), "scoring": "sigmoid"}, "a group's worth is two"),
         ({"correction": zeros(3), "scoring": "sigmoid"}, "a correction for each expert"),
+        ({"first": 1}, "a score for each expert"),
+        ({"first": -1, "experts": others}, "a score for each expert"),
+        ({"first": 1, "experts": others}, "96 wide"),
         ({"biases": [zeros(4, 104)]}, "of two matrices, or of three"),
         ({"biases": [zeros(4, 104), zeros(3, 104)]}, "a bias for each expert"),
         ({"biases": [zeros(4, 104), zeros(4, 104), zeros(4, 95)]}, "a bias for each expert"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            append(**arguments)
+
+
+def test_gatherings_that_do_not_fit_are_refused() -> None:
+    def append(group: Sequence[int] = (0, 1), bounds: Sequence[int] = (0, 3, 4), top_k: int = 2) -> None:
+        program = _native.Program([64, 4, 32], 4, round_bf16=False)
+        program.receive(0, 1)
+        program.receive(1, 1)
+        program.gather_slots(0, 1, 2, group, bounds, top_k, "of_all")
+
+    append()
+    for arguments, message in (
+        ({"bounds": (0, 4)}, "from one bound to the next"),
+        ({"bounds": (0, 3, 5)}, "from one bound to the next"),
+        ({"bounds": (1, 3, 4)}, "from one bound to the next"),
+        ({"bounds": (0, 5, 4)}, "from one bound to the next"),
+        ({"top_k": 3}, "a place for each expert"),
+        ({"top_k": 4}, "32 wide, the result 16"),
+        ({"top_k": 5}, "top_k must be 1 .. 4"),
     ):
         with pytest.raises(ValueError, match=message):
             append(**arguments)

@@ -57,10 +57,11 @@ def test_links_keep_the_order_of_a_channel():
 
 def test_an_exchange_waits_for_every_rank():
     links = Links()
+    near, far = range(3), range(3, 6)
     parts = [np.float32([[rank]]) for rank in range(3)]
-    assert links.exchange(0, 0, 2, parts[2], 3) is None
-    assert links.exchange(0, 0, 0, parts[0], 3) is None
-    assert links.exchange(0, 0, 2, parts[2], 3) is None
-    assert links.exchange(1, 0, 1, parts[1], 3) is None
-    assert links.exchange(0, 0, 1, parts[1], 3) == parts
-    assert links.exchange(0, 0, 0, parts[0], 3) == parts
+    assert links.exchange(near, 0, 2, parts[2]) is None
+    assert links.exchange(near, 0, 0, parts[0]) is None
+    assert links.exchange(near, 0, 2, parts[2]) is None
+    assert links.exchange(far, 0, 4, parts[1]) is None
+    assert links.exchange(near, 0, 1, parts[1]) == parts
+    assert links.exchange(near, 0, 0, parts[0]) == parts

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from strategies import Features, build, graphs
 
 from corepipe.errors import UserError
-from corepipe.neuron.compiler import compile_graph, describe, kv_bytes_per_token
+from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.description import describe
 from corepipe.neuron.graph import (
     TOKENS,
     AxisKind,

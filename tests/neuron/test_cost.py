@@ -11,6 +11,7 @@ from device_graphs import LLAMA_70B, SMOLLM2, TINY, Sizes, experts, llama, pipel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.models.registry import architecture
 from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.compiler import compile_for_timing, compile_graph
@@ -24,12 +25,12 @@ from corepipe.neuron.cost import (
     dollars_per_million_tokens,
 )
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout, hidden
 from corepipe.neuron.hardware import GIB
-from corepipe.neuron.ops import Attention, Linear, Op
+from corepipe.neuron.ops import AllReduce, Attention, GatherSlots, Linear, Op, Share
 from corepipe.neuron.ops.costs import matrix_cost
 from corepipe.neuron.placement import Placement, cut_layers
-from corepipe.neuron.rates import core_rates, link, read_share, ring_steps, sharing_of
+from corepipe.neuron.rates import Mesh, core_rates, link, read_share, ring_steps, sharing_of
 
 INF2 = instance("inf2.48xlarge")
 ASYNC = PROFILES["async"]
@@ -414,6 +415,53 @@ def test_steps_of_all_experts_wait_for_one_another():
     steps, whole_op = [8 * step.engines(shape).seconds for step in cost.steps], cost.engines(shape)
     assert whole_op.seconds == pytest.approx(sum(steps), rel=1e-3)
     assert max(whole_op.tensor, whole_op.vector, whole_op.dma) < 0.9 * whole_op.seconds
+
+
+def divided(op, first, size):
+    """The Op of a core that has some of the experts."""
+    wide = op.out._replace(axis=hidden(op.top_k * op.x.width))
+    return replace(op, own=Share(first, size), out=wide)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_core_takes_all_rows_through_its_own_experts_however_few_there_are(rows):
+    """NxD's forward_all_experts_EP: bytes of its experts, and of what they make of every row."""
+    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
+    own = divided(experts(count=8, top_k=2, width=256, ffn=128), 3, 3)
+    engines = own.cost(FORMATS["bf16"], rates).engines(StepShape.decode(rows, 10))
+    one, crossing = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2 + 2 * 256 * 2
+    assert (engines.read, engines.written) == (3 * (one + rows * crossing), 3 * rows * crossing)
+
+
+def test_results_of_experts_are_added_up_as_those_of_ranks_are():
+    """Two exchanges of sums; a stage of more cores than tensor ranks exchanges among all of them."""
+    op = experts(count=8, top_k=2, width=256, ffn=128)
+    own, shape = divided(op, 0, 4), StepShape.decode(4, 10)
+    gather = GatherSlots(0, op.x, own.out, op.routing, op, (0, 4, 8))
+    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
+    reduce_ = AllReduce(0, op.x, op.x)
+    alone, among = (o.cost(FORMATS["bf16"], rates).engines(shape).seconds for o in (reduce_, gather))
+    assert among == alone > 0
+    stage = Mesh(6, rates.group, 5 * rates.ring)
+    wider = gather.cost(FORMATS["bf16"], replace(rates, stage=stage)).engines(shape).seconds
+    assert wider > among
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
+    """Without what they exchange: each has fewer experts, and the same of all else."""
+    graph = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 4096)
+    machine = instance("trn2.48xlarge")
+    for shape in (StepShape.decode(1, 100), StepShape.decode(64, 1000), StepShape.of([(0, 2048)], 1)):
+        times = []
+        for expert in (2, 4, 8):
+            programs = compile_graph(graph, Placement(pipeline, tensor, expert=expert))
+            cost = CostModel(programs, machine, ASYNC)
+            explained = (cost.explain(core, shape).seconds for core in range(len(programs)))
+            own = [sum(s for what, s in e.items() if what is not Bottleneck.COLLECTIVES) for e in explained]
+            times.append(max(own))
+        assert times[0] > times[1] > times[2]
 
 
 WIDE = Sizes(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)

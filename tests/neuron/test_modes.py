@@ -14,7 +14,7 @@ from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.memory import Limits, plan_memory
-from corepipe.neuron.modes import Degrees, compiler, resolve
+from corepipe.neuron.modes import Degrees, compiler, refuses_experts, resolve
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 
@@ -131,3 +131,50 @@ def test_the_profile_prices_every_choice():
     assert chosen == {"async": Placement(tensor=24), "nxdi": Placement(tensor=8)}
     with pytest.raises(TypeError, match="profile"):
         CostModel(compiler(graph, machine, ASYNC)(Placement(tensor=8)), machine)
+
+
+MIXTURE = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 2048)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_are_divided_where_that_is_asked_for_alone(mode):
+    machine = instance("trn2.48xlarge")
+    plain, _ = resolve(mode, MIXTURE, machine, LIMITS, PROFILES["vllm-neuron"])
+    assert plain.expert == 1
+    asked, reason = resolve(mode, MIXTURE, machine, LIMITS, PROFILES["vllm-neuron"], Degrees(expert=4))
+    assert asked.expert == 4
+    assert 4 % asked.tensor == 0
+    assert f"{mode}: pipeline 1, tensor {asked.tensor}, data {asked.data}, expert 4" in reason
+
+
+@pytest.mark.parametrize(
+    ("profile", "placement", "sequences", "why"),
+    [
+        ("vllm-neuron", Placement(tensor=4), 1, None),
+        ("vllm-neuron", Placement(tensor=4, expert=4), 4, None),
+        ("vllm-neuron", Placement(tensor=4, expert=4), 3, "only where a batch's rows take as many"),
+        ("vllm-neuron", Placement(tensor=2, expert=4), 4, "among all tensor ranks, and no other cores"),
+        ("vllm-neuron-native", Placement(tensor=4, expert=4), 1, None),
+        ("async", Placement(tensor=4, expert=4), 8, "async divides no experts"),
+    ],
+)
+def test_what_the_software_does_not_divide_is_labelled(profile, placement, sequences, why):
+    """A token of Mixtral takes two of eight experts."""
+    found = refuses_experts(MIXTURE, placement, PROFILES[profile], sequences)
+    assert (found is None) is (why is None)
+    limits = replace(LIMITS, max_num_seqs=sequences)
+    given = Degrees(1, placement.tensor, 1, placement.expert)
+    _, reason = resolve("auto", MIXTURE, instance("trn2.48xlarge"), limits, PROFILES[profile], given)
+    assert ("emulation only" in reason) is (why is not None)
+    if why is not None:
+        assert why in found
+        assert why in reason
+
+
+def test_what_does_not_fit_is_advised_with_its_experts_divided():
+    given = Degrees(1, None, 1, 2)
+    machine = instance("inf2.xlarge")
+    placement, _ = resolve("auto", MIXTURE, machine, LIMITS, ASYNC, given)
+    cut = compiler(MIXTURE, machine, ASYNC)
+    with pytest.raises(UserError, match=r"use --instance \S+ --tensor (\d+) --expert \1"):
+        plan_memory(cut(placement), placement, machine, LIMITS, cut)

@@ -11,7 +11,7 @@ from strategies import heads
 
 from corepipe.errors import UserError
 from corepipe.kernels.packing import PANEL
-from corepipe.neuron.graph import VOCABULARY_PANEL, Axis, HeadLayout, columns, hidden, vocabulary
+from corepipe.neuron.graph import VOCABULARY_PANEL, Axis, HeadLayout, columns, experts, hidden, vocabulary
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import PAD, AxisShard
 
@@ -29,7 +29,7 @@ def head_numbers(shard: AxisShard, head_dim: int) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("flag", ["pipeline", "tensor", "data"])
+@pytest.mark.parametrize("flag", ["pipeline", "tensor", "data", "expert"])
 def test_degrees_below_one_name_their_flag(flag):
     with pytest.raises(UserError, match=f"--{flag} must be at least 1, not 0") as error:
         Placement(**{flag: 0})
@@ -41,6 +41,45 @@ def test_cores():
     assert (placement.cores_per_replica, placement.cores) == (12, 24)
     cores = [placement.core(stage, rank) for stage in range(3) for rank in range(4)]
     assert cores == list(range(12))
+
+
+@pytest.mark.parametrize(("tensor", "expert", "cores"), [(1, 3, 3), (2, 2, 2), (2, 6, 6), (4, 1, 4)])
+def test_experts_are_divided_among_the_cores_of_a_stage(tensor, expert, cores):
+    placement = Placement(pipeline=2, tensor=tensor, data=2, expert=expert)
+    assert (placement.cores_per_stage, placement.cores) == (cores, 4 * cores)
+    assert placement.core(1, 1) == cores + 1
+
+
+@pytest.mark.parametrize(("tensor", "expert"), [(2, 3), (4, 2), (3, 4)])
+def test_ranks_that_cannot_all_have_experts_are_refused(tensor, expert):
+    with pytest.raises(UserError, match=f"--expert {expert}: .* choose a multiple of it") as error:
+        Placement(tensor=tensor, expert=expert)
+    assert error.value.param == "expert"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 64))
+def test_each_expert_has_one_core_and_the_rest_is_cut_as_without(count, tensor, groups):
+    """Shares are contiguous and differ by one; further groups of ranks have what the first has."""
+    expert = tensor * groups
+    assume(1 < expert <= count)
+    layout = HeadLayout(8, 4, 16)
+    axes = axes_of(layout)
+    shards = shard_axes([experts(count), *axes], tensor, expert=expert)
+    parts = [shard[experts(count)].ranges for shard in shards]
+    starts = [start for ((start, _),) in parts]
+    sizes = [size for ((_, size),) in parts]
+    assert len(shards) == expert
+    assert starts == [sum(sizes[:core]) for core in range(expert)]
+    assert (sum(sizes), max(sizes) - min(sizes) <= 1, min(sizes) >= 1) == (count, True, True)
+    plain = shard_axes(axes, tensor)
+    assert [{axis: shard[axis] for axis in axes} for shard in shards] == list(plain) * groups
+
+
+def test_more_cores_than_experts_are_refused():
+    with pytest.raises(UserError, match="--expert 9: the model has 8 experts; choose at most 8") as error:
+        shard_axes([experts(8)], 1, expert=9)
+    assert error.value.param == "expert"
 
 
 def test_whole_groups_where_kv_heads_divide():

@@ -28,8 +28,8 @@ DECODER_PROFILE, ENCODER_PROFILE = "vllm-neuron", "data-parallel"
 ANSWER = 64
 """Tokens of an answer: --output-steps' most."""
 
-NOT_OF_A_LADDER = {"mode": Mode.AUTO, "pipeline": None, "tensor": None, "data": None, "batch": 4,
-                   "output_steps": 3, "output": None}  # fmt: skip
+NOT_OF_A_LADDER = {"mode": Mode.AUTO, "pipeline": None, "tensor": None, "data": None, "expert": None,
+                   "batch": 4, "output_steps": 3, "output": None}  # fmt: skip
 """Flags that its rungs set, and their defaults."""
 
 

@@ -130,6 +130,8 @@ def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | No
     if found is None:
         return None
     deployment = found.option.deployment
+    if deployment.candidate.shape.placement.expert > 1:  # `corepipe fit` knows no rows of divided experts
+        return None
     stack = _stack(deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
     return measure_commands(given["model"], deployment, stack, plan.inquiry.demand)
 
@@ -204,7 +206,7 @@ def _stacks(given: Mapping[str, Any]) -> list[str]:
 def _check_any_runs(inquiry: Inquiry) -> None:
     """Raises UserError where vLLM on Neuron runs nothing of what may be chosen."""
     graph = inquiry.architecture.graph(FORMATS["bf16"])
-    shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers))
+    shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers, graph.experts))
     config = inquiry.architecture.config
     if shapes and not any(emit_vllm.runs(shape, config) for shape in shapes):
         emit_vllm.check_runs(shapes[0], config)

@@ -44,7 +44,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["speculative_config"] is not None:
         raise UserError("--speculative-config is of --ladder; add that", "speculative_config")
     check_writable("--output", given["output"])
-    degrees = modes.Degrees(given["pipeline"], given["tensor"], given["data"])
+    degrees = modes.Degrees(given["pipeline"], given["tensor"], given["data"], given["expert"])
     result = _result(_setup(given), given["mode"], degrees, given["output"])
     if given["as_json"]:
         print_json(_document(result))

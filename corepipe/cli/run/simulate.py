@@ -12,6 +12,7 @@ from rich.text import Text
 
 from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
+from corepipe.cli.placement import degrees_of
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.settings import config_fields, flag_of
 from corepipe.cli.tables import Figures, between, facts
@@ -138,7 +139,7 @@ def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bo
 
 def _headline(report: Report) -> Iterator[str | Text]:
     placed = report.deployment
-    degrees = ", ".join(f"{name} {placed[name]}" for name in ("pipeline", "tensor", "data"))
+    degrees = ", ".join(degrees_of(placed))
     yield (
         f"{placed['model']}, {placed['format']}, on {placed['instance']} (emulated, profile "
         f"{placed['runtime_profile']}): {degrees}"

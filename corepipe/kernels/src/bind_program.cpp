@@ -177,10 +177,26 @@ void give_biases(PyProgram& self, const std::vector<Array<float, 2>>& biases, st
   }
 }
 
+// correction: of as many experts as there are scores for.
+Routing routing_of(PyProgram& self, int scores, int top_k, const std::string& scoring, float nearness,
+                   const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor) {
+  Routing routing{top_k, scoring_named(scoring), nearness};
+  std::tie(routing.groups, routing.taken_groups) = groups;
+  routing.factor = factor;
+  if (correction) {
+    if (correction->size() != static_cast<size_t>(self.program.value(scores).width)) {
+      throw std::invalid_argument("there must be a correction for each expert");
+    }
+    routing.correction = vector_of(self, *correction).data;
+  }
+  return routing;
+}
+
 void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrices& gate, const PyMatrices& up,
                     const PyMatrices& down, int top_k, const std::string& scoring, const std::string& function,
                     const std::vector<Array<float, 2>>& biases, float nearness,
-                    const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor) {
+                    const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor,
+                    std::optional<int> first) {
   if (gate.size() != up.size() || gate.size() != down.size()) {
     throw std::invalid_argument("an expert has three matrices");
   }
@@ -193,14 +209,15 @@ void append_experts(PyProgram& self, int x, int scores, int out, const PyMatrice
     experts.push_back({{&gate[e]->matrix}, {&up[e]->matrix}, {&down[e]->matrix}});
   }
   give_biases(self, biases, experts);
-  Routing routing{top_k, scoring_named(scoring), nearness};
-  std::tie(routing.groups, routing.taken_groups) = groups;
-  routing.factor = factor;
-  if (correction) {
-    if (correction->size() != experts.size()) throw std::invalid_argument("there must be a correction for each expert");
-    routing.correction = vector_of(self, *correction).data;
-  }
-  self.program.experts(x, scores, out, std::move(experts), routing, function_named(function));
+  const Routing routing = routing_of(self, scores, top_k, scoring, nearness, correction, groups, factor);
+  self.program.experts(x, scores, out, std::move(experts), routing, function_named(function), first);
+}
+
+void append_gather_slots(PyProgram& self, int x, int scores, int out, std::vector<int> group, std::vector<int> bounds,
+                         int top_k, const std::string& scoring, float nearness,
+                         const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor) {
+  const Routing routing = routing_of(self, scores, top_k, scoring, nearness, correction, groups, factor);
+  self.program.gather_slots(x, scores, out, std::move(group), std::move(bounds), routing);
 }
 
 // values: q, latent and key_rope; matrices: of each head.
@@ -311,7 +328,11 @@ void bind_program(nb::module_& m) {
            "x"_a, "factor"_a, "out"_a, "by"_a = nb::none())
       .def("experts", &append_experts, "x"_a, "scores"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "scoring"_a,
            "function"_a = "silu", "biases"_a.noconvert() = std::vector<Array<float, 2>>{}, "nearness"_a = 0.0f,
-           "correction"_a.noconvert() = nb::none(), "groups"_a = std::pair<int, int>(1, 1), "factor"_a = 1.0f)
+           "correction"_a.noconvert() = nb::none(), "groups"_a = std::pair<int, int>(1, 1), "factor"_a = 1.0f,
+           "first"_a = nb::none())
+      .def("gather_slots", &append_gather_slots, "x"_a, "scores"_a, "out"_a, "group"_a, "bounds"_a, "top_k"_a,
+           "scoring"_a, "nearness"_a = 0.0f, "correction"_a.noconvert() = nb::none(),
+           "groups"_a = std::pair<int, int>(1, 1), "factor"_a = 1.0f)
       .def("clamp", [](PyProgram& self, int x, float limit, int out) { self.program.clamp(x, limit, out); }, "x"_a,
            "limit"_a, "out"_a)
       .def("convolve", &convolve, "x"_a, "out"_a, "weights"_a.noconvert(), "bias"_a.noconvert().none(), "function"_a.none(),

@@ -58,6 +58,23 @@ void gather_row(const Stop& stop, int row) {
   }
 }
 
+// Of all members; their scores are one another's.
+Gathering gathering(const Run& run, const Stop& stop) {
+  const Step& step = *stop.step;
+  const Value& scores = step.slots.scores;
+  Gathering op{};
+  op.routing = step.slots.routing, op.experts = scores.width, op.rows = run.rows(step.x.rows);
+  op.scores = scores.data, op.scores_stride = static_cast<int64_t>(scores.stride);
+  op.bounds = &step.slots.bounds;
+  for (const Step* member : stop.members) {
+    op.parts.push_back(member->x.data);
+    op.outs.push_back(member->out.data);
+  }
+  op.stride = static_cast<int64_t>(step.x.stride), op.out_stride = static_cast<int64_t>(step.out.stride);
+  op.width = step.out.width;
+  return op;
+}
+
 }  // namespace
 
 Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width,
@@ -224,6 +241,12 @@ void Executor::pass(const Run& run, const Stop& stop) {
     case Step::Kind::all_gather:
       run.for_rows(run.rows(step.x.rows), step.out.width, [&](int row) noexcept { gather_row(stop, row); });
       break;
+    case Step::Kind::gather_slots: {
+      Gathering op = gathering(run, stop);
+      op.round_bf16 = programs_[stop.program]->round_bf16;
+      run.experts.gather(run, op);
+      break;
+    }
   }
 }
 

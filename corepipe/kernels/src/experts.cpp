@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -79,33 +80,66 @@ void leave_groups(float* scores, int n, int groups, int taken, bool two, float* 
 void Experts::run(const Run& run, const Mixture& op) {
   if (op.rows == 0) return;
   const RowTable& rows = run.kernels.rows;
-  const int width = op.experts->front().down.weight->n, k = op.routing.top_k;
-  reserve(op);
-  run.for_rows(op.rows, static_cast<int>(op.experts->size()) * k, [&](int r) noexcept { choose(rows, op, r); });
+  const Expert& first = op.own->front();
+  const int width = first.down.weight->n, k = op.routing.top_k;
+  choose_all(run, op);
   group(op);
+  middle_.reserve(row_of_.size() * stride_of(first.gate.weight->n) * sizeof(float));
+  results_.reserve(row_of_.size() * stride_of(width) * sizeof(float));
   multiply(run, op);
   const float* results = reinterpret_cast<const float*>(results_.data());
   run.for_rows(op.rows, width * k, [&](int r) noexcept {
-    const int64_t first = int64_t{r} * k;
-    rows.weighted_sum(results, stride_of(width), &place_[first], &weights_[first], k, op.out + r * op.out_stride, width,
-                      op.round_bf16);
+    const int32_t* places = &place_[int64_t{r} * k];
+    float* out = op.out + r * op.out_stride;
+    if (!op.slots) {
+      rows.weighted_sum(results, stride_of(width), places, &weights_[int64_t{r} * k], k, out, width, op.round_bf16);
+      return;
+    }
+    for (int i = 0; i < k; ++i) {
+      if (places[i] < 0) continue;
+      std::memcpy(out + int64_t{i} * width, results + places[i] * stride_of(width), width * sizeof(float));
+    }
   });
 }
 
-void Experts::reserve(const Mixture& op) {
-  const size_t count = op.experts->size(), taken = static_cast<size_t>(op.rows) * op.routing.top_k;
-  for (std::vector<int32_t>* numbers : {&chosen_, &place_, &row_of_}) numbers->resize(taken);
-  weights_.resize(taken);
-  shares_.resize(op.rows * count);
-  judged_.resize(op.rows * count);
-  groups_.resize(static_cast<size_t>(op.rows) * op.routing.taken_groups);
-  const Expert& first = op.experts->front();
-  middle_.reserve(taken * stride_of(first.gate.weight->n) * sizeof(float));
-  results_.reserve(taken * stride_of(first.down.weight->n) * sizeof(float));
+// Every core has the same scores, so that what is chosen and summed once is every core's.
+void Experts::gather(const Run& run, const Gathering& op) {
+  if (op.rows == 0) return;
+  const RowTable& rows = run.kernels.rows;
+  const int width = op.width, k = op.routing.top_k;
+  const int64_t stride = stride_of(width);
+  choose_all(run, op);
+  std::iota(place_.begin(), place_.end(), 0);
+  results_.reserve(place_.size() * stride * sizeof(float));
+  float* results = reinterpret_cast<float*>(results_.data());
+  run.for_rows(op.rows, width * k, [&](int r) noexcept {
+    const int64_t first = int64_t{r} * k;
+    for (int i = 0; i < k; ++i) {
+      const auto after = std::upper_bound(op.bounds->begin(), op.bounds->end(), chosen_[first + i]);
+      const float* part = op.parts[after - op.bounds->begin() - 1] + r * op.stride + int64_t{i} * width;
+      std::memcpy(results + (first + i) * stride, part, width * sizeof(float));
+    }
+    float* out = op.outs[0] + r * op.out_stride;
+    rows.weighted_sum(results, stride, &place_[first], &weights_[first], k, out, width, op.round_bf16);
+    for (size_t m = 1; m < op.outs.size(); ++m) std::memcpy(op.outs[m] + r * op.out_stride, out, width * sizeof(float));
+  });
 }
 
-void Experts::choose(const RowTable& rows, const Mixture& op, int row) noexcept {
-  const int count = static_cast<int>(op.experts->size()), k = op.routing.top_k;
+void Experts::choose_all(const Run& run, const Choice& op) {
+  const size_t taken = static_cast<size_t>(op.rows) * op.routing.top_k;
+  chosen_.resize(taken);
+  place_.resize(taken);
+  weights_.resize(taken);
+  const size_t scores = static_cast<size_t>(op.rows) * op.experts;
+  shares_.resize(scores);
+  judged_.resize(scores);
+  groups_.resize(static_cast<size_t>(op.rows) * op.routing.taken_groups);
+  const RowTable& rows = run.kernels.rows;
+  run.for_rows(op.rows, op.experts * op.routing.top_k, [&](int r) noexcept { choose(rows, op, r); });
+}
+
+void Experts::choose(const RowTable& rows, const Choice& op, int row) noexcept {
+  const int count = op.experts, k = op.routing.top_k;
   const float* scores = op.scores + row * op.scores_stride;
   choose_largest(judge(rows, op, row), count, k, &chosen_[int64_t{row} * k]);
   if (all_finite(scores, count)) {
@@ -116,9 +150,9 @@ void Experts::choose(const RowTable& rows, const Mixture& op, int row) noexcept 
 }
 
 // What the experts of a row are chosen by.
-const float* Experts::judge(const RowTable& rows, const Mixture& op, int row) noexcept {
+const float* Experts::judge(const RowTable& rows, const Choice& op, int row) noexcept {
   const Routing& routing = op.routing;
-  const int count = static_cast<int>(op.experts->size());
+  const int count = op.experts;
   const float* scores = op.scores + row * op.scores_stride;
   if (!routing.by_sigmoid() && routing.groups == 1) return scores;
   float* judged = &judged_[int64_t{row} * count];
@@ -132,8 +166,8 @@ const float* Experts::judge(const RowTable& rows, const Mixture& op, int row) no
   return judged;
 }
 
-void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
-  const int count = static_cast<int>(op.experts->size()), k = op.routing.top_k;
+void Experts::weigh(const RowTable& rows, const Choice& op, int row) noexcept {
+  const int count = op.experts, k = op.routing.top_k;
   const float* scores = op.scores + row * op.scores_stride;
   const int32_t* chosen = &chosen_[int64_t{row} * k];
   float* weights = &weights_[int64_t{row} * k];
@@ -163,14 +197,20 @@ void Experts::weigh(const RowTable& rows, const Mixture& op, int row) noexcept {
   for (int i = 0; op.routing.factor != 1.0f && i < k; ++i) weights[i] *= op.routing.factor;
 }
 
-// Rows by the experts that they take, each one's in their order.
+// Rows by the core's experts that they take, each one's in their order.
 void Experts::group(const Mixture& op) {
-  starts_.assign(op.experts->size() + 1, 0);
-  for (int32_t expert : chosen_) ++starts_[expert + 1];
+  const auto own_of = [&](int32_t expert) { return expert - op.first; };
+  const auto is_own = [&](int32_t own) { return own >= 0 && own < static_cast<int32_t>(op.own->size()); };
+  starts_.assign(op.own->size() + 1, 0);
+  for (int32_t expert : chosen_) {
+    if (is_own(own_of(expert))) ++starts_[own_of(expert) + 1];
+  }
   std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+  row_of_.resize(starts_.back());
   for (size_t i = 0; i < chosen_.size(); ++i) {
-    place_[i] = starts_[chosen_[i]]++;
-    row_of_[place_[i]] = static_cast<int32_t>(i / op.routing.top_k);
+    const int32_t own = own_of(chosen_[i]);
+    place_[i] = is_own(own) ? starts_[own]++ : -1;
+    if (place_[i] >= 0) row_of_[place_[i]] = static_cast<int32_t>(i / op.routing.top_k);
   }
   std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());  // each has moved on to its end
   starts_.front() = 0;
@@ -178,7 +218,7 @@ void Experts::group(const Mixture& op) {
 
 // Both times the panels of all experts that are taken are one region's.
 void Experts::multiply(const Run& run, const Mixture& op) {
-  const size_t count = op.experts->size();
+  const size_t count = op.own->size();
   segments_.clear();
   segments_.reserve(3 * count);  // the Linears point into them
   into_.clear();
@@ -186,7 +226,7 @@ void Experts::multiply(const Run& run, const Mixture& op) {
   for (size_t e = 0; e < count; ++e) {
     const int32_t start = starts_[e];
     if (starts_[e + 1] == start) continue;
-    const Expert& expert = (*op.experts)[e];
+    const Expert& expert = (*op.own)[e];
     const int64_t middle_stride = stride_of(expert.gate.weight->n), stride = stride_of(expert.down.weight->n);
     float* middle = reinterpret_cast<float*>(middle_.data()) + start * middle_stride;
     float* result = reinterpret_cast<float*>(results_.data()) + start * stride;
@@ -209,40 +249,73 @@ void Experts::multiply(const Run& run, const Mixture& op) {
   linears(run.kernels, run.pool, run.scratch, back_);
 }
 
-void Program::experts(int x_index, int scores_index, int out_index, std::vector<Expert> experts,
-                      const Routing& routing, Function function) {
-  const Value x = at(x_index), scores = at(scores_index);
-  require(!experts.empty(), "a mixture needs an expert");
-  require(scores.rows == x.rows && scores.width == static_cast<int>(experts.size()),
-          "there must be a score for each expert and row");
-  require(routing.top_k >= 1 && routing.top_k <= scores.width, "top_k must be 1 .. " + std::to_string(scores.width));
-  require(routing.groups >= 1 && scores.width % routing.groups == 0, "groups of experts must be equal");
-  const int size = scores.width / routing.groups;
+namespace {
+
+void check_routing(const Routing& routing, int experts) {
+  require(routing.top_k >= 1 && routing.top_k <= experts, "top_k must be 1 .. " + std::to_string(experts));
+  require(routing.groups >= 1 && experts % routing.groups == 0, "groups of experts must be equal");
+  const int size = experts / routing.groups;
   require(routing.taken_groups >= 1 && routing.taken_groups <= routing.groups &&
               routing.top_k <= routing.taken_groups * size,
           "a row takes top_k experts of its groups");
   require(routing.groups == 1 || !routing.by_sigmoid() || size >= 2, "a group's worth is two experts'");
+}
+
+// All are of the shape of the first, for rows as wide as these.
+void check_shapes(const std::vector<Expert>& experts, int width) {
   const Matrix &gate = *experts[0].gate.weight, &down = *experts[0].down.weight;
   for (const Expert& expert : experts) {
     for (const Matrix* into : {expert.gate.weight, expert.up.weight}) {
-      require(into->k == x.width && into->n == gate.n, "experts differ in shape, or take rows of another width than x");
+      require(into->k == width && into->n == gate.n, "experts differ in shape, or take rows of another width than x");
     }
     require(expert.down.weight->k == gate.n && expert.down.weight->n == down.n, "experts differ in shape");
   }
-  const Value out = write(out_index, x.rows, down.n);
+}
+
+}  // namespace
+
+void Program::experts(int x_index, int scores_index, int out_index, std::vector<Expert> experts,
+                      const Routing& routing, Function function, std::optional<int> first) {
+  const Value x = at(x_index), scores = at(scores_index);
+  require(!experts.empty(), "a mixture needs an expert");
+  const int own = static_cast<int>(experts.size()), start = first.value_or(0);
+  require(scores.rows == x.rows && (first ? start >= 0 && own <= scores.width - start : scores.width == own),
+          "there must be a score for each expert and row");
+  check_routing(routing, scores.width);
+  check_shapes(experts, x.width);
+  const int n = experts[0].down.weight->n;
+  const Value out = write(out_index, x.rows, first ? int64_t{routing.top_k} * n : n);
   require(out.data != x.data && out.data != scores.data, "experts can't work in place");
   Mixture op{};
   op.routing = routing, op.function = function, op.round_bf16 = round_bf16;
+  op.experts = scores.width, op.first = start, op.slots = first.has_value();
   op.x = x.data, op.x_stride = static_cast<int64_t>(x.stride);
   op.scores = scores.data, op.scores_stride = static_cast<int64_t>(scores.stride);
   op.out = out.data, op.out_stride = static_cast<int64_t>(out.stride);
   const Rows rows = x.rows;
   append([op, rows, experts = std::move(experts)](const Run& run) {
     Mixture now = op;
-    now.experts = &experts;
+    now.own = &experts;
     now.rows = run.rows(rows);
     run.experts.run(run, now);
   });
+}
+
+void Program::gather_slots(int x_index, int scores_index, int out_index, std::vector<int> group,
+                           std::vector<int> bounds, const Routing& routing) {
+  const Value x = at(x_index), scores = at(scores_index);
+  require(scores.rows == x.rows, "there must be a score for each expert and row");
+  check_routing(routing, scores.width);
+  require(bounds.size() == group.size() + 1 && bounds.front() == 0 && bounds.back() == scores.width &&
+              std::is_sorted(bounds.begin(), bounds.end()),
+          "each core of the group has the experts from one bound to the next");
+  require(x.width % routing.top_k == 0, "there must be a place for each expert that a row takes");
+  const Value out = write(out_index, x.rows, x.width / routing.top_k);
+  require(out.data != x.data && out.data != scores.data, "gather_slots can't work in place");
+  Step& step = append(nullptr);
+  step.kind = Step::Kind::gather_slots;
+  step.x = x, step.out = out;
+  step.group = std::move(group), step.slots = Slots{scores, std::move(bounds), routing};
 }
 
 }  // namespace corepipe

@@ -42,21 +42,41 @@ struct Expert {
   ExpertMatrix gate, up, down;
 };
 
-// out = round(the sum over the `top_k` experts of the taken groups whose scores are highest of weight * round(down(...))), added in that
-// order; of equal scores the first comes first.  A row whose scores are not all finite becomes NaN.  All experts have
-// the same shapes.  Strides are in elements; out is not x.
-struct Mixture {
-  const std::vector<Expert>* experts;
+// Rows and the scores by which each takes some of so many experts.  Strides are in elements.
+struct Choice {
   Routing routing;
-  Function function;
-  bool round_bf16;
+  int experts;
   int rows;
-  const float* x;  // [rows][k]
-  int64_t x_stride;
   const float* scores;  // [rows][experts]
   int64_t scores_stride;
-  float* out;  // [rows][n]
+};
+
+// out = round(the sum over the `top_k` experts of the taken groups whose scores are highest of weight * round(down(...))), added in that
+// order; of equal scores the first comes first.  A row whose scores are not all finite becomes NaN.  All experts have
+// the same shapes.  out is not x.
+// Of a core that has some of the experts, from `first` on, out has what these make, neither weighed nor added: a row's
+// for the i-th expert that it takes at i * n; the places of other cores' experts are left as they were.
+struct Mixture : Choice {
+  const std::vector<Expert>* own;
+  int first;
+  bool slots;
+  Function function;
+  bool round_bf16;
+  const float* x;  // [rows][k]
+  int64_t x_stride;
+  float* out;  // [rows][n], or [rows][top_k * n]
   int64_t out_stride;
+};
+
+// The sum that a Mixture makes, of what cores have made of their own experts each, with the same bits.
+struct Gathering : Choice {
+  const std::vector<int>* bounds;  // [parts + 1]: where each core's experts begin, and where the last one's end
+  std::vector<const float*> parts;  // [rows][top_k * width] each
+  int64_t stride;
+  std::vector<float*> outs;  // [rows][width] each, all the same
+  int64_t out_stride;
+  int width;
+  bool round_bf16;
 };
 
 // The mixtures of one pool, with their working memory.  It grows outside of regions alone.
@@ -66,21 +86,23 @@ class Experts {
   // Of experts that no row takes nothing is read.  Throws as `linear` does.
   void run(const Run& run, const Mixture& op);
 
+  void gather(const Run& run, const Gathering& op);
+
  private:
-  void reserve(const Mixture& op);
-  void choose(const RowTable& rows, const Mixture& op, int row) noexcept;
-  const float* judge(const RowTable& rows, const Mixture& op, int row) noexcept;
-  void weigh(const RowTable& rows, const Mixture& op, int row) noexcept;
+  void choose_all(const Run& run, const Choice& op);
+  void choose(const RowTable& rows, const Choice& op, int row) noexcept;
+  const float* judge(const RowTable& rows, const Choice& op, int row) noexcept;
+  void weigh(const RowTable& rows, const Choice& op, int row) noexcept;
   void group(const Mixture& op);
   void multiply(const Run& run, const Mixture& op);
 
   // By row and by place among the experts that it takes.
-  std::vector<int32_t> chosen_, place_;  // which expert, and where its result is
+  std::vector<int32_t> chosen_, place_;  // which expert, and where its result is (-1: on another core)
   std::vector<float> weights_;
   std::vector<float> shares_, judged_;  // [rows][experts]
   std::vector<int32_t> groups_;  // [rows][taken groups]
   // By expert and, of each, by row.
-  std::vector<int32_t> starts_;  // [experts + 1]
+  std::vector<int32_t> starts_;  // [own experts + 1]
   std::vector<int32_t> row_of_;  // of x
   Buffer middle_, results_;
   std::vector<Segment> segments_;

@@ -109,6 +109,10 @@ class Planner {
         fail(p, "meets a collective of another shape");
       }
       if (member.widths != stop.step->widths) fail(p, "meets a gathering of other widths");
+      if (member.x.stride != stop.step->x.stride && member.kind == Step::Kind::gather_slots) {
+        fail(p, "meets a gathering of other places");
+      }
+      if (member.slots.bounds != stop.step->slots.bounds) fail(p, "meets a gathering of other experts");
       if (!member.widths.empty() && member.widths[i] > member.x.width) fail(p, "gathers more than there is");
     }
   }

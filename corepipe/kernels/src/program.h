@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -136,12 +137,20 @@ struct RowRange {
   int first, rows, thread;
 };
 
+// What cores that have some of a mixture's experts each go by when they put their results together: the scores, and the
+// first expert of each core and the end of the last one's.
+struct Slots {
+  Value scores;
+  std::vector<int> bounds;
+  Routing routing;
+};
+
 // One Op.  `run` computes; a step that meets other cores has its data here instead.  `run_rows`, where there
 // is one, computes those rows alone, of which each depends on the same row of its operands only, or (`whole_sequences`)
 // on those of its sequence, all of which are among them; it runs inside a region, for which `reserve_rows` reserves what
 // so many rows need.
 struct Step {
-  enum class Kind { compute, send, receive, all_reduce, all_gather };
+  enum class Kind { compute, send, receive, all_reduce, all_gather, gather_slots };
   Kind kind = Kind::compute;
   std::function<void(const Run&)> run;
   std::function<void(const Run&, const RowRange&)> run_rows;
@@ -150,6 +159,7 @@ struct Step {
   Value x{}, out{};
   int peer = -1;
   std::vector<int> group, widths;
+  Slots slots{};
 };
 
 // The methods append Ops and throw std::invalid_argument for indices and shapes that don't fit.  What
@@ -180,7 +190,11 @@ class Program {
   void clamp(int x, float limit, int out);
   // by: a value of width 1 whose rows x's are multiplied by, too; -1 for none.
   void scale(int x, float factor, int by, int out);
-  void experts(int x, int scores, int out, std::vector<Expert> experts, const Routing& routing, Function function);
+  // first: of a core that has only some of those that there are scores for; `out` then has its results, by row and place.
+  void experts(int x, int scores, int out, std::vector<Expert> experts, const Routing& routing, Function function,
+               std::optional<int> first = std::nullopt);
+  // The sum of the results that the group's cores have of their experts: from one of `bounds` to the next.
+  void gather_slots(int x, int scores, int out, std::vector<int> group, std::vector<int> bounds, const Routing& routing);
   // weights: [taps][x's width].
   void convolve(int x, int out, Vector weights, Vector bias, Function function, StatePart part);
   void scan(const ScanValues& values, int out, const ScanOptions& options, StatePart part);

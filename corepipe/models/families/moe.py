@@ -13,6 +13,7 @@ from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec, columns, fixed
+from corepipe.neuron.graph import experts as stack_of
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 
 MAX_EXPERTS = 1 << 12
@@ -60,8 +61,9 @@ def expert_width(fields: Fields, key: str) -> int:
 
 def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str = "gate") -> Value:
     """The routed experts under `prefix`; their matrices are stacked here, whatever the checkpoint does."""
-    count, middle = fixed("experts", config.experts), columns("expert_ffn", config.expert_ffn)
-    routing = b.linear(x, f"{prefix}.{gate}", count, config.router_bias)
+    count, middle = stack_of(config.experts), columns("expert_ffn", config.expert_ffn)
+    scores = fixed("experts", config.experts)
+    routing = b.linear(x, f"{prefix}.{gate}", scores, config.router_bias)
     name, into, back = f"{prefix}.experts", (count, middle, x.axis), (count, x.axis, middle)
     return b.append(
         Experts(
@@ -78,7 +80,7 @@ def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str
             _biases(name, (count, middle), (count, x.axis)) if config.expert_bias else (),
             config.scoring,
             config.nearness,
-            vector(f"{prefix}.{gate}.e_score_correction_bias", count) if config.correction else None,
+            vector(f"{prefix}.{gate}.e_score_correction_bias", scores) if config.correction else None,
             config.groups,
             config.factor,
         )

@@ -7,7 +7,7 @@ from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
 from corepipe.neuron.ops.convolution import Concatenate, Convolution, Pixels, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.elementwise import Activation, Add, Clamp, GatedActivation, Scale, SelectRows
 from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex, patches_of
-from corepipe.neuron.ops.experts import Experts, Groups, Scoring
+from corepipe.neuron.ops.experts import Experts, GatherSlots, Groups, Scoring, Share
 from corepipe.neuron.ops.linear import Linear
 from corepipe.neuron.ops.norms import LayerNorm, Normalize, RMSNorm
 from corepipe.neuron.ops.pooling import Pooling, PoolingMode
@@ -29,6 +29,7 @@ __all__ = [
     "Experts",
     "Function",
     "GatedActivation",
+    "GatherSlots",
     "Groups",
     "LatentAttention",
     "LayerNorm",
@@ -49,6 +50,7 @@ __all__ = [
     "SelectRows",
     "SelectiveScan",
     "Send",
+    "Share",
     "Upconvolution",
     "Upsample",
     "patches_of",

@@ -29,7 +29,7 @@ from corepipe.neuron.graph import (
 )
 from corepipe.neuron.int4 import Int4
 from corepipe.neuron.numerics import F32, I32, Matrix
-from corepipe.neuron.program import StepInputs
+from corepipe.neuron.program import AxisShard, StepInputs
 from corepipe.neuron.rates import CoreRates
 
 
@@ -47,6 +47,9 @@ class Cut(Protocol):
 
     def width(self, axis: Axis) -> int:
         """Of the rank's part."""
+
+    def part(self, axis: Axis) -> AxisShard:
+        """Which part the rank has."""
 
     def heads(self, heads: HeadLayout) -> HeadLayout:
         """The rank's own heads."""
@@ -106,8 +109,9 @@ class TwinContext(HasHeads, Protocol):
     def turns(self) -> Iterable[Turn]:
         """The sequences of the batch, as recurrent Ops take them."""
 
-    def exchange(self, x: Value) -> list[F32] | None:
-        """x of every rank, in their order; None while one of them has not come so far."""
+    def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
+        """x of every rank of the tensor group, or of the stage, in their order; None while one of them has
+        not come so far."""
 
     def send(self, peer: int, x: F32) -> None: ...
 
@@ -166,6 +170,22 @@ class NativeProgram(Protocol):
         correction: F32 | None,
         groups: tuple[int, int],
         factor: float,
+        first: int | None,
+    ) -> None: ...
+    def gather_slots(  # noqa: PLR0913 -- whose results go where, and by what they are weighed
+        self,
+        x: int,
+        scores: int,
+        out: int,
+        group: Sequence[int],
+        bounds: Sequence[int],
+        *,
+        top_k: int,
+        scoring: str,
+        nearness: float,
+        correction: F32 | None,
+        groups: tuple[int, int],
+        factor: float,
     ) -> None: ...
     def latent_attention(
         self,
@@ -190,6 +210,10 @@ class Bindings(Protocol):
     @property
     def group(self) -> Sequence[int]:
         """The cores of the tensor group."""
+
+    @property
+    def stage(self) -> Sequence[int]:
+        """The cores of the stage."""
 
     def buffer(self, value: Value) -> int:
         """The activation buffer of a value."""
@@ -292,6 +316,10 @@ class Op:
         """The heads of an attention or a scan."""
         return None
 
+    def spread(self) -> Self:
+        """The Op where the cores of a stage each have some experts: what an expert has is then whole."""
+        return self
+
     def local(self, cut: Cut) -> Self:
         """The Op of one rank."""
         own = self.own_fields(cut)
@@ -318,6 +346,11 @@ class Op:
     def contradiction(self) -> str | None:
         """What in the Op does not go together (None: all does)."""
         return None
+
+    @property
+    def device_width(self) -> int:
+        """Elements of a row of the result where a device keeps it."""
+        return self.out.width
 
     def read_bytes(self, fmt: Format) -> float:
         """Bytes of weights that a step of one token reads."""

@@ -11,20 +11,9 @@ from corepipe.neuron.collectives import all_gather, all_reduce
 from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import Format, Value
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.base import Bindings, NativeProgram, TwinContext
+from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.rates import CoreRates
-
-MESH_BYTES = 1 << 20
-"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
-
-
-class Transfer(Op):
-    """An Op that other cores take part in, by its Value."""
-
-    __slots__ = ()
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +23,7 @@ class AllReduce(Transfer):
     x: Value
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _exchanges(2, self.out, fmt, rates)  # a reduce-scatter and an all-gather
+        return exchanges(2, self.out, fmt, rates, rates.mesh)  # a reduce-scatter and an all-gather
 
     def twin(self, at: TwinContext) -> F32 | None:
         parts = at.exchange(self.x)
@@ -55,7 +44,7 @@ class AllGather(Transfer):
     widths: tuple[int, ...]
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        return _exchanges(1, self.out, fmt, rates)
+        return exchanges(1, self.out, fmt, rates, rates.mesh)
 
     def twin(self, at: TwinContext) -> F32 | None:
         parts = at.exchange(self.x)
@@ -97,18 +86,3 @@ class Receive(Transfer):
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.receive(at.buffer(self.out), self.peer, self.out.rows.name)
-
-
-def _exchanges(count: int, out: Value, fmt: Format, rates: CoreRates) -> OpCost:
-    """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
-    once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
-    payload = out.width * fmt.compute.bytes
-    moved = payload * (rates.degree - 1) / rates.degree
-    return OpCost(
-        out.rows.number,
-        collectives=(
-            count * (rates.group.seconds + rates.exchange),
-            count * moved / rates.group.bytes_per_second,
-        ),
-        ring=(count * rates.ring, payload / MESH_BYTES),
-    )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import int4, numerics
 from corepipe.neuron.engines import Cost, ExpertsCost, OpCost
-from corepipe.neuron.graph import Format, Function, Value, WeightSpec
+from corepipe.neuron.graph import Axis, Format, Function, Value, WeightSpec, fixed
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, Op, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
+from corepipe.neuron.ops.transfers import Transfer, exchanges
+from corepipe.neuron.program import AxisShard
 from corepipe.neuron.rates import CoreRates
 
 WEIGH, ADD = Passes(two=1), Passes(two=1)  # an expert's result times its weight, and added to the others'
@@ -50,6 +52,13 @@ class Groups(NamedTuple):
     taken: int
 
 
+class Share(NamedTuple):
+    """Consecutive experts: the number of the first, and how many they are."""
+
+    first: int
+    size: int
+
+
 def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
     """What NxD does with each expert's results of `result` bytes a row, after its products: one operation
     weighs them, and one adds that to the sum (`output += mlp_output[e] * affinities[:, e]`)."""
@@ -73,6 +82,9 @@ class Experts(Keeps):
     than the expert's (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).  `correction` [experts] is added to
     sigmoids for the choice alone; `groups`: a row chooses among the experts of some (DeepSeek-V3, 2024,
     section 2.1.2); `factor`: what all weights are multiplied by.
+    own: of a core that has some of the experts, which; its result [rows, top_k * width] then has what these
+    make, neither weighed nor added, a row's for each of the experts that it takes, in their order; what other
+    cores' experts make has zeros there.  `GatherSlots` makes the sum.
     """
 
     x: Value
@@ -89,14 +101,35 @@ class Experts(Keeps):
     correction: WeightSpec | None = None
     groups: Groups | None = None
     factor: float | None = None
+    own: Share | None = None
 
     @property
     def experts(self) -> int:
         return self.gate.shape[0]
 
+    def spread(self) -> Self:
+        """With experts that are cut along no other axis."""
+        gate, up, down = (_whole_middle(spec, self.gate.axes[1]) for spec in (self.gate, self.up, self.down))
+        biases = tuple(_whole_middle(spec, self.gate.axes[1]) for spec in self.biases)
+        return replace(self, gate=gate, up=up, down=down, biases=biases)
+
+    def share(self, part: AxisShard) -> Share | None:
+        """The experts of a core that has this part of them (None: all)."""
+        (start, count), *_ = part.ranges
+        return None if count == self.experts else Share(start, count)
+
     def own_fields(self, cut: Cut) -> Mapping[str, Any]:
         """The sum over ranks must add the last bias once."""
-        return {"ffn": cut.width(self.gate.axes[1]), "biases": self.biases[: 2 if cut.rank else None]}
+        once = self.biases[: 2 if cut.rank and self.sums() else None]
+        return {
+            "ffn": cut.width(self.gate.axes[1]),
+            "biases": once,
+            "own": self.share(cut.part(self.gate.axes[0])),
+        }
+
+    def out_width(self, cut: Cut) -> int:
+        width = cut.value(self.x).width
+        return width if self.share(cut.part(self.gate.axes[0])) is None else self.top_k * width
 
     def sums(self) -> bool:
         return self.gate.axes[1].is_cut
@@ -111,22 +144,30 @@ class Experts(Keeps):
         of [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no
         on-chip memory holds those of a prompt, so that each is written to memory and read by the next step.
         Nor does it hold the sum, to which one expert's weighted result is added after the other's.
+        A core that has some of the experts takes all rows through all of them, however few they are, and adds
+        up what they make itself (ExpertMLPsV2.forward_all_experts_EP: no other path is for expert parallel).
         """
         rows, ffn, hidden = self.out.rows, self.ffn, self.x.width
         gate, up, down = (
-            matrix_cost(rows, shape, fmt, rates)
-            for shape in ((ffn, hidden), (ffn, hidden), (self.out.width, ffn))
+            matrix_cost(rows, shape, fmt, rates) for shape in ((ffn, hidden), (ffn, hidden), (hidden, ffn))
         )
         gated = passes_beside(rows, GATE, ffn, fmt, rates)
-        weighed, added = (passes_beside(rows, one, self.out.width, fmt, rates) for one in (WEIGH, ADD))
-        middle, result = (n * fmt.compute.bytes for n in (2 * ffn, self.out.width))
+        weighed, added = (passes_beside(rows, one, hidden, fmt, rates) for one in (WEIGH, ADD))
+        middle, result = (n * fmt.compute.bytes for n in (2 * ffn, hidden))
         steps = (
             merged((gate, up), rates, written=middle),
             merged((gated, down), rates, read=middle, written=result),
             *summing(weighed, added, rates, result),
         )
         one = merged((gate, up, gated, down, weighed, added), rates)
+        if self.own is not None:
+            return ExpertsCost(one, steps, self.own.size, self.own.size, 2 * rates.start)
         return ExpertsCost(one, steps, self.experts, self.top_k, 2 * rates.start)
+
+    @property
+    def device_width(self) -> int:
+        """A device adds up what a core's experts make."""
+        return self.x.width
 
     def refuses(self, fmt: Format) -> str | None:
         if self.scoring is None:
@@ -137,22 +178,22 @@ class Experts(Keeps):
         """Each product and each expert's result are rounded; their sum is once."""
         x, fmt = at[self.x], at.format
         correction = None if self.correction is None else at.weight(self.correction)
-        chosen, weights = self._routed(at[self.routing], correction)
+        chosen, weights = self.routed(at[self.routing], correction)
         gate, up, down = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
         into_gate, into_up, back = (*map(at.weight, self.biases), *NO_BIASES)[:3]
-        results = np.zeros((*chosen.shape, self.out.width), np.float32)
-        for expert in np.unique(chosen):
-            rows, places = np.nonzero(chosen == expert)
+        first, count = self.own or (0, self.experts)
+        results = np.zeros((*chosen.shape, self.x.width), np.float32)
+        for expert in range(count):
+            rows, places = np.nonzero(chosen == first + expert)
+            if not len(rows):
+                continue
             gates = int4.linear(x[rows], gate[expert], _own(into_gate, expert), fmt)
             ups = int4.linear(x[rows], up[expert], _own(into_up, expert), fmt)
             middle = numerics.gated(gates, ups, self.function, fmt.compute)
             results[rows, places] = int4.linear(middle, down[expert], _own(back, expert), fmt)
-        total = np.zeros((len(x), self.out.width), np.float32)
-        for place in range(self.top_k):
-            total += weights[:, place, None] * results[:, place]
-        return numerics.round_to(total, fmt.compute)
+        return results.reshape(len(x), -1) if self.own else weighed_sum(results, weights, fmt)
 
-    def _routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
+    def routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
         """Which experts each row takes, and their weights: [rows, top_k] each."""
         with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
             judged = self._judged(scores, correction)
@@ -206,23 +247,84 @@ class Experts(Keeps):
             np.put_along_axis(left, own, -np.inf, axis=1)
         return shares
 
-    def emit(self, native: NativeProgram, at: Bindings) -> None:
+    def routing_fields(self, at: Bindings) -> dict[str, Any]:
+        """By what native code has rows choose and weigh experts."""
         if self.scoring is None:
             raise ValueError("a mixture without scoring has no native code")
+        return {
+            "top_k": self.top_k,
+            "scoring": self.scoring.value,
+            "nearness": self.nearness or 0.0,
+            "correction": None if self.correction is None else at.vector(self.correction),
+            "groups": self.groups or (1, 1),
+            "factor": self.factor or 1.0,
+        }
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
         matrices = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
         native.experts(
             at.buffer(self.x),
             at.buffer(self.routing),
             at.buffer(self.out),
             *matrices,
-            top_k=self.top_k,
-            scoring=self.scoring.value,
             function=self.function.value,
             biases=[at.vector(spec) for spec in self.biases],
-            nearness=self.nearness or 0.0,
-            correction=None if self.correction is None else at.vector(self.correction),
-            groups=self.groups or (1, 1),
-            factor=self.factor or 1.0,
+            **self.routing_fields(at),
+            first=None if self.own is None else self.own.first,
+        )
+
+
+def weighed_sum(results: F32, weights: F32, fmt: Format) -> F32:
+    """Of [rows, places, width] with weights [rows, places], added in the order of places, rounded once."""
+    total = np.zeros((len(results), results.shape[2]), np.float32)
+    for place in range(results.shape[1]):
+        total += weights[:, place, None] * results[:, place]
+    return numerics.round_to(total, fmt.compute)
+
+
+def _whole_middle(spec: WeightSpec, middle: Axis) -> WeightSpec:
+    own = fixed(middle.name, middle.width)
+    return replace(spec, axes=tuple(own if axis == middle else axis for axis in spec.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSlots(Transfer):
+    """The sum that a mixture makes, where each core of a stage has some of the experts.
+
+    Of what the experts make that a row takes, each comes from the core that has the expert; every core then
+    weighs and adds them in the order of `Experts`, so that the bits are those of one core.  Timed is what
+    Neuron's software does instead: an all-reduce of sums, a prompt's as a reduce-scatter and an all-gather.
+    x: [rows, top_k * width] of `mixture`; bounds: the first expert of each core, and the end of the last
+    one's.
+    """
+
+    x: Value
+    routing: Value
+    mixture: Experts
+    bounds: tuple[int, ...]
+
+    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
+        return exchanges(2, self.out, fmt, rates, rates.stage or rates.mesh)
+
+    def twin(self, at: TwinContext) -> F32 | None:
+        parts = at.exchange(self.x, stage=True)
+        if parts is None:
+            return None
+        spec = self.mixture.correction
+        chosen, weights = self.mixture.routed(at[self.routing], None if spec is None else at.weight(spec))
+        owners = np.searchsorted(self.bounds, chosen, side="right") - 1
+        every = np.stack([part.reshape(*chosen.shape, -1) for part in parts])
+        rows, places = np.indices(chosen.shape)
+        return weighed_sum(every[owners, rows, places], weights, at.format)
+
+    def emit(self, native: NativeProgram, at: Bindings) -> None:
+        native.gather_slots(
+            at.buffer(self.x),
+            at.buffer(self.routing),
+            at.buffer(self.out),
+            list(at.stage),
+            list(self.bounds),
+            **self.mixture.routing_fields(at),
         )
 
 

@@ -118,6 +118,7 @@ def _flags(deployment: PlannedDeployment, stack: str) -> dict[str, object]:
         "--pipeline": place.pipeline,
         "--tensor": place.tensor,
         "--data": place.data,
+        **({"--expert": place.expert} if place.expert > 1 else {}),
         "--dtype": shape.format.name,
         "--profile": stack,
         "--policy": shape.profile.policy,

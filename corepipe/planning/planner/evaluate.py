@@ -61,6 +61,7 @@ class Cut:
     format: Format
     pipeline: int
     tensor: int
+    expert: int
     instance: str | None
     profile: RuntimeProfile | None
 
@@ -120,6 +121,10 @@ class Workbench:
 
     def failure(self, candidate: Candidate) -> Failure | None:
         if (why := self._unfit(candidate, self.longest_prompt)) is not None:
+            return Failure(Reason.UNSUPPORTED, why)
+        shape, sequences = candidate.shape, candidate.limits.max_num_seqs
+        graph = self._graph(shape.format)
+        if (why := modes.refuses_experts(graph, shape.placement, shape.profile, sequences)) is not None:
             return Failure(Reason.UNSUPPORTED, why)
         try:
             return self._bounds_of(candidate).failure(candidate.limits)
@@ -249,9 +254,7 @@ class Workbench:
                 "format": shape.format.name,
                 "instance": shape.instance,
                 "lnc": shape.lnc,
-                "pipeline": place.pipeline,
-                "tensor": place.tensor,
-                "data": place.data,
+                **place.degrees,
                 "clock": "virtual",
                 "profile": shape.profile.name,
                 "policy": shape.profile.policy,
@@ -339,7 +342,7 @@ class Workbench:
 
     def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
         """The Programs of one replica."""
-        graph, placement = self._graph(cut.format), Placement(cut.pipeline, cut.tensor)
+        graph, placement = self._graph(cut.format), Placement(cut.pipeline, cut.tensor, expert=cut.expert)
         if cut.instance is None or cut.profile is None:
             return compile_for_timing(graph, placement)
         return modes.compiler(graph, find_instance(cut.instance), cut.profile)(placement)
@@ -363,10 +366,11 @@ def _first(good: Callable[[int], bool], least: int) -> int:
 
 
 def _cut(shape: Shape) -> Cut:
-    pipeline, tensor = shape.placement.pipeline, shape.placement.tensor
-    if pipeline == 1:
-        return Cut(shape.format, pipeline, tensor, None, None)
-    return Cut(shape.format, pipeline, tensor, shape.instance, shape.profile)
+    place = shape.placement
+    degrees = (place.pipeline, place.tensor, place.expert)
+    if place.pipeline == 1:
+        return Cut(shape.format, *degrees, None, None)
+    return Cut(shape.format, *degrees, shape.instance, shape.profile)
 
 
 def twin_shape(shape: Shape) -> Shape:

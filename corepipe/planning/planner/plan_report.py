@@ -198,9 +198,7 @@ def _shape(shape: Shape) -> dict[str, object]:
     return {
         "instance": shape.instance,
         "lnc": shape.device.lnc,
-        "pipeline": place.pipeline,
-        "tensor": place.tensor,
-        "data": place.data,
+        **place.degrees,
         "dtype": shape.format.name,
         "profile": shape.profile.name,
         "policy": shape.profile.policy,

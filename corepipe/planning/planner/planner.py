@@ -66,10 +66,10 @@ class Plan:
     certainty: Certainty
 
     @property
-    def heads_and_layers(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[int, int, int]:
         """Of the model: what bounds the degrees of a placement."""
         graph = _decoder(self.inquiry.architecture)
-        return graph.attention_heads, graph.num_layers
+        return graph.attention_heads, graph.num_layers, graph.experts
 
     @property
     def best(self) -> Option | None:
@@ -195,7 +195,7 @@ def _prices(inquiry: Inquiry) -> dict[str, Price]:
 def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[list[Shape], list[Rejected]]:
     """Shapes to search, and those that are not validated well enough."""
     shapes, refused = [], []
-    for shape in inquiry.space.shapes(graph.attention_heads, graph.num_layers):
+    for shape in inquiry.space.shapes(graph.attention_heads, graph.num_layers, graph.experts):
         if shape.instance in prices and inquiry.accepts(shape):
             failure = _doubt(inquiry, shape)
             if failure is None:

@@ -105,7 +105,7 @@ def roomier(plan: Plan) -> Shape | None:
     space = replace(inquiry.space, instances=tuple(INSTANCES[n] for _, n in order))
     bench = _bench(plan, inquiry.demand.objectives.tightened)
     limits = next(space.limits(plan.max_model_len, bench.longest_prompt))
-    shapes = (shape for shape in space.shapes(*plan.heads_and_layers) if inquiry.accepts(shape))
+    shapes = (shape for shape in space.shapes(*plan.sizes) if inquiry.accepts(shape))
     return next((s for s in shapes if _holds(bench.failure(Candidate(s, limits)))), None)
 
 

@@ -7,7 +7,7 @@ instance, pipelines on inf1 alone (NeuronCore Pipeline), formats that it serves 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.graph import FORMATS, Format
@@ -31,8 +31,7 @@ BLOCK_SIZE = 32
 
 def degrees(placement: Placement) -> str:
     """The degrees above 1, in words."""
-    named = {"pipeline": placement.pipeline, "tensor": placement.tensor, "data": placement.data}
-    return " ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1)
+    return " ".join(f"{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +111,19 @@ class Space:
     whole: bool = False
     speculative_config: SpeculativeConfig | None = None
 
-    def shapes(self, heads: int, layers: int) -> Iterator[Shape]:
-        """Every model-on-an-instance, in the catalogue's order, for a model of so many heads and layers."""
+    def shapes(self, heads: int, layers: int, experts: int = 0) -> Iterator[Shape]:
+        """Every model-on-an-instance, in the catalogue's order, for a model of so many heads, layers and
+        experts of a layer (0: none): these also divided among tensor ranks, by software that does that."""
         for instance in self.instances:
             for lnc, device in _logical(instance):
                 for fmt in self._formats(device):
                     for placement in placements(device, heads, layers):
                         for profile in self.profiles:
                             yield Shape(device.name, fmt, placement, profile, lnc)
+                            divides = profile.expert_parallel and placement.pipeline == 1
+                            if divides and 1 < placement.tensor <= experts:
+                                divided = replace(placement, expert=placement.tensor)
+                                yield Shape(device.name, fmt, divided, profile, lnc)
 
     def limits(self, longest: int, prompt: int) -> Iterator[BatchLimits]:
         """Every batch limit, for requests of up to `longest` tokens of which `prompt` are the prompt's: room

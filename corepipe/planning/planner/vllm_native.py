@@ -77,6 +77,8 @@ def problem(shape: Shape, model: ModelConfig) -> str | None:
     if place.tensor not in instance.tensor_degrees:
         accepted = ", ".join(map(str, instance.tensor_degrees))
         return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
+    if place.expert not in (1, place.tensor):
+        return f"the native plugin divides experts among all tensor ranks: plan with expert {place.tensor}"
     return None
 
 
@@ -125,7 +127,8 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
     }
     pairs = (str(part) for pair in named.items() for part in pair)
     chunked = is_chunked(limits.max_model_len, chunk)
-    return [model, *pairs, "--enable-prefix-caching" if chunked else "--no-enable-prefix-caching"]
+    divided = ["--enable-expert-parallel"] if shape.placement.expert > 1 else []
+    return [model, *pairs, *divided, "--enable-prefix-caching" if chunked else "--no-enable-prefix-caching"]
 
 
 def environment(shape: Shape) -> dict[str, str]:

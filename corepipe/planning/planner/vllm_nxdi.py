@@ -38,6 +38,10 @@ def problem(shape: Shape) -> str | None:
     if place.tensor not in instance.tensor_degrees:
         accepted = ", ".join(map(str, instance.tensor_degrees))
         return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
+    if place.expert not in (1, place.tensor):
+        return (
+            f"plans divide experts among all tensor ranks of NxD Inference: plan with expert {place.tensor}"
+        )
     return None
 
 
@@ -73,6 +77,8 @@ def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
         "on_device_sampling_config": {"dynamic": True, "deterministic": False, "global_topk": GLOBAL_TOPK},
         "async_mode": shape.profile.asynchronous,
     }
+    if shape.placement.expert > 1:
+        config |= {"moe_ep_degree": shape.placement.expert, "moe_tp_degree": 1}
     if shape.format.name == "int8-weights":
         config |= {
             "quantized": True,

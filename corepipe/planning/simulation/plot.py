@@ -19,7 +19,8 @@ def page(report: Report) -> str:
     """The whole page."""
     deployment = report.deployment
     edges = np.linspace(0.0, max(_end(report), 1e-9), POINTS + 1)
-    facts = ", ".join(f"{name} {deployment[name]}" for name in ("pipeline", "tensor", "data", "format"))
+    named = ("pipeline", "tensor", "data", "expert", "format")
+    facts = ", ".join(f"{name} {deployment[name]}" for name in named if name in deployment)
     title = f"{deployment['model']} on {deployment['instance']}"
     return charts.page(
         title, f"{facts}. Emulated: predicted times, not measured ones.", _panels(report, edges)

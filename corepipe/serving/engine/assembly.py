@@ -263,9 +263,7 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
         "bits": config.bits,
         "host": {
             "model": host.graph.name,
-            "pipeline": placement.pipeline,
-            "tensor": placement.tensor,
-            "data": placement.data,
+            **placement.degrees,
         },
         "host_limits": _host_limits(host, device, blocks),
     }

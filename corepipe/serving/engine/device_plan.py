@@ -9,8 +9,8 @@ from corepipe.models.registry import Architecture
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron import modes
 from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.compiler import describe
 from corepipe.neuron.cost import CostModel
+from corepipe.neuron.description import describe
 from corepipe.neuron.draft import Draft
 from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Graph, InputKind, OutputKind
@@ -128,9 +128,7 @@ class DevicePlan:
             "logical_neuroncore_config": self.instance.lnc,
             **self._part(),
             "runtime_profile": self.profile.name,
-            "pipeline": self.placement.pipeline,
-            "tensor": self.placement.tensor,
-            "data": self.placement.data,
+            **self.placement.degrees,
             "reason": self.reason,
             "intervals": self.intervals(),
             **self._buckets(),
@@ -192,7 +190,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     guesses = plan_draft(config, graph, draft)
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime, guesses)
-    degrees = modes.Degrees(config.pipeline, config.tensor, config.data)
+    degrees = modes.Degrees(config.pipeline, config.tensor, config.data, config.expert)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)

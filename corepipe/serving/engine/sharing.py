@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
@@ -101,7 +101,8 @@ def _on(models: Sequence[Tenancy], name: str) -> list[EngineConfig]:
 
 def _least(config: EngineConfig) -> int:
     """Cores that a model cannot do without."""
-    return prod(degree or 1 for degree in (config.pipeline, config.tensor, config.data))
+    stage = max(config.tensor or 1, config.expert or 1)
+    return (config.pipeline or 1) * stage * (config.data or 1)
 
 
 def _taken(model: Tenancy, part: EngineConfig) -> int:
@@ -126,4 +127,5 @@ def _what_would(models: Sequence[Tenancy]) -> str:
         except (_DoesNotFitError, UserError):
             continue
         return f"use --instance {instance.name}"
-    return "no instance of the catalogue holds them so: give one less, or fewer --pipeline, --tensor, --data"
+    degrees = "--pipeline, --tensor, --data, --expert"
+    return f"no instance of the catalogue holds them so: give one less, or fewer {degrees}"

@@ -63,6 +63,7 @@
 {{- include "corepipe.flag" (list "pipeline" .placement.pipeline) }}
 {{- include "corepipe.flag" (list "tensor" .placement.tensor) }}
 {{- include "corepipe.flag" (list "data" .placement.data) }}
+{{- include "corepipe.flag" (list "expert" .placement.expert) }}
 {{- include "corepipe.flag" (list "clock" .clock) }}
 {{- if ne (float64 .timeScale) 1.0 }}
 {{- include "corepipe.flag" (list "time-scale" .timeScale) }}

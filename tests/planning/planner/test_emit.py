@@ -20,6 +20,7 @@ from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.graph import TIMED_FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
+from corepipe.planning.planner import vllm_native
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vllm_manifests
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
@@ -62,7 +63,8 @@ GUESSING = BatchLimits(
 
 def values(*, weights: bool) -> dict[str, Any]:
     served = Served("llama-3.1-8b", weights, "vllm-neuron", 12.3)
-    text = helm_values(served, deployment(limits=GUESSING), ["predicted", "emulated"])
+    divided = Placement(tensor=8, data=3, expert=8)
+    text = helm_values(served, deployment(placement=divided, limits=GUESSING), ["predicted", "emulated"])
     assert text.startswith("# predicted\n# emulated\n")
     parsed = yaml.safe_load(text)
     assert isinstance(parsed, dict)
@@ -92,9 +94,24 @@ def test_helm_values_are_flags_of_serve_and_the_engine_takes_them(weights: bool)
     assert ServerConfig(shutdown_timeout=settings.pop("shutdown_timeout")).shutdown_timeout == 13
     config = EngineConfig.model_validate({**settings, "model": settings["model"] or "default"})
     assert config.instance == "inf2.48xlarge"
-    assert (config.pipeline, config.tensor, config.data) == (1, 8, 3)
+    assert (config.pipeline, config.tensor, config.data, config.expert) == (1, 8, 3, 8)
     assert (config.format, config.clock, config.profile) == ("bf16", "device", "vllm-neuron")
     assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (4096, 16, 8192)
+
+
+def test_experts_that_are_not_divided_have_no_value() -> None:
+    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
+    assert "expert" not in text
+
+
+def test_nxd_inference_is_told_how_experts_are_divided() -> None:
+    divided = deployment(placement=Placement(tensor=8, data=3, expert=8))
+    config = neuron_config(divided)
+    assert (config["tp_degree"], config["moe_ep_degree"], config["moe_tp_degree"]) == (8, 8, 1)
+    assert config.keys() <= LISTED["nxdi"]["neuron_config"].keys()
+    assert "moe_ep_degree" not in neuron_config(deployment())
+    apart = deployment(placement=Placement(tensor=2, data=3, expert=4))
+    assert not runs(apart.candidate.shape, LLAMA_3)
 
 
 def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
@@ -105,7 +122,7 @@ def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
 
 
 def test_every_line_of_the_values_names_its_flag() -> None:
-    guessing = deployment(limits=GUESSING)
+    guessing = deployment(placement=Placement(tensor=8, expert=8), limits=GUESSING)
     text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), guessing, [])
     for flag in FLAGS.values():
         assert f"# {flag}" in text
@@ -268,6 +285,19 @@ def test_every_flag_key_and_variable_is_a_documented_one(name: str, limits: Batc
     assert variables <= listed["environment"].keys()
     written = {*args, *config, *variables, key}
     assert written.isdisjoint(listed["never"])
+
+
+def test_the_native_plugin_is_asked_to_divide_experts() -> None:
+    """By a flag: among all tensor ranks."""
+    placement, flag = Placement(tensor=4, expert=4), "--enable-expert-parallel"
+    divided = deployment("trn2.48xlarge", "bf16", placement, CHUNKED)
+    assert flag in vllm_native.flags("m", divided)
+    assert flag in LISTED["native"]["flags"]
+    assert flag not in vllm_native.flags("m", native("trn2.48xlarge", CHUNKED))
+    gpt_oss = architecture("gpt-oss-20b").config
+    assert vllm_native.problem(divided.candidate.shape, gpt_oss) is None
+    apart = deployment("trn2.48xlarge", "bf16", Placement(tensor=2, expert=4), CHUNKED)
+    assert "among all tensor ranks" in (vllm_native.problem(apart.candidate.shape, gpt_oss) or "")
 
 
 def test_graphs_of_the_native_plugin_in_chunks() -> None:

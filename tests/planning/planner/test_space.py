@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from corepipe.neuron.catalog import INSTANCES, instance
@@ -74,3 +76,17 @@ def test_a_core_of_trn2_may_be_logical_alone_or_with_another() -> None:
     }
     assert max(s.placement.cores for s in shapes if s.lnc) == 8
     assert "trn2.3xlarge, lnc 1, " in str(next(s for s in shapes if s.lnc))
+
+
+def test_experts_are_divided_among_the_tensor_ranks_by_software_that_does_that() -> None:
+    plain = list(space().shapes(**SMALL))
+    mixture = list(space().shapes(**SMALL, experts=8))
+    divided = [shape for shape in mixture if shape.placement.expert > 1]
+    assert [shape for shape in mixture if shape.placement.expert == 1] == plain
+    assert {shape.placement.tensor for shape in divided} == {2, 4, 8}
+    for shape in divided:
+        assert (shape.placement.expert, shape.placement.pipeline) == (shape.placement.tensor, 1)
+        assert shape.placement.cores <= shape.device.cores
+        assert f"expert {shape.placement.expert}" in str(shape)
+    others = replace(space(), profiles=(PROFILES["transformers-neuronx"],))
+    assert not [shape for shape in others.shapes(**SMALL, experts=8) if shape.placement.expert > 1]

@@ -1,0 +1,40 @@
+"""What each core of a replica holds, as /v1/placement reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corepipe.neuron.compiler import kv_bytes_per_token, state_bytes, weight_bytes_by_format
+from corepipe.neuron.ops import Experts
+from corepipe.neuron.program import Program
+
+
+def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
+    """What each core of a replica holds, as /v1/placement reports it.
+
+    `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
+    of the layer that has most; sizes in bytes.
+    """
+    return [_describe_core(program) for program in programs]
+
+
+def _experts_of(program: Program) -> dict[str, list[int]]:
+    """The first and the last, of a core that has some of them."""
+    shares = (op.own for op in program.ops if isinstance(op, Experts) and op.own is not None)
+    own = next(shares, None)
+    return {} if own is None else {"experts": [own.first, own.first + own.size - 1]}
+
+
+def _describe_core(program: Program) -> dict[str, object]:
+    return {
+        "core": program.core,
+        "stage": program.stage,
+        "rank": program.rank,
+        **_experts_of(program),
+        "layers": [program.layers.start, program.layers.stop - 1],
+        "heads": max((layout.heads for layout in program.head_layouts), default=0),
+        "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
+        "weight_bytes": weight_bytes_by_format(program),
+        "kv_bytes_per_token": kv_bytes_per_token(program),
+        **({"state_bytes_per_sequence": kept} if (kept := state_bytes(program)) else {}),
+    }

@@ -1,0 +1,35 @@
+"""What Ops that other cores take part in have in common, and what exchanges cost."""
+
+from __future__ import annotations
+
+from corepipe.neuron.engines import OpCost
+from corepipe.neuron.graph import Format, Value
+from corepipe.neuron.ops.base import Op
+from corepipe.neuron.rates import CoreRates, Mesh
+
+MESH_BYTES = 1 << 20
+"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
+
+
+class Transfer(Op):
+    """An Op that other cores take part in, by its Value."""
+
+    __slots__ = ()
+
+    def refuses(self, _fmt: Format) -> None:
+        return None
+
+
+def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
+    """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
+    once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
+    payload = out.width * fmt.compute.bytes
+    moved = payload * (mesh.degree - 1) / mesh.degree
+    return OpCost(
+        out.rows.number,
+        collectives=(
+            count * (mesh.link.seconds + rates.exchange),
+            count * moved / mesh.link.bytes_per_second,
+        ),
+        ring=(count * mesh.ring, payload / MESH_BYTES),
+    )

@@ -1,0 +1,153 @@
+"""Experts that are divided among cores: the bits of one core, in every family of mixtures and format."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corepipe.errors import UserError
+from corepipe.kernels import native
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.description import describe
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
+from tests.parity import expected
+from tests.support import answers, chunk_inputs, logits
+from tests.test_families import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits
+from tests.test_tiny import AGREEMENT
+
+MIXTURES = [
+    *("dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss"),
+    *("gpt_oss-clamped", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+]
+"""With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
+EVERYWHERE = {
+    "expert": {"expert": 3},
+    "crowded": {"expert": 2, "max_num_batched_tokens": 48, "num_blocks": 14},
+    "pipeline": {"expert": 2, "pipeline": 2},
+    "replicas": {"expert": 2, "data": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The directory of a model."""
+    root = tmp_path_factory.mktemp("mixtures")
+    return cache(lambda name: expected.load(name).write(root / name))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    pool = native().Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_on_several_cores_have_the_bits_of_one(name: str, fmt: str, folder: Any, pool: Any) -> None:
+    """In one batch and in chunks, on two, three, four cores and on one for each expert."""
+    model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
+    graph = model.graph(FORMATS[fmt], POSITIONS)
+    blocks = range(POSITIONS // BLOCK)
+    chunks = [chunk_inputs(prompt[a:b], a, blocks=blocks) for a, b in ((0, 37), (37, 38), (38, PROMPT))]
+    whole = chunk_inputs(prompt, 0, blocks=blocks)
+    wanted = logits(executor(model, graph, Placement(), pool), whole)
+    for expert in sorted({2, 3, 4, graph.experts} & set(range(graph.experts + 1))):
+        several = executor(model, graph, Placement(expert=expert), pool)
+        np.testing.assert_array_equal(logits(several, whole), wanted)
+        parts = [logits(several, chunk) for chunk in chunks]
+        np.testing.assert_array_equal(np.concatenate(parts), wanted)
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral"])
+def test_tensor_ranks_divide_experts_within_their_bound(name: str, fmt: str, folder: Any, pool: Any) -> None:
+    """The twin and the kernels; more groups of ranks have the bits of one group."""
+    model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
+    graph = model.graph(FORMATS[fmt], POSITIONS)
+    whole = chunk_inputs(prompt, 0, blocks=range(POSITIONS // BLOCK))
+    wanted = logits(executor(model, graph, Placement(), pool), whole)
+    programs = compile_graph(graph, Placement(tensor=2, expert=2))
+    found = logits(executor(model, graph, Placement(tensor=2, expert=2), pool), whole)
+    if fmt == "fp32":  # elsewhere what is rounded otherwise may take another expert
+        assert np.abs(found - wanted).max() <= tensor_parallel_bound(programs, wanted)
+        read = read_tied(graph, model.checkpoint.read)
+        twin = ReferenceExecutor(programs, read, POSITIONS // BLOCK, BLOCK)
+        assert np.abs(found - twin.values(whole)).max() <= AGREEMENT[fmt] * np.abs(found).max()
+    wider = logits(executor(model, graph, Placement(tensor=2, expert=4), pool), whole)
+    np.testing.assert_array_equal(wider, found)
+
+
+def test_a_core_has_its_share_of_experts_and_no_more(folder: Any) -> None:
+    """Of uneven shares the weights together are those of one core; what is shared is cut by tensor ranks."""
+    graph = registry.load(folder("qwen2_moe")).graph(FORMATS["bf16"], POSITIONS)
+    programs = compile_graph(graph, Placement(tensor=2, expert=4))
+    mixtures = [[op for op in p.ops if isinstance(op, Experts)] for p in programs]
+    sizes = [ops[0].own.size for ops in mixtures if ops[0].own is not None]
+    assert sum(sizes) == graph.experts
+    assert len(set(sizes)) == 2
+    for program, ops in zip(programs, mixtures, strict=True):
+        assert program.shards[ops[0].gate.name].shape[0] == ops[0].own.size  # type: ignore[union-attr]
+        kinds = [type(op) for op in program.ops]
+        assert kinds.count(GatherSlots) == len(ops)
+        assert kinds.count(AllReduce) == 2 * graph.num_layers  # of attention, and of the shared experts
+    told = [core["experts"] for core in describe(programs)]
+    assert [last - first + 1 for first, last in told] == sizes
+
+
+def test_the_twin_has_the_bits_of_one_core_too(folder: Any) -> None:
+    model = registry.load(folder("deepseek_v3"))
+    graph = model.graph(FORMATS["bf16"], POSITIONS)
+    inputs = chunk_inputs(expected.load("deepseek_v3").prompt[:20], 0, blocks=range(POSITIONS // BLOCK))
+    read = read_tied(graph, model.checkpoint.read)
+    one, several = (
+        ReferenceExecutor(compile_graph(graph, place), read, POSITIONS // BLOCK, BLOCK).values(inputs)
+        for place in (Placement(), Placement(pipeline=2, expert=3))
+    )
+    np.testing.assert_array_equal(several, one)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama", {"expert": 2}, "--expert 2: .* has no experts; leave it out"),
+        ("mixtral-one", {"expert": 2}, "--expert 2: the model has 1 experts; choose at most 1"),
+        ("mixtral", {"expert": 3}, "expert 3 needs 3 NeuronCores, inf2.xlarge has 2; use --instance"),
+        ("mixtral", {"expert": 2, "data": 2}, "data 2 x expert 2 needs 4 NeuronCores"),
+        ("mixtral", {"expert": 3, "tensor": 2}, "in groups of --tensor 2; choose a multiple of it"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_in_a_line(
+    name: str, options: dict[str, int], message: str, folder: Any
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        engine(folder(name), "bf16", **options)
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) -> None:
+    """With others in the batch, preempted, after a prefix that was found, in a pipeline, of two replicas."""
+    fmt, kept = chosen(name)
+    asked = submits(expected.load(name).prompt)
+    alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
+    wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
+    alone.close()
+    for where, options in EVERYWHERE.items():
+        driver = engine(folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **options)
+        found = answers(driver, asked)
+        stats = driver.stats()
+        driver.close()
+        for s in asked:
+            assert found[s.id].tokens == wanted[s.id].tokens, (where, s.id)
+            assert found[s.id].logprobs == wanted[s.id].logprobs, (where, s.id)
+        if where == "crowded":
+            assert stats[0].preemptions > 0
+            assert stats[0].prefix_hits > 0
