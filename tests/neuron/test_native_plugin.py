@@ -180,10 +180,8 @@ def test_a_step_is_synchronous_where_its_sequences_change():
 @given(st.integers(1, 8), st.integers(2, 40), st.booleans())
 def test_repeated_steps_are_the_same_steps(sequences, count, fresh):
     """To the last bit, as `Timeline.repeat` says."""
-    import numpy as np  # noqa: PLC0415
-
     model = CostModel(whole(llama(replace(SMOLLM2, layers=2))), TRN2, NATIVE, batch=8, longest=2048)
-    contexts = np.arange(sequences * 10, sequences * 10 + count * sequences, sequences)
+    contexts = range(sequences * 10, sequences * 10 + count * sequences, sequences)
     one, many = Timeline(model), Timeline(model)
     now = 0.0
     if not fresh:
@@ -192,6 +190,6 @@ def test_repeated_steps_are_the_same_steps(sequences, count, fresh):
         many.submit(first, 0.0)
     repeated = many.repeat(many.foresee(sequences, contexts, now), until=1e9)
     assert repeated is not None
-    for context, ready in zip(contexts.tolist(), repeated.ready_at.tolist(), strict=True):
+    for context, ready in zip(contexts, repeated.ready_at, strict=True):
         now = one.submit(StepShape.decoding(sequences, context), now).ready_at
         assert now == ready
