@@ -18,8 +18,8 @@ from tests.drafting import guesses_of, write_twin
 from tests.parity import expected
 from tests.servers import PATIENCE_SECONDS, TINY, served, until
 from tests.servers import run as corepipe
-from tests.serving.engine_support import by_request, run, tokens_of
-from tests.test_speculation import BESIDE, SEEDED, engine, killed, plain, submits, told
+from tests.serving.engine_support import by_request, run
+from tests.test_speculation import BESIDE, SEEDED, engine, killed, long_answers, plain, submits, told
 
 PLACES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -132,12 +132,7 @@ def test_an_answer_goes_on_in_another_engine() -> None:
 
 
 def test_engines_that_are_killed_change_no_answer() -> None:
-    asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
-    driver = engine()
-    for submit in asked:
-        driver.handle(submit)
-    wanted = tokens_of(run(driver))
-    driver.close()
+    asked, wanted = long_answers()
     found = asyncio.run(asyncio.wait_for(killed(asked, 2, guesses_of(TINY)), PATIENCE_SECONDS))
     assert found == wanted
 

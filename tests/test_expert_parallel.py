@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.kernels import native
 from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.description import describe
@@ -17,9 +15,9 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
+from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, folders, submits, two_threads
 from tests.parity import expected
 from tests.support import answers, chunk_inputs, logits
-from tests.test_families import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits
 from tests.test_tiny import AGREEMENT
 
 MIXTURES = [
@@ -37,16 +35,13 @@ EVERYWHERE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-    root = tmp_path_factory.mktemp("mixtures")
-    return cache(lambda name: expected.load(name).write(root / name))
+    return folders(tmp_path_factory.mktemp("mixtures"))
 
 
 @pytest.fixture(scope="module")
 def pool() -> Any:
-    pool = native().Pool(2)
-    yield pool
-    pool.close()
+    with two_threads() as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
 
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
-from corepipe.kernels import native
 from corepipe.models import registry
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, DType, Graph
 from corepipe.neuron.ops import Experts
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
-from corepipe.neuron.weights import InMemoryWeights
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Sampling, Submit
+from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, folders, submits, two_threads
 from tests.parity import expected
 from tests.parity.evaluate import Evaluator
 from tests.parity.families import TINY
@@ -36,9 +28,6 @@ from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
 MODELS = expected.names()
-BLOCK, POSITIONS = 16, 96
-PROMPT = 60
-"""Longer than the windows of these models."""
 SERVED = ("bloom", "deepseek_v3", "gemma3_text", "gpt2", "llama", "mamba2", "phi3", "qwen2_moe")
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3", "olmoe"}
 STATES = 2
@@ -52,45 +41,13 @@ EVERYWHERE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-    root = tmp_path_factory.mktemp("families")
-    return cache(lambda name: expected.load(name).write(root / name))
+    return folders(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
 def pool() -> Any:
-    pool = native().Pool(2)
-    yield pool
-    pool.close()
-
-
-def engine(path: Path, fmt: str, **options: Any) -> Driver:
-    degrees = {"pipeline": 1, "tensor": 1, "data": 1, **options}
-    config = EngineConfig(
-        model=str(path),
-        format=fmt,
-        max_model_len=POSITIONS,
-        block_size=BLOCK,
-        cache_dir=path / "cache",
-        **degrees,
-    )
-    return Driver(assemble(config, lambda _what, _done: None))
-
-
-def submits(prompt: list[int]) -> list[Submit]:
-    """Prompts that share a beginning, and grow out of their blocks; every other one is drawn."""
-    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
-    plain = Sampling(temperature=0.0, logprobs=3)
-    return [
-        Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 20, drawn if i % 2 else plain)
-        for i in range(6)
-    ]
-
-
-def chosen(name: str) -> tuple[str, str]:
-    """A format for a model, and a type of its cache."""
-    kept, fmt = divmod(crc32(name.encode()), len(FORMATS))
-    return list(FORMATS)[fmt], ("auto", "int8")[kept % 2]
+    with two_threads() as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -114,14 +71,6 @@ def test_an_answer_is_the_same_wherever_and_with_whom(name: str, folder: Any) ->
         if where == "crowded":
             assert (stats[0].preemptions > 0) is not recurrent
             assert (stats[0].prefix_hits > 0) is not recurrent
-
-
-def executor(
-    model: registry.Model, graph: Graph, placement: Placement, pool: Any, *, int8_cache: bool = False
-) -> NativeExecutor:
-    weights = InMemoryWeights(graph, model.checkpoint.read)
-    programs, blocks = compile_graph(graph, placement), POSITIONS // BLOCK
-    return NativeExecutor(programs, weights, blocks, BLOCK, POSITIONS, pool, int8_cache=int8_cache)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -358,15 +359,19 @@ async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -
         await client.close()
 
 
+def long_answers() -> tuple[list[Submit], dict[str, list[int]]]:
+    """Requests whose engines have time to be killed, and what they are answered where nobody guesses."""
+    asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
+    with closing(engine()) as driver:
+        for submit in asked:
+            driver.handle(submit)
+        return asked, tokens_of(run(driver))
+
+
 def test_engines_that_are_killed_change_no_answer() -> None:
     """Predictions are right but for some tokens: several come at a time, and the next engine goes on after
     any."""
-    asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
-    driver = engine()
-    for submit in asked:
-        driver.handle(submit)
-    wanted = tokens_of(run(driver))
-    driver.close()
+    asked, wanted = long_answers()
     guesses = {name: [t if at % 7 else 3 for at, t in enumerate(tokens)] for name, tokens in wanted.items()}
     predicted = [changed(submit, prediction=guesses[submit.id]) for submit in asked]
     assert asyncio.run(asyncio.wait_for(killed(predicted, 2, NGRAM), PATIENCE_SECONDS)) == wanted

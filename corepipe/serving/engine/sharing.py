@@ -10,6 +10,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.placement import Placement
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import plan_device
 
@@ -101,8 +102,8 @@ def _on(models: Sequence[Tenancy], name: str) -> list[EngineConfig]:
 
 def _least(config: EngineConfig) -> int:
     """Cores that a model cannot do without."""
-    stage = max(config.tensor or 1, config.expert or 1)
-    return (config.pipeline or 1) * stage * (config.data or 1)
+    degrees = (config.pipeline, config.tensor, config.data, config.expert)
+    return Placement(*(degree or 1 for degree in degrees)).cores
 
 
 def _taken(model: Tenancy, part: EngineConfig) -> int:

@@ -1,0 +1,76 @@
+"""Small random models of the computed families: what they are served and computed with in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from corepipe.kernels import native
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.weights import InMemoryWeights
+from corepipe.serving.config import EngineConfig
+from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.engine.driver import Driver
+from corepipe.serving.messages import Sampling, Submit
+from tests.parity import expected
+
+BLOCK, POSITIONS = 16, 96
+PROMPT = 60
+"""Longer than the windows of these models."""
+
+
+def folders(root: Path) -> Callable[[str], Path]:
+    """Who writes the directory of a model below `root` when it is first asked for."""
+    return cache(lambda name: expected.load(name).write(root / name))
+
+
+@contextmanager
+def two_threads() -> Iterator[Any]:
+    """A pool for executors."""
+    with closing(native().Pool(2)) as pool:
+        yield pool
+
+
+def engine(path: Path, fmt: str, **options: Any) -> Driver:
+    degrees = {"pipeline": 1, "tensor": 1, "data": 1, **options}
+    config = EngineConfig(
+        model=str(path),
+        format=fmt,
+        max_model_len=POSITIONS,
+        block_size=BLOCK,
+        cache_dir=path / "cache",
+        **degrees,
+    )
+    return Driver(assemble(config, lambda _what, _done: None))
+
+
+def submits(prompt: list[int]) -> list[Submit]:
+    """Prompts that share a beginning, and grow out of their blocks; every other one is drawn."""
+    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    plain = Sampling(temperature=0.0, logprobs=3)
+    return [
+        Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 20, drawn if i % 2 else plain)
+        for i in range(6)
+    ]
+
+
+def chosen(name: str) -> tuple[str, str]:
+    """A format for a model, and a type of its cache."""
+    kept, fmt = divmod(crc32(name.encode()), len(FORMATS))
+    return list(FORMATS)[fmt], ("auto", "int8")[kept % 2]
+
+
+def executor(
+    model: registry.Model, graph: Graph, placement: Placement, pool: Any, *, int8_cache: bool = False
+) -> NativeExecutor:
+    weights = InMemoryWeights(graph, model.checkpoint.read)
+    programs, blocks = compile_graph(graph, placement), POSITIONS // BLOCK
+    return NativeExecutor(programs, weights, blocks, BLOCK, POSITIONS, pool, int8_cache=int8_cache)
