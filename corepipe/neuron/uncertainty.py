@@ -109,7 +109,8 @@ def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a figure stands.  tail: a percentile above the median; tokens: of a whole sequence."""
+    """Where a figure stands.  tail: a percentile above the median; tokens: of a whole sequence; divided:
+    cores divide the experts of a mixture."""
 
     kind: str
     instance: str
@@ -118,6 +119,7 @@ class Point:
     tensor: int
     tokens: int
     tail: bool = False
+    divided: bool = False
 
     @property
     def shape(self) -> tuple[str, bool]:
@@ -198,6 +200,7 @@ class _Kind:
         self.generations = _seen(point.generation for point in points)
         self.profiles = _seen((point.profile, point.tail) for point in points)
         self.architectures = _seen(point.architecture for point in points)
+        self.divided = any(point.divided for point in points)
         self.tensor = max(point.tensor for point in points)
         self.tokens = max(point.tokens for point in points)
         self.scale = _size(residuals)[0]
@@ -217,6 +220,7 @@ class _Kind:
             point.generation not in self.generations,
             (point.profile, point.tail) not in self.profiles,
             point.architecture not in self.architectures,
+            point.divided and not self.divided,
         )
         beyond = (point.tokens / self.tokens, point.tensor / self.tensor)
         return sum(unseen) + sum(log2(ratio) for ratio in beyond if ratio > 1)

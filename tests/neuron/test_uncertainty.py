@@ -63,6 +63,7 @@ FURTHER = (
     {"architecture": "mixture of experts"},
     {"tensor": 256},
     {"tokens": 1 << 20},
+    {"divided": True},
 )
 
 

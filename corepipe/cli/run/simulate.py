@@ -209,7 +209,7 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
     elif report.price_per_hour is None:
-        yield "cost", "no price is published; corepipe plan takes yours with --prices FILE"
+        yield "cost", "no on-demand price is published; corepipe plan takes yours with --prices FILE"
 
 
 def _guessed(found: Guessed) -> str:

@@ -53,7 +53,7 @@ class Certainty:
         shape, architecture = option.deployment.candidate.shape, self._architecture
         point = Point(
             kind_of(figure, architecture, load=True), shape.instance, shape.profile.stack, architecture,
-            shape.placement.tensor, self._tokens, tail,
+            shape.placement.tensor, self._tokens, tail, shape.placement.expert > 1,
         )  # fmt: skip
         return interval(point, shape.profile, self.level)
 

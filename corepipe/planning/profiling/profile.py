@@ -140,6 +140,7 @@ class Run:
             architecture,
             setup.placement.tensor,
             setup.input_len + setup.decode_steps,
+            divided=setup.placement.expert > 1,
         )
         return interval(point, setup.profile)
 

@@ -106,6 +106,7 @@ class DevicePlan:
             self.placement.tensor,
             tokens,
             tail,
+            self.placement.expert > 1,
         )
         return interval(point, self.profile, level)
 
