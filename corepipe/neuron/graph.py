@@ -440,6 +440,11 @@ class Graph:
         return self.causal and self.inputs == (Input(InputKind.TOKENS, TOKENS),)
 
     @property
+    def generates(self) -> bool:
+        """Whether it gives the logits of the next token."""
+        return self.causal and self.outputs[0].kind is OutputKind.LOGITS
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether it keeps a state for each sequence."""
         return any(state.kind is StateKind.SEQUENCE for state in self.states())

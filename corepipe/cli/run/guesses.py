@@ -6,7 +6,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.graph import FORMATS
 from corepipe.planning.simulation.simulate import NO_TEXTS
-from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph, generates, no_way_back
+from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph, no_way_back
 from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 
 
@@ -15,7 +15,7 @@ def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig
     if given is None:
         return None
     graph = model.graph(FORMATS["bf16"])
-    if not generates(graph):
+    if not graph.generates:
         raise _refused(f"--speculative-config: {graph.name} generates nothing that could be guessed")
     if graph.is_recurrent:
         raise _refused(f"--speculative-config: {no_way_back(graph)}")

@@ -40,7 +40,7 @@ from corepipe.serving.engine.draft_host import (
     load_draft,
     with_draft_here,
 )
-from corepipe.serving.engine.draft_plan import generates, no_way_back
+from corepipe.serving.engine.draft_plan import no_way_back
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.engine.host_plan import HostPlan, faithful, of_another_kind, plan_host
@@ -90,7 +90,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     guessing = draft_weights(host, draft, cache, progress, cpus.count)
     pool = _pool(cpus.count, beats)
     replicas = _replicas(config, host, device, blocks, (weights, guessing), pool)
-    encoding = None if generates(host.graph) else Encoding.of(host.graph)
+    encoding = None if host.graph.generates else Encoding.of(host.graph)
     _warm_up(replicas, encoding)
     ready = Ready(
         placement={"task": task.task.value, **_describe(config, host, device, blocks)},

@@ -26,7 +26,7 @@ from corepipe.neuron.uncertainty import LEVEL, Figure, Interval, Point, architec
 from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.draft_plan import generates, no_way_back, plan_draft
+from corepipe.serving.engine.draft_plan import no_way_back, plan_draft
 from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.speculative import SpeculativeConfig
 
@@ -64,7 +64,7 @@ class DevicePlan:
     @property
     def encoding(self) -> Encoding | None:
         """What it makes of an input, where it generates nothing; None: it generates."""
-        return None if generates(self.graph) else Encoding.of(self.graph)
+        return None if self.graph.generates else Encoding.of(self.graph)
 
     def timeline(self, replica: int) -> Timeline:
         """An idle replica's."""
@@ -181,7 +181,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     if config.first_core or config.cores is not None:
         instance = _part(config, instance)
     graph = graph_of(config, model, timed_task(config.task, model))
-    if config.max_batch_delay and generates(graph):
+    if config.max_batch_delay and graph.generates:
         raise UserError(
             f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
             "max_batch_delay",
@@ -203,7 +203,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
 def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
     """Raises UserError where nobody can guess, and where guesses are assumed of what is no device."""
     why = None
-    if not generates(graph):
+    if not graph.generates:
         why = f"{graph.name} generates nothing that could be guessed"
     elif graph.is_recurrent:
         why = no_way_back(graph)

@@ -6,13 +6,8 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.registry import Architecture
 from corepipe.neuron.draft import Draft
-from corepipe.neuron.graph import Graph, OutputKind
+from corepipe.neuron.graph import Graph
 from corepipe.serving.config import EngineConfig
-
-
-def generates(graph: Graph) -> bool:
-    """Whether it gives the logits of the next token."""
-    return graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
 
 
 def no_way_back(graph: Graph) -> str:
@@ -55,7 +50,7 @@ def draft_graph(model: Architecture, graph: Graph, *, same_words: bool = True) -
     """
     longest = graph.max_positions
     found = model.graph(graph.format, min(longest, model.max_positions))
-    if not generates(found):
+    if not found.generates:
         raise refused_draft(f"{model.name} generates nothing that could be a guess")
     if found.is_recurrent:
         raise refused_draft(no_way_back(found))

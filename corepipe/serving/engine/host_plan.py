@@ -21,7 +21,7 @@ from corepipe.neuron.program import Program
 from corepipe.scheduler.windowed_kv_cache import blocks_of_all
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import DevicePlan, batch_tokens, graph_of
-from corepipe.serving.engine.draft_plan import draft_graph, generates
+from corepipe.serving.engine.draft_plan import draft_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _kind(graph: Graph) -> str:
     """What a model must be, to tell the times of another."""
     if graph.is_decoder:
         kind = "recurrent decoder" if graph.is_recurrent else "decoder"
-        return kind if generates(graph) else f"{kind} whose last token is a text's vector"
+        return kind if graph.generates else f"{kind} whose last token is a text's vector"
     reads = {given.kind for given in graph.inputs}
     if InputKind.PATCHES in reads:
         return f"encoder of images of {graph.max_positions} rows"
