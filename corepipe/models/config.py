@@ -130,7 +130,8 @@ class Fields:
     def renamed(self, names: Mapping[str, str]) -> Fields:
         """The fields under Llama's names: `names` has ours for theirs; complaints use the config's own."""
         ours = {ours: self.values[theirs] for ours, theirs in names.items() if theirs in self.values}
-        return Fields(self.path, {**self.values, **ours}, {**self._shown, **names}, self._prefix)
+        shown = {ours: self._shown.get(theirs, theirs) for ours, theirs in names.items()}
+        return Fields(self.path, {**self.values, **ours}, {**self._shown, **shown}, self._prefix)
 
     def defaulting(self, key: str, value: object) -> Fields:
         """The same fields with `key` set where it is absent."""

@@ -93,14 +93,14 @@ def ways(
         each = [f"experts.{expert}.{name}.weight" for expert in range(experts + 1)]
         found[f"experts.{own}.weight"] = (
             ExpertTensors(tuple(each[:-1]), shape[1:], shape, beyond=each[-1]),
-            ExpertTensors((f"experts.{name}.weight",), shape, shape),
+            _apart(f"experts.{name}.weight", shape),
             stack,
         )
     return found
 
 
 def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
-    """How gpt-oss keeps them: rows of gate and up take turns, and have biases.
+    """How gpt-oss keeps them: rows of gate and up take turns, and have biases; or apart.
 
     As floats a tensor has [experts, K, N]; in MXFP4 `..._blocks` has [experts, N, K], as
     `checkpoints.mxfp4` gives it.
@@ -117,18 +117,27 @@ def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
         floats = ExpertTensors((name,), (count, width, rows), shape, first, step, transposed=True)
         found[f"experts.{own}.weight"] = (
             ExpertTensors((f"{name}_blocks",), stored, shape, first, step),
+            _apart(f"experts.{own}.weight", shape),
             floats,
         )
         biases = ExpertTensors((f"{name}_bias",), stored[:2], shape[:2], first, step)
-        found[f"experts.{own}.bias"] = (biases,)
+        found[f"experts.{own}.bias"] = (biases, _apart(f"experts.{own}.bias", shape[:2]))
     return found
 
 
+def _apart(name: str, shape: tuple[int, ...]) -> ExpertTensors:
+    """A stack that is a tensor of its own, as GGUF files have them."""
+    return ExpertTensors((name,), shape, shape)
+
+
 def below(experts: int, ffn: int, hidden: int, names: Sequence[str]) -> Ways:
-    """How DBRX keeps them: of gate, up and down all experts' [ffn, hidden], one below the other."""
+    """How DBRX keeps them: of gate, up and down all experts' [ffn, hidden], one below the other; or stacks."""
     into, out, stored = (experts, ffn, hidden), (experts, hidden, ffn), (experts * ffn, hidden)
     shapes = zip(MATRICES, names, (into, into, out), strict=True)
     return {
-        f"experts.{own}.weight": (ExpertTensors((name,), stored, shape, transposed=own == MATRICES[2]),)
+        f"experts.{own}.weight": (
+            ExpertTensors((name,), stored, shape, transposed=own == MATRICES[2]),
+            _apart(f"{name}.weight", shape),
+        )
         for own, name, shape in shapes
     }

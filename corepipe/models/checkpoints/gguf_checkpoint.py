@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,31 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import fingerprint, gathered, missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
+from corepipe.models.checkpoints.gguf_remade import F32, REMADE, TOGETHER, TRANSPOSED, Remade
 from corepipe.neuron.int4 import ALL, Int8, Stored, W
 from corepipe.neuron.numerics import quantize_weight
 
 PLAIN = {"F32", "F16", "BF16"}
-ONE_ROW = {"ffn_gate_inp_shexp"}
-"""Matrices of one row, which the converter writes as vectors."""
+AS_FLOATS = PLAIN | {"MXFP4"}
+"""What is quantised like any floats: an MXFP4's steps are not equal, so that they are no grid of integers."""
+ASIDE = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
+"""Tensors of frequencies, which are not weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file's tensors that hold one of the original's, and how it is made of them; None: as it is, but for
+    what the family says of rows and gains."""
+
+    tensors: tuple[str, ...]
+    remade: Remade | None = None
 
 
 class GgufCheckpoint:
     """The weights of a GGUF file.  `heads` says how many heads the rows of "attn_q" and "attn_k" hold.
 
-    Raises UserError for tensors with a scale of their own, which the values of no block type say.
+    Raises UserError for tensors with a scale of their own, which the values of no block type say, and for
+    those that the family has no place for.
     """
 
     def __init__(self, file: GgufFile, family: GgufFamily, heads: Mapping[str, int]) -> None:
@@ -33,49 +47,77 @@ class GgufCheckpoint:
         self._file = file
         self._family = family
         self._heads = heads
-        self._names = {hf: name for name in file.tensors if (hf := hf_name(family, name)) is not None}
+        self._sources: dict[str, _Source] = {}
         for name in file.tensors:
             if name.endswith(".scale"):
                 raise UserError(
                     f"{file.path}: tensor {shown(name)}: scales of whole tensors are not supported"
                 )
+            if (hf := hf_name(family, name)) is not None:
+                self._sources[hf] = _Source((name,), _remade(family, name))
+            elif not ASIDE.intersection(name.split(".")):
+                raise UserError(
+                    f"{file.path}: tensor {shown(name)} has no place in a model of architecture "
+                    f"{file.metadata.get('general.architecture')}"
+                )
+        self._join()
+
+    def _join(self) -> None:
+        """Has what two tensors of the file hold together under one name."""
+        for (first, second), (whole, remade) in TOGETHER.items():
+            for name in [name for name in self._sources if name.endswith(f".{first}")]:
+                stem = name.removesuffix(first)
+                both = (self._sources.pop(name), self._sources.pop(stem + second, None))
+                if both[1] is None:
+                    raise missing(self.path, stem + second)
+                self._sources[stem + whole] = _Source((*both[0].tensors, *both[1].tensors), remade)
 
     def names(self) -> Iterable[str]:
-        return self._names.keys()
+        return self._sources.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        ours = self._name(name)
-        shape = self._file.tensors[ours].shape
-        if _stem(ours) in ONE_ROW:
-            return (1, shape[-1])
-        return shape[::-1] if self._is_transposed(ours) else shape
+        source = self._source(name)
+        shapes = [self._file.tensors[tensor].shape for tensor in source.tensors]
+        if source.remade is None:
+            return shapes[0]
+        try:
+            return source.remade.shape(*shapes)
+        except (ValueError, IndexError) as error:
+            told = " and ".join(f"{shown(t)} {list(s)}" for t, s in zip(source.tensors, shapes, strict=True))
+            raise UserError(f"{self.path}: {told}: no {shown(name)} is made of these shapes") from error
 
     def file(self, name: str) -> Path:  # noqa: ARG002 -- the protocol's: one file holds all
         return self.path
 
-    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
-        ours = self._name(name)
-        if self._is_transposed(ours):
-            return np.ascontiguousarray(self._file.read(ours).T[rows])
-        if _stem(ours) in ONE_ROW:
-            return self._file.read(ours).reshape(1, -1)[rows]
+    def read(self, name: str, rows: slice = ALL) -> F32:
+        source = self._source(name)
+        if source.remade is not None:
+            return self._made(source, source.remade)[rows]
+        (ours,) = source.tensors
         values = self._in_order(ours, rows, lambda some: self._file.read(ours, some))
         if self._family.plus_one and ours.endswith("norm.weight"):
             values -= np.float32(1)
         return values
 
+    def _made(self, source: _Source, remade: Remade) -> F32:
+        try:
+            return remade.made(*map(self._file.read, source.tensors))
+        except ValueError as error:
+            told = ", ".join(map(shown, source.tensors))
+            raise UserError(f"{self.path}: tensor {told} {error}: the weights are damaged") from error
+
     def stored(self, name: str, rows: slice = ALL) -> Stored:
-        ours = self._name(name)
-        if self._file.tensors[ours].type.name in PLAIN:
+        source = self._source(name)
+        if self._types(source) <= AS_FLOATS:
             return self.read(name, rows)
-        if not self._file.is_four_bits(ours) or self._is_transposed(ours):
+        if not self._keeps_four_bits(source):
             values = self.read(name, rows)
             return Int8(*quantize_weight(values.reshape(-1, values.shape[-1])))
+        (ours,) = source.tensors
         return self._in_order(ours, rows, lambda some: self._file.read_int4(ours, some))
 
     def by_rows(self, name: str) -> bool:
-        ours = self._name(name)
-        return not self._is_transposed(ours) and _stem(ours) not in ONE_ROW
+        return self._source(name).remade is None
 
     def _in_order(self, ours: str, rows: slice, read: Callable[[slice], W]) -> W:
         """Some rows of what `read` reads, in the order of a Hugging Face checkpoint."""
@@ -87,33 +129,45 @@ class GgufCheckpoint:
     @property
     def stored_as(self) -> str | None:
         """The block types of the weights, for people; None where there are none."""
-        types = {self._file.tensors[name].type.name for name in self._names.values()}
+        types = set[str]().union(*map(self._types, self._sources.values()))
         return ", ".join(sorted(types - PLAIN)) or None
 
     @property
     def four_bits_as(self) -> str | None:
-        names = self._names.values()
-        kept = (name for name in names if self._file.is_four_bits(name) and not self._is_transposed(name))
-        return ", ".join(sorted({self._file.tensors[name].type.name for name in kept})) or None
+        kept = [self._types(source) for source in self._sources.values() if self._keeps_four_bits(source)]
+        return ", ".join(sorted(set[str]().union(*kept))) or None
 
-    def _is_transposed(self, name: str) -> bool:
-        return _stem(name) in self._family.transposed and name.endswith(".weight")
+    def _types(self, source: _Source) -> set[str]:
+        return {self._file.tensors[name].type.name for name in source.tensors}
 
-    def _name(self, name: str) -> str:
-        if name not in self._names:
+    def _keeps_four_bits(self, source: _Source) -> bool:
+        return source.remade is None and self._file.is_four_bits(source.tensors[0])
+
+    def _source(self, name: str) -> _Source:
+        if name not in self._sources:
             raise missing(self.path, name)
-        return self._names[name]
+        return self._sources[name]
 
 
 def hf_name(family: GgufFamily, name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, None for those that are no weights of the forward pass."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    """The Hugging Face name of a GGUF tensor, None for those that the family has no place for."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?((\w+)(?:\.(weight|bias))?)", name)
     if match is None:
         return None
-    layer, stem, kind = match.groups()
+    layer, whole, stem, kind = match.groups()
     if layer is None:
-        return f"{family.top[stem]}.{kind}" if stem in family.top else None
-    return f"{family.layers}{layer}.{family.layer[stem]}.{kind}" if stem in family.layer else None
+        return f"{family.top[stem]}.{kind}" if stem in family.top and kind else None
+    if whole in family.whole:
+        return f"{family.layers}{layer}.{family.whole[whole]}"
+    return f"{family.layers}{layer}.{family.layer[stem]}.{kind}" if stem in family.layer and kind else None
+
+
+def _remade(family: GgufFamily, name: str) -> Remade | None:
+    """How a tensor is made of the file's of this name."""
+    end = name.split(".", 2)[-1]
+    if end.removesuffix(".weight") in family.transposed and end.endswith(".weight"):
+        return TRANSPOSED
+    return REMADE.get(end)
 
 
 def _stem(name: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES, GgufFamily
-from corepipe.models.config import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from corepipe.models.checkpoints.gguf_variants import VARIANTS, factors
+from corepipe.models.config import Fields
 
 KEYS = {
     "hidden_size": "embedding_length",
@@ -30,7 +33,22 @@ SCALING_KEYS = {
     "original_max_position_embeddings": "rope.scaling.original_context_length",
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attention_factor": "rope.scaling.yarn_attn_factor",
 }
+ONLY: Mapping[str, object] = MappingProxyType(
+    {
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_ext_factor": 1.0,
+        "rope.scale_linear": 1.0,
+        "expert_shared_count": 0,
+        "expert_shared_feed_forward_length": 0,
+        "expert_group_count": 1,
+        "expert_weights_scale": 1.0,
+        "interleave_moe_layer_step": 1,
+        "nextn_predict_layers": 0,
+    }
+)
+"""What may be said of a family that reads no such key."""
 
 
 def config_fields(file: GgufFile) -> Fields:
@@ -53,7 +71,25 @@ def config_fields(file: GgufFile) -> Fields:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     if arch in VARIANTS:
         values |= VARIANTS[arch](file, values)
-    return Fields(file.path, {key: value for key, value in values.items() if value is not None}, shown)
+    return Fields(file.path, _nested({key: _decimal(value) for key, value in values.items()}), shown)
+
+
+def _decimal(value: object) -> object:
+    """Of a number in fp32 the shortest decimal that it is the nearest fp32 to: what the config said."""
+    if not isinstance(value, float) or not math.isfinite(value) or np.float32(value) != value:
+        return value
+    return float(str(np.float32(value)))
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    """What there is of the values, in an object where keys have a dot."""
+    found: dict[str, object] = {}
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        section, dot, name = key.partition(".")
+        if value is not None:
+            (sections.setdefault(section, {}) if dot else found)[name or key] = value
+    return found | sections
 
 
 def architecture(file: GgufFile) -> str:
@@ -78,23 +114,29 @@ def _refuse_variants(file: GgufFile, family: GgufFamily, values: dict[str, objec
     arch = architecture(file)
     if "expert_count" not in family.keys.values() and file.metadata.get(f"{arch}.expert_count"):
         raise UserError(f"{file.path}: {arch}.expert_count: mixtures of experts are not supported")
-    hidden, heads, head_dim = (values[k] for k in ("hidden_size", "num_attention_heads", "head_dim"))
-    if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        head_dim = hidden // heads
-    rotated = file.metadata.get(f"{arch}.rope.dimension_count")
-    if family.partial and isinstance(rotated, int) and isinstance(head_dim, int) and head_dim > 0:
-        values["partial_rotary_factor"] = rotated / head_dim
-    for key, only in (
-        *(() if family.partial else (("rope.dimension_count", head_dim),)),
-        ("attention.value_length", head_dim),
-        *(() if arch == "phi3" else (("rope.scaling.attn_factor", 1.0),)),
-        ("rope.scale_linear", 1.0),
-    ):
+    for key, only in (*ONLY.items(), *_head_sizes(file, family, values)):
         value = file.metadata.get(f"{arch}.{key}")
-        if value is not None and value != only:
+        if value and value != only and key not in family.keys.values():
             raise UserError(
                 f"{file.path}: {arch}.{key} is {shown(repr(value), 40)}; only {only} is supported"
             )
+
+
+def _head_sizes(
+    file: GgufFile, family: GgufFamily, values: dict[str, object]
+) -> Iterator[tuple[str, object]]:
+    """What keys about heads have to say, where a head has one size and is rotated as a whole, or in part."""
+    if family.own_heads:
+        return
+    hidden, heads, head_dim = (values[k] for k in ("hidden_size", "num_attention_heads", "head_dim"))
+    if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        head_dim = hidden // heads
+    yield "attention.value_length", head_dim
+    rotated = file.metadata.get(f"{architecture(file)}.rope.dimension_count")
+    if not family.partial:
+        yield "rope.dimension_count", head_dim
+    elif isinstance(rotated, int) and isinstance(head_dim, int) and head_dim > 0:
+        values["partial_rotary_factor"] = rotated / head_dim
 
 
 def _scaling(file: GgufFile) -> dict[str, object]:
@@ -105,17 +147,7 @@ def _scaling(file: GgufFile) -> dict[str, object]:
         return {"rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
     if "rope_freqs.weight" not in file.tensors:
         return {}
-    return {"rope_freq_factors": _factors(file, "rope_freqs.weight")}
-
-
-def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
-    """A tensor of divisors of frequencies."""
-    if name not in file.tensors:
-        raise missing(file.path, name)
-    shape = file.tensors[name].shape
-    if len(shape) != 1 or shape[0] > MAX_HEAD_DIM:
-        raise UserError(f"{file.path}: tensor {name} has shape {list(shape)}, more than a head")
-    return tuple(file.read(name).tolist())
+    return {"rope_freq_factors": factors(file, "rope_freqs.weight")}
 
 
 def _biases(file: GgufFile, family: GgufFamily) -> dict[str, object]:
@@ -133,86 +165,3 @@ def _special_ids(file: GgufFile) -> dict[str, object]:
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [end for end in ends if end is not None],
     }
-
-
-def _mistral(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """llama.cpp files Mistral under llama, which its window tells apart, if anything, and Mixtral."""
-    if values["num_local_experts"]:
-        return {"model_type": "mixtral"}
-    return {"model_type": "mistral" if values["sliding_window"] is not None else "llama"}
-
-
-def _qwen3_moe(_file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
-    """Not written: llama.cpp makes the weights of Qwen3's experts sum to 1, and no others' of these."""
-    return {"norm_topk_prob": True}
-
-
-def _gemma2(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """The scale of the scores is not written: a head's size; the 27B's is the width a head."""
-    return {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=46)}
-
-
-def _gemma3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """One base is written, that of the layers without a window, if any; the others' is 10,000."""
-    found: dict[str, object] = {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=62)}
-    if values["rope_theta"] is None:
-        found["rope_theta"] = 1e6
-    if values["rope_local_base_freq"] is None:
-        found["rope_local_base_freq"] = 1e4
-    return found | _layer_types(file, values)
-
-
-def _query_scale(values: dict[str, object], layers_of_27b: int) -> object:
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    is_27b = values["num_hidden_layers"] == layers_of_27b
-    if is_27b and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        return hidden // heads
-    return values["head_dim"]
-
-
-def _layer_types(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Which layers have a window, where the file says it or has none."""
-    layers = values["num_hidden_layers"]
-    if values["sliding_window"] is None and isinstance(layers, int):
-        return {"layer_types": ["full_attention"] * min(layers, MAX_LAYERS)}
-    pattern = file.metadata.get(f"{architecture(file)}.attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
-    return {} if pattern is None else {"sliding_window_pattern": pattern}
-
-
-def _olmo2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """OLMo 3 is OLMo 2 with windows."""
-    if values["sliding_window"] is None:
-        return {}
-    return {"model_type": "olmo3", **_layer_types(file, values)}
-
-
-def _stablelm(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
-    return {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
-
-
-def _phi3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Factors of long contexts are tensors; a window of 0 is none."""
-    found: dict[str, object] = {} if values["sliding_window"] else {"sliding_window": None}
-    if "rope_factors_long.weight" not in file.tensors:
-        return found
-    scaling: dict[str, object] = {
-        f"{name}_factor": list(_factors(file, f"rope_factors_{name}.weight")) for name in ("short", "long")
-    }
-    scaling["attention_factor"] = file.metadata.get("phi3.rope.scaling.attn_factor")
-    return {**found, "rope_scaling": {"rope_type": "longrope", **scaling}}
-
-
-VARIANTS: Mapping[str, Callable[[GgufFile, dict[str, object]], dict[str, object]]] = MappingProxyType(
-    {
-        "llama": _mistral,
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
-        "olmo2": _olmo2,
-        "phi3": _phi3,
-        "qwen3moe": _qwen3_moe,
-        "stablelm": _stablelm,
-    }
-)
-"""What a config.json says that the metadata says otherwise, or leave to whoever reads them."""

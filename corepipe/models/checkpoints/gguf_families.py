@@ -66,13 +66,110 @@ SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+LATENTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_output": "self_attn.o_proj",
+}
+"""`attn_kv_b` in older files, and in its place what makes keys and what makes values since."""
+DBRX_LAYER = {
+    "attn_norm": "norm_attn_norm.norm_1",
+    "attn_qkv": "norm_attn_norm.attn.Wqkv",
+    "attn_output": "norm_attn_norm.attn.out_proj",
+    "attn_output_norm": "norm_attn_norm.norm_2",
+    "ffn_gate_inp": "ffn.router.layer",
+    "ffn_gate_exps": "ffn.experts.mlp.w1",
+    "ffn_up_exps": "ffn.experts.mlp.v1",
+    "ffn_down_exps": "ffn.experts.mlp.w2",
+}
+DBRX_TOP = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.norm_f",
+    "output": "lm_head",
+}
+MAMBA_LAYER = {
+    "attn_norm": "norm",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+}
+MAMBA_WHOLE = {"ssm_a": "mixer.A_log", "ssm_d": "mixer.D", "ssm_dt.bias": "mixer.dt_bias"}
+MAMBA_TOP = {
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "output": "lm_head",
+}
+MAMBA_KEYS = {
+    "num_heads": "ssm.time_step_rank",
+    "n_groups": "ssm.group_count",
+    "state_size": "ssm.state_size",
+    "conv_kernel": "ssm.conv_kernel",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+}
 MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.w1",
     "ffn_up_exps": "block_sparse_moe.experts.w3",
     "ffn_down_exps": "block_sparse_moe.experts.w2",
 }
-EXPERT_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+EXPERT_COUNTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "norm_topk_prob": "expert_weights_norm",
+}
+LOCAL_EXPERTS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+DEEPSEEK_KEYS = {
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "qk_nope_head_dim": "attention.key_length_mla",
+    "v_head_dim": "attention.value_length_mla",
+}
+DBRX_KEYS = {
+    "d_model": "embedding_length",
+    "n_layers": "block_count",
+    "n_heads": "attention.head_count",
+    "max_seq_len": "context_length",
+    "attn_config.kv_n_heads": "attention.head_count_kv",
+    "attn_config.clip_qkv": "attention.clamp_kqv",
+    "attn_config.rope_theta": "rope.freq_base",
+    "ffn_config.ffn_hidden_size": "feed_forward_length",
+    "ffn_config.moe_num_experts": "expert_count",
+    "ffn_config.moe_top_k": "expert_used_count",
+}
+LONG_CONTEXTS = {
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "attention_factor": "rope.scaling.attn_factor",
+}
+MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Of Granite."""
 CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -83,22 +180,25 @@ CAPS = {
 class GgufFamily:
     """An architecture of GGUF files.
 
-    model_type: Hugging Face's.  layer: GGUF's names after "blk.N." and Hugging Face's after `layers` + "N.";
-    top: the other ones.  keys: of config.json, and of the metadata after the architecture's name, beside the
-    usual ones; where `expert_count` is none of them, mixtures are refused.  biases: flags of config.json, and
-    the name in a layer whose bias says that they are on.
-    partial: heads may be rotated in part.  interleaved: the rows of the two halves of each query and key head
-    take turns.  plus_one: gains hold 1 + w.  transposed: names in a layer of what Hugging Face has as
-    [in, out].
+    model_type: Hugging Face's.  layer: GGUF's names after "blk.N." and Hugging Face's after `layers` + "N.",
+    both without their ends; whole: with them, where these differ.  top: the other ones.  keys: of
+    config.json, a dot before those of an object in it, and of the metadata after the architecture's name,
+    beside the usual ones; where `expert_count` is none of them, mixtures are refused.  biases: flags of
+    config.json, and the name in a layer whose bias says that they are on.
+    partial: heads may be rotated in part.  own_heads: their sizes are none of the usual keys.  interleaved:
+    the rows of the two halves of each query and key head take turns.  plus_one: gains hold 1 + w.
+    transposed: names in a layer of what Hugging Face has as [in, out].
     """
 
     model_type: str
     layer: Mapping[str, str] = field(default_factory=lambda: LLAMA)
     top: Mapping[str, str] = field(default_factory=lambda: TOP)
     layers: str = "model.layers."
+    whole: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    own_heads: bool = False
     interleaved: bool = False
     plus_one: bool = False
     transposed: tuple[str, ...] = ()
@@ -111,7 +211,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         "llama": GgufFamily(
             "llama",
             {**LLAMA, **MIXTRAL},
-            keys={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+            keys=LOCAL_EXPERTS,
             biases=ALL_BIASES,
             interleaved=True,
         ),
@@ -127,13 +227,22 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
         "granite": GgufFamily(
             "granite",
-            keys={
-                "embedding_multiplier": "embedding_scale",
-                "attention_multiplier": "attention.scale",
-                "residual_multiplier": "residual_scale",
-                "logits_scaling": "logit_scale",
-            },
+            keys=MULTIPLIERS,
             biases=ALL_BIASES,
+            interleaved=True,
+        ),
+        "granitemoe": GgufFamily(
+            "granitemoe",
+            {
+                **PRE_NORMS,
+                **SEPARATE,
+                "ffn_gate_inp": "block_sparse_moe.router.layer",
+                "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+                "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+                "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+            },
+            keys={**MULTIPLIERS, **LOCAL_EXPERTS},
+            biases={"attention_bias": "attn_output"},
             interleaved=True,
         ),
         "olmo2": GgufFamily("olmo2", {**SEPARATE, **GATED, **HEAD_NORMS, **POST_NORMS}),
@@ -153,6 +262,44 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
             {**SPARSE, **HEAD_NORMS},
             keys={**EXPERT_COUNTS, "moe_intermediate_size": "expert_feed_forward_length"},
             biases=ALL_BIASES,
+        ),
+        "phimoe": GgufFamily(
+            "phimoe",
+            {**PRE_NORMS, **SEPARATE, **MIXTRAL},
+            keys={**LOCAL_EXPERTS, **LONG_CONTEXTS},
+            biases={"attention_bias": "attn_output"},
+        ),
+        "dbrx": GgufFamily("dbrx", DBRX_LAYER, DBRX_TOP, layers="transformer.blocks.", keys=DBRX_KEYS),
+        "gpt-oss": GgufFamily(
+            "gpt_oss",
+            {
+                **SEPARATE,
+                **EXPERTS,
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "mlp.router",
+            },
+            whole={"attn_sinks.weight": "self_attn.sinks"},
+            keys=LOCAL_EXPERTS,
+            biases={"attention_bias": "attn_q"},
+        ),
+        "deepseek2": GgufFamily(
+            "deepseek_v2",
+            {**PRE_NORMS, **LATENTS, **GATED, **EXPERTS, **SHARED_EXPERTS},
+            whole={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+            keys=DEEPSEEK_KEYS,
+            biases={"attention_bias": "attn_kv_a_mqa"},
+            own_heads=True,
+        ),
+        "mamba2": GgufFamily(
+            "mamba2",
+            MAMBA_LAYER,
+            MAMBA_TOP,
+            layers="backbone.layers.",
+            whole=MAMBA_WHOLE,
+            keys=MAMBA_KEYS,
+            biases={"use_bias": "ssm_in", "use_conv_bias": "ssm_conv1d"},
+            own_heads=True,
         ),
         "smollm3": GgufFamily("smollm3", biases=ALL_BIASES, interleaved=True),
         "stablelm": GgufFamily(
@@ -179,7 +326,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
                 "ffn_up": "mlp.gate_up_proj",
                 "ffn_down": "mlp.down_proj",
             },
-            keys={"original_max_position_embeddings": "rope.scaling.original_context_length"},
+            keys=LONG_CONTEXTS,
             partial=True,
         ),
         "gpt2": GgufFamily(
@@ -192,4 +339,5 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""By `general.architecture`.  llama.cpp files Mistral and Mixtral under llama, and OLMo 3 under olmo2."""
+"""By `general.architecture`.  llama.cpp files Mistral and Mixtral under llama, OLMo 3 under olmo2, and
+DeepSeek-V2 and V3 under deepseek2."""

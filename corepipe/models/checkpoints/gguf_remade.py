@@ -1,0 +1,89 @@
+"""Tensors that llama.cpp's converter changes as a whole, made again of what it wrote.
+
+What it does to rows and gains, tensor by tensor, is in `gguf_families`; here is what needs all of a tensor, or
+two of them: other dimensions, rates in place of their logarithms, and what makes keys and values apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """shape: of the original, from the shapes of the file's tensors.  made: its values, from theirs; raises
+    ValueError, in words, for values that nothing was made into."""
+
+    shape: Callable[..., Shape]
+    made: Callable[..., F32]
+
+
+def _reshaped(shape: Callable[[Shape], Shape]) -> Remade:
+    return Remade(shape, lambda values: values.reshape(shape(values.shape)))
+
+
+def _flat(shape: Shape) -> Shape:
+    return (prod(shape),)
+
+
+def _depthwise(shape: Shape) -> Shape:
+    """[channels, taps] to [channels, 1, taps]."""
+    return (shape[0], 1, *shape[1:])
+
+
+def _logarithms(rates: F32) -> F32:
+    """Of Mamba's rates, which are kept as -exp(l): an l that gives each rate again, to the bit where one does.
+
+    The fp32 nearest to the logarithm is off by half of its last bit, and so may the rate be.
+    """
+    positive = -rates.reshape(-1).astype(np.float64)
+    if not (positive > 0).all():
+        raise ValueError(f"holds {-positive.min():g}: rates are negative")
+    near = np.log(positive).astype(np.float32)
+    for other in (np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))):
+        missed = np.exp(near.astype(np.float64)).astype(np.float32) != positive
+        again = np.exp(other.astype(np.float64)).astype(np.float32) == positive
+        near = np.where(missed & again, other, near)
+    return near
+
+
+def _keys_and_values_shape(keys: Shape, values: Shape) -> Shape:
+    (heads, rank, key), value = keys, values[1]
+    return heads * (key + value), rank
+
+
+def _keys_and_values(keys: F32, values: F32) -> F32:
+    """Of each head what makes its key, which the file has as [rank, key], and what makes its value."""
+    both = np.concatenate((keys.swapaxes(1, 2), values), axis=1)
+    return both.reshape(-1, both.shape[-1])
+
+
+TRANSPOSED = Remade(lambda shape: shape[::-1], lambda values: np.ascontiguousarray(values.T))
+REMADE: Mapping[str, Remade] = MappingProxyType(
+    {
+        "ffn_gate_inp_shexp.weight": _reshaped(lambda shape: (1, shape[-1])),
+        "ssm_a": Remade(_flat, _logarithms),
+        "ssm_d": _reshaped(_flat),
+        "ssm_norm.weight": _reshaped(_flat),
+        "ssm_conv1d.weight": _reshaped(_depthwise),
+    }
+)
+"""By names in a layer, with their ends."""
+TOGETHER: Mapping[tuple[str, str], tuple[str, Remade]] = MappingProxyType(
+    {
+        ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"): (
+            "self_attn.kv_b_proj.weight",
+            Remade(_keys_and_values_shape, _keys_and_values),
+        )
+    }
+)
+"""Names that two tensors would have in a layer, and the one of what both of them are."""

@@ -1,0 +1,210 @@
+"""What a config.json says that GGUF metadata says otherwise, or leaves to whoever reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from types import MappingProxyType
+
+import numpy as np
+
+from corepipe.errors import UserError, shown
+from corepipe.models.checkpoints.checkpoint import missing
+from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.config import MAX_HEAD_DIM, MAX_LAYERS
+
+SOFTMAX, SIGMOID = 1, 2
+"""Of `expert_gating_func`."""
+DBRX_EPS = 1e-5
+UNSAID_GROUPS: Mapping[object, tuple[int, int]] = MappingProxyType({160: (8, 3), 256: (8, 4)})
+"""By how many experts DeepSeek-V2 and V3 have: groups, and how many of them a token takes."""
+
+
+def factors(file: GgufFile, name: str) -> tuple[float, ...]:
+    """A tensor of divisors of frequencies."""
+    if name not in file.tensors:
+        raise missing(file.path, name)
+    shape = file.tensors[name].shape
+    if len(shape) != 1 or shape[0] > MAX_HEAD_DIM:
+        raise UserError(f"{file.path}: tensor {name} has shape {list(shape)}, more than a head")
+    return tuple(file.read(name).tolist())
+
+
+def _said(file: GgufFile, key: str) -> object:
+    """What the metadata has after the architecture's name."""
+    return file.metadata.get(f"{file.metadata['general.architecture']}.{key}")
+
+
+def _mistral(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """llama.cpp files Mistral under llama, which its window tells apart, if anything, and Mixtral."""
+    if values["num_local_experts"]:
+        return {"model_type": "mixtral"}
+    return {"model_type": "mistral" if values["sliding_window"] is not None else "llama"}
+
+
+def _qwen3_moe(_file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
+    """Not written: llama.cpp makes the weights of Qwen3's experts sum to 1, and no others' of these."""
+    return {"norm_topk_prob": True}
+
+
+def _gemma2(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """The scale of the scores is not written: a head's size; the 27B's is the width a head."""
+    return {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=46)}
+
+
+def _gemma3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """One base is written, that of the layers without a window, if any; the others' is 10,000."""
+    found: dict[str, object] = {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=62)}
+    if values["rope_theta"] is None:
+        found["rope_theta"] = 1e6
+    if values["rope_local_base_freq"] is None:
+        found["rope_local_base_freq"] = 1e4
+    return found | _layer_types(file, values)
+
+
+def _query_scale(values: dict[str, object], layers_of_27b: int) -> object:
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    is_27b = values["num_hidden_layers"] == layers_of_27b
+    if is_27b and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        return hidden // heads
+    return values["head_dim"]
+
+
+def _layer_types(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Which layers have a window, where the file says it or has none."""
+    layers = values["num_hidden_layers"]
+    if values["sliding_window"] is None and isinstance(layers, int):
+        return {"layer_types": ["full_attention"] * min(layers, MAX_LAYERS)}
+    pattern = _said(file, "attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
+    return {} if pattern is None else {"sliding_window_pattern": pattern}
+
+
+def _olmo2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """OLMo 3 is OLMo 2 with windows."""
+    if values["sliding_window"] is None:
+        return {}
+    return {"model_type": "olmo3", **_layer_types(file, values)}
+
+
+def _stablelm(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
+    return {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
+def _phi3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Factors of long contexts are tensors; a window of 0 is none."""
+    found: dict[str, object] = {} if values["sliding_window"] else {"sliding_window": None}
+    if "rope_factors_long.weight" not in file.tensors:
+        return found
+    scaling: dict[str, object] = {
+        f"{name}_factor": list(factors(file, f"rope_factors_{name}.weight")) for name in ("short", "long")
+    }
+    scaling["attention_factor"] = values["attention_factor"]
+    return {**found, "rope_scaling": {"rope_type": "longrope", **scaling}}
+
+
+def _phimoe(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    return {**_phi3(file, values), "lm_head_bias": "output.bias" in file.tensors}
+
+
+def _dbrx(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
+    """Its norms add a constant of their own."""
+    key = "attention.layer_norm_epsilon"
+    eps = _said(file, key)
+    if not isinstance(eps, float) or np.float32(eps) != np.float32(DBRX_EPS):
+        raise _refused(file, key, f"only {DBRX_EPS} is supported")
+    return {}
+
+
+def _gpt_oss(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Bounds of yarn are not rounded, as its configs say; without scaling there is none, where a config that
+    does not speak of it means yarn."""
+    scaling = values.get("rope_scaling")
+    if not isinstance(scaling, dict):
+        return {"rope_scaling": {"rope_type": "default"}}
+    return {"rope_scaling": {**scaling, "truncate": False}}
+
+
+def _deepseek(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Scores by sigmoid are V3's, by softmax V2's; where a file does not say it, corrections are V3's."""
+    key = "expert_gating_func"
+    gating = _said(file, key)
+    if gating not in (None, SOFTMAX, SIGMOID):
+        raise _refused(file, key, f"only {SOFTMAX} (softmax) and {SIGMOID} (sigmoid) are supported")
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    sigmoid = gating == SIGMOID or (gating is None and corrected)
+    found: dict[str, object] = {"model_type": "deepseek_v3" if sigmoid else "deepseek_v2"}
+    if values["routed_scaling_factor"] is None:
+        found["routed_scaling_factor"] = 1.0
+    if values["norm_topk_prob"] is None:
+        found["norm_topk_prob"] = False
+    groups = _deepseek_groups(values)
+    if not sigmoid and groups["n_group"] != 1:
+        found["topk_method"] = "group_limited_greedy"
+    return found | groups | _deepseek_heads(file, values) | _deepseek_rope(file, values)
+
+
+def _deepseek_groups(values: dict[str, object]) -> dict[str, object]:
+    """Where a file does not say them, they are those of the models that were published with some."""
+    if values["n_group"]:
+        return {"n_group": values["n_group"], "topk_group": values["topk_group"]}
+    groups, taken = UNSAID_GROUPS.get(values["n_routed_experts"], (1, 1))
+    return {"n_group": groups, "topk_group": taken}
+
+
+def _deepseek_heads(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """A key's length has both of its parts.  Older files, which do not keep latents, have no lengths of their
+    own for heads."""
+    key, rotated = values["qk_nope_head_dim"], values["qk_rope_head_dim"]
+    key = _said(file, "attention.key_length") if key is None else key
+    found: dict[str, object] = {}
+    if isinstance(key, int) and isinstance(rotated, int):
+        found["qk_nope_head_dim"] = key - rotated
+    if values["v_head_dim"] is None:
+        found["v_head_dim"] = _said(file, "attention.value_length")
+    return found
+
+
+def _deepseek_rope(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """What scores are multiplied by is written as a tenth; what cosines are, not at all: it is the same in
+    the models that were published."""
+    scaling, tenth = values.get("rope_scaling"), _said(file, "rope.scaling.yarn_log_multiplier")
+    if not isinstance(scaling, dict) or not isinstance(tenth, float):
+        return {}
+    # The shortest decimal that is this fp32: what a config says.
+    scale = float(Decimal(str(np.float32(tenth))) * 10)
+    return {"rope_scaling": {**scaling, "mscale": scale, "mscale_all_dim": scale}}
+
+
+def _mamba2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Widths of heads, and of the model in its layers, are told as their product with a number."""
+    key = "ssm.inner_size"
+    inner, heads, hidden = _said(file, key), values["num_heads"], values["hidden_size"]
+    if not all(isinstance(one, int) and one > 0 for one in (inner, heads, hidden)):
+        raise _refused(file, key, "a width, a number of heads and a model's width are needed")
+    return {"head_dim": inner // heads, "expand": inner // hidden}
+
+
+def _refused(file: GgufFile, key: str, why: str) -> UserError:
+    name = f"{file.metadata['general.architecture']}.{key}"
+    return UserError(f"{file.path}: {name} is {shown(repr(_said(file, key)), 40)}; {why}")
+
+
+VARIANTS: Mapping[str, Callable[[GgufFile, dict[str, object]], dict[str, object]]] = MappingProxyType(
+    {
+        "dbrx": _dbrx,
+        "deepseek2": _deepseek,
+        "llama": _mistral,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        "olmo2": _olmo2,
+        "gpt-oss": _gpt_oss,
+        "mamba2": _mamba2,
+        "phi3": _phi3,
+        "phimoe": _phimoe,
+        "qwen3moe": _qwen3_moe,
+        "stablelm": _stablelm,
+    }
+)
+"""What a config.json says that the metadata says otherwise, or leave to whoever reads them."""
