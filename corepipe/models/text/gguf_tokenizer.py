@@ -9,29 +9,13 @@ from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.text.gguf_splits import SPLITS
 from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 UNJOINED = (UNKNOWN, CONTROL, BYTE)
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-SPLITS: dict[str, tuple[str, ...]] = {
-    "default": (GPT2,),
-    "gpt-2": (GPT2,),
-    "smollm": (r"\p{N}", GPT2),  # each digit alone, as in SmolLM2's own tokenizer.json
-    "llama-bpe": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}",),
-    "qwen2": (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{TAIL}",),
-    "tekken": (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
-        + TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
-    ),
-}
-"""What `tokenizer.ggml.pre` names: the cuts that text goes through, one after the other, before BPE."""
-
+ADDED = (CONTROL, USER_DEFINED)
+"""Which are texts, not spelled in the alphabet of bytes."""
 
 def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
     """Raises UserError for kinds of tokenizer that are not known, and for broken vocabularies."""
@@ -43,7 +27,7 @@ def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
         backend, add_bos = _sentencepiece(file, tokens), True
     else:
         raise UserError(f"{file.path}: tokenizer.ggml.model is {shown(repr(kind), 40)} (known: gpt2, llama)")
-    _add_special(file, backend, tokens, byte_level=kind == "gpt2")
+    _add_special(file, backend, tokens)
     special = {
         f"{name}_token": tokens[i]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -101,8 +85,10 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
     alphabet = byte_alphabet()
     spelled = set(alphabet.values())
     vocab = {
-        token if spelled.issuperset(token) else "".join(alphabet[byte] for byte in token.encode()): i
-        for i, token in enumerate(tokens)
+        token
+        if kind in ADDED or spelled.issuperset(token)
+        else "".join(alphabet[byte] for byte in token.encode()): i
+        for i, (token, kind) in enumerate(zip(tokens, _kinds(file, tokens), strict=True))
     }
     backend = _bpe(file, vocab, _listed_merges(file), sentencepiece=False)
     cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[name]]
@@ -160,12 +146,9 @@ def _kinds(file: GgufFile, tokens: list[str]) -> list[object]:
     return kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else [NORMAL] * len(tokens)
 
 
-def _add_special(file: GgufFile, backend: Backend, tokens: list[str], byte_level: bool) -> None:
+def _add_special(file: GgufFile, backend: Backend, tokens: list[str]) -> None:
     """Control tokens match whole and are skipped when decoding; user-defined ones only match whole."""
-    kinds = _kinds(file, tokens)
-    alphabet = set(byte_alphabet().values())
-    # A byte-level token outside the byte alphabet is mislabelled: adding it would lengthen the vocabulary.
-    listed = [(t, k) for t, k in zip(tokens, kinds, strict=True) if not byte_level or alphabet.issuperset(t)]
+    listed = list(zip(tokens, _kinds(file, tokens), strict=True))
     backend.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t, k in listed if k == CONTROL]
     )
