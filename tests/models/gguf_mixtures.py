@@ -1,0 +1,343 @@
+"""Writes GGUF files of mixtures and of Mamba-2 as llama.cpp's converter does, from a directory.
+
+Names are looked up in the gguf library's tables; what is done to keys and tensors follows llama.cpp's
+`conversion`, class by class, and shares nothing with what reads the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from math import log
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
+
+from tests.models import ggufs
+
+Config = dict[str, Any]
+Named = Iterator[tuple[str, np.ndarray]]
+
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "olmoe": "olmoe",
+    "phimoe": "phimoe",
+    "dbrx": "dbrx",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "mamba2": "mamba2",
+}
+USUAL = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "vocab_size": "vocab_size",
+}
+YARN = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+
+
+def write(folder: Path, target: Path, encoding: Type = Type.F32, latents: bool = True) -> Path:
+    """Matrices in an encoding, where their rows fit it, as `ggufs` has it; without a tokenizer.
+
+    latents: DeepSeek's keys and values apart, as since 2025, or in one tensor.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(target, arch)
+    for key, value in metadata(arch, config, latents).items():
+        _add(writer, f"{arch}.{key}", value)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    for name, values in _long_factors(config):
+        writer.add_tensor(name, values)
+    original = load_file(folder / "model.safetensors")
+    for name, blocks in _mxfp4(original):
+        writer.add_tensor(name, blocks, raw_dtype=Type.MXFP4)
+    for name, values in tensors(arch, config, original, latents):
+        fits = name.endswith(".weight") and not name.endswith(("_norm.weight", "ssm_conv1d.weight"))
+        ggufs.add_tensor(writer, name, np.ascontiguousarray(values), encoding if fits else Type.F32)
+    ggufs.close(writer)
+    return target
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif value is not None:
+        writer.add_string(key, str(value))
+
+
+def metadata(arch: str, config: Config, latents: bool) -> Config:
+    """TextModel.set_gguf_parameters, and what the classes add."""
+    of_blocks = config.get("n_layers") or config["num_hidden_layers"]
+    found: Config = {"block_count": of_blocks}
+    if arch not in ("dbrx", "mamba2"):
+        rope = config["rope_parameters"]
+        found |= {ours: config.get(theirs) for ours, theirs in USUAL.items()}
+        found["rope.freq_base"] = rope["rope_theta"]
+        if rope["rope_type"] == "yarn":
+            found |= {"rope.scaling.type": "yarn", **{ours: rope.get(key) for ours, key in YARN.items()}}
+    return found | MORE.get(arch, _nothing)(config, latents)
+
+
+def _nothing(_config: Config, _latents: bool) -> Config:
+    return {}
+
+
+def _heads(config: Config, _latents: bool) -> Config:
+    """LlamaModel."""
+    return {"rope.dimension_count": config["hidden_size"] // config["num_attention_heads"]}
+
+
+def _granite(config: Config, latents: bool) -> Config:
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return _heads(config, latents) | {ours: config[theirs] for ours, theirs in names.items()}
+
+
+def _phimoe(config: Config, latents: bool) -> Config:
+    """Phi3MiniModel: a window of 0 is none; the attention's factor follows from the lengths."""
+    trained, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
+    stretch = longest / trained
+    factor = (1 + log(stretch) / log(trained)) ** 0.5 if stretch > 1 else 1.0
+    return _heads(config, latents) | {
+        "rope.scaling.original_context_length": trained,
+        "rope.scaling.attn_factor": factor,
+        "attention.sliding_window": config["sliding_window"] or 0,
+    }
+
+
+def _gpt_oss(config: Config, _latents: bool) -> Config:
+    width = config["intermediate_size"]
+    return {"attention.sliding_window": config["sliding_window"], "expert_feed_forward_length": width}
+
+
+def _dbrx(config: Config, _latents: bool) -> Config:
+    attention, ffn = config["attn_config"], config["ffn_config"]
+    return {
+        "context_length": config["max_seq_len"],
+        "embedding_length": config["d_model"],
+        "feed_forward_length": ffn["ffn_hidden_size"],
+        "attention.head_count": config["n_heads"],
+        "attention.head_count_kv": attention["kv_n_heads"],
+        "rope.freq_base": attention["rope_theta"],
+        "attention.clamp_kqv": float(attention["clip_qkv"]),
+        "expert_count": ffn["moe_num_experts"],
+        "expert_used_count": ffn["moe_top_k"],
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+
+
+def _deepseek(config: Config, latents: bool) -> Config:
+    """V3 says its sigmoid; that weights are shares is written where it is so."""
+    key = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    rank, value = config["kv_lora_rank"], config["v_head_dim"]
+    scale = config["rope_parameters"].get("mscale_all_dim")
+    found = {
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.head_count_kv": 1 if latents else config["num_attention_heads"],
+        "attention.key_length": rank + config["qk_rope_head_dim"] if latents else key,
+        "attention.value_length": rank if latents else value,
+        "attention.key_length_mla": key if latents else None,
+        "attention.value_length_mla": value if latents else None,
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": config.get("norm_topk_prob") or None,
+        "rope.dimension_count": config["qk_rope_head_dim"],
+        "rope.scaling.yarn_log_multiplier": scale and 0.1 * scale,
+    }
+    return found | ({"expert_gating_func": 2} if config["model_type"] == "deepseek_v3" else {})
+
+
+def _mamba2(config: Config, _latents: bool) -> Config:
+    return {
+        "context_length": 2**20,
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["expand"] * config["hidden_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["num_heads"],
+        "ssm.group_count": config["n_groups"],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+    }
+
+
+MORE: dict[str, Callable[[Config, bool], Config]] = {
+    "llama": _heads,
+    "granitemoe": _granite,
+    "phimoe": _phimoe,
+    "gpt-oss": _gpt_oss,
+    "dbrx": _dbrx,
+    "deepseek2": _deepseek,
+    "mamba2": _mamba2,
+}
+
+
+def _long_factors(config: Config) -> Named:
+    rope = config.get("rope_parameters") or {}
+    for length in ("long", "short"):
+        if f"{length}_factor" in rope:
+            yield f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32)
+
+
+def tensors(arch: str, config: Config, original: dict[str, np.ndarray], latents: bool) -> Named:
+    """Of every tensor of a directory what a file has, under its names."""
+    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    blocks = config.get("n_layers") or config["num_hidden_layers"]
+    table = gguf.get_tensor_name_map(number, blocks)
+    change = CHANGES.get(arch, _as_it_is)
+    for name, values in _stacked(original):
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if layer is not None and int(layer[1]) >= blocks:
+            continue  # further tokens
+        if name.endswith("kv_b_proj.weight") and not latents:
+            yield f"blk.{layer[1]}.attn_kv_b.weight", values
+            continue
+        for changed, new in change(config, name, values):
+            ours = changed if changed.startswith("blk.") else table.get_name(changed, (".weight", ".bias"))
+            assert ours is not None, changed
+            yield ours, new
+
+
+def _mxfp4(original: dict[str, np.ndarray]) -> Named:
+    """gpt-oss's packed experts, which are taken out: of 32 numbers the first 16 are lower halves of bytes."""
+    for name in [name for name in original if name.endswith("_blocks")]:
+        blocks, scales = original.pop(name), original.pop(name.replace("_blocks", "_scales"))
+        numbers = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
+        halves = numbers[..., :16] | numbers[..., 16:] << 4
+        rows = np.concatenate((scales[..., None], halves), axis=-1).reshape(*scales.shape[:2], -1)
+        layer = name.split(".")[2]
+        if "down_proj" in name:
+            yield f"blk.{layer}.ffn_down_exps.weight", rows
+        else:
+            yield f"blk.{layer}.ffn_gate_exps.weight", np.ascontiguousarray(rows[:, ::2])
+            yield f"blk.{layer}.ffn_up_exps.weight", np.ascontiguousarray(rows[:, 1::2])
+
+
+def _stacked(original: dict[str, np.ndarray]) -> Named:
+    """An expert's matrices, which directories have one by one, in one tensor a kind."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in original.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.weight)", name)
+        if expert is None:
+            yield name, values
+        else:
+            stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = values
+    for name, parts in stacks.items():
+        yield name, np.stack([parts[i] for i in range(len(parts))])
+
+
+def _as_it_is(_config: Config, name: str, values: np.ndarray) -> Named:
+    yield name, values
+
+
+def _llama_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    found = heads.get(name.split(".")[-2])
+    yield name, values if found is None else ggufs.interleave_halves(values, found)
+
+
+def _granite_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    if not name.endswith("input_linear.weight"):
+        yield from _llama_tensor(config, name, values)
+        return
+    layer = name.split(".")[2]
+    for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+        yield f"blk.{layer}.ffn_{part}_exps.weight", half
+
+
+def _gpt_oss_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
+    """Of floats [experts, K, N]; columns of gate and up take turns."""
+    if name.endswith("sinks"):
+        yield f"{name}.weight", values
+    elif "gate_up_proj" in name:
+        for start, part in enumerate(("gate_proj", "up_proj")):
+            if name.endswith("_bias"):
+                yield name.replace("gate_up_proj_bias", f"{part}.bias"), values[:, start::2]
+            else:
+                turned = values.swapaxes(1, 2)[:, start::2]
+                yield name.replace("gate_up_proj", f"{part}.weight"), turned
+    elif name.endswith("down_proj_bias"):
+        yield name.replace("down_proj_bias", "down_proj.bias"), values
+    elif name.endswith("down_proj"):
+        yield f"{name}.weight", values.swapaxes(1, 2)
+    else:
+        yield name, values
+
+
+def _dbrx_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    if "experts.mlp" not in name:
+        yield name, values
+        return
+    ffn = config["ffn_config"]
+    each = values.reshape(ffn["moe_num_experts"], ffn["ffn_hidden_size"], config["d_model"])
+    yield f"{name}.weight", each.swapaxes(1, 2) if name.endswith("w2") else each
+
+
+def _deepseek_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    if name.endswith("kv_b_proj.weight"):
+        key, heads = config["qk_nope_head_dim"], config["num_attention_heads"]
+        both = values.reshape(heads, key + config["v_head_dim"], -1)
+        yield name.replace("kv_b_proj", "k_b_proj"), both[:, :key].swapaxes(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), both[:, key:]
+    else:
+        yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
+
+
+def _mamba_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    if name.endswith("conv1d.weight"):
+        yield name, values[:, 0]
+    elif name.endswith("mixer.norm.weight"):
+        yield name, values.reshape(config["n_groups"], -1)
+    elif name.endswith(".dt_bias"):
+        yield name.replace(".dt_bias", ".dt_proj.bias"), values
+    elif name.endswith(".A_log"):
+        rates = -np.exp(values.astype(np.float64)).astype(np.float32)
+        yield name, rates[:, None]
+    else:
+        yield name, values[:, None] if name.endswith(".D") else values
+
+
+CHANGES: dict[str, Callable[[Config, str, np.ndarray], Named]] = {
+    "llama": _llama_tensor,
+    "granitemoe": _granite_tensor,
+    "gpt-oss": _gpt_oss_tensor,
+    "dbrx": _dbrx_tensor,
+    "deepseek2": _deepseek_tensor,
+    "mamba2": _mamba_tensor,
+}
