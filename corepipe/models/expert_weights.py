@@ -131,7 +131,7 @@ def _apart(name: str, shape: tuple[int, ...]) -> ExpertTensors:
 
 
 def below(experts: int, ffn: int, hidden: int, names: Sequence[str]) -> Ways:
-    """How DBRX keeps them: of gate, up and down all experts' [ffn, hidden], one below the other; or stacks."""
+    """How DBRX keeps them: of each matrix all experts' [ffn, hidden], one below the other; or stacks."""
     into, out, stored = (experts, ffn, hidden), (experts, hidden, ffn), (experts * ffn, hidden)
     shapes = zip(MATRICES, names, (into, into, out), strict=True)
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import log
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ USUAL = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
@@ -57,15 +56,23 @@ YARN = {
 }
 
 
-def write(folder: Path, target: Path, encoding: Type = Type.F32, latents: bool = True) -> Path:
+def write(
+    folder: Path,
+    target: Path,
+    encoding: Type = Type.F32,
+    latents: bool = True,
+    keys: Config | None = None,
+    instead: Mapping[str, np.ndarray | None] | None = None,
+) -> Path:
     """Matrices in an encoding, where their rows fit it, as `ggufs` has it; without a tokenizer.
 
-    latents: DeepSeek's keys and values apart, as since 2025, or in one tensor.
+    latents: DeepSeek's keys and values apart, as since 2025, or in one tensor.  keys, instead: other metadata
+    and tensors, or none of that name.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(target, arch)
-    for key, value in metadata(arch, config, latents).items():
+    for key, value in {**metadata(arch, config, latents), **(keys or {})}.items():
         _add(writer, f"{arch}.{key}", value)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
@@ -74,7 +81,10 @@ def write(folder: Path, target: Path, encoding: Type = Type.F32, latents: bool =
     original = load_file(folder / "model.safetensors")
     for name, blocks in _mxfp4(original):
         writer.add_tensor(name, blocks, raw_dtype=Type.MXFP4)
-    for name, values in tensors(arch, config, original, latents):
+    made = {**dict(tensors(arch, config, original, latents)), **(instead or {})}
+    for name, values in made.items():
+        if values is None:
+            continue
         fits = name.endswith(".weight") and not name.endswith(("_norm.weight", "ssm_conv1d.weight"))
         ggufs.add_tensor(writer, name, np.ascontiguousarray(values), encoding if fits else Type.F32)
     ggufs.close(writer)
@@ -99,6 +109,7 @@ def metadata(arch: str, config: Config, latents: bool) -> Config:
     if arch not in ("dbrx", "mamba2"):
         rope = config["rope_parameters"]
         found |= {ours: config.get(theirs) for ours, theirs in USUAL.items()}
+        found["expert_count"] = config.get("num_local_experts") or config.get("num_experts")
         found["rope.freq_base"] = rope["rope_theta"]
         if rope["rope_type"] == "yarn":
             found |= {"rope.scaling.type": "yarn", **{ours: rope.get(key) for ours, key in YARN.items()}}

@@ -13,7 +13,6 @@ from gguf import GGMLQuantizationType as Type
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.checkpoints.gguf_checkpoint import PLAIN
 from corepipe.models.checkpoints.gguf_remade import REMADE
 from corepipe.models.registry import Model
 from corepipe.neuron.graph import FORMATS, WeightRole
@@ -55,7 +54,7 @@ def original(name: str, folder: Path) -> Path:
     return path
 
 
-def both(name: str, folder: Path, encoding: Type = Type.F32, **options: bool) -> tuple[Model, Model]:
+def both(name: str, folder: Path, encoding: Type = Type.F32, **options: Any) -> tuple[Model, Model]:
     """The model of a directory, and of the file that is made of it."""
     path = original(name, folder / "original")
     file = gguf_mixtures.write(path, folder / "model.gguf", encoding, **options)
@@ -130,20 +129,22 @@ ENCODINGS = {
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
 @pytest.mark.parametrize("name", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups"])
 def test_blocks_stand_for_what_the_library_says(name: str, encoding: Type, tmp_path: Path) -> None:
-    """Experts among them, whose stacks are kept as Linears are; what is made of several tensors is not."""
-    _, file = both(name, tmp_path, encoding)
-    reader_ = gguf.GGUFReader(tmp_path / "model.gguf")
-    written = {tensor.name: gguf.dequantize(np.array(tensor.data), tensor.tensor_type) for tensor in reader_.tensors}
+    """Those of experts, too, which are kept as Linears' are; what makes keys of latents is not kept: its
+    blocks lie along the other axis."""
+    model, file = both(name, tmp_path, encoding)
     assert encoding.name in (file.checkpoint.stored_as or "")
     kept = set()
-    stored = file._stored()
-    for hf in stored.names():
-        source = stored._source(hf)
-        types = {file._gguf.tensors[tensor].type.name for tensor in source.tensors}
-        if source.remade is None and not source.tensors[0].split(".")[-2] in ("attn_q", "attn_k"):
-            np.testing.assert_array_equal(stored.read(hf), written[source.tensors[0]].reshape(stored.shape(hf)))
-        if not types <= PLAIN and source.remade is None:
-            kept.add(type(stored.stored(hf)))
+    for spec in model.graph(FORMATS["fp32"]).weights():
+        if (
+            spec.role is not WeightRole.MATRIX
+            or spec.shape[-1] % 32
+            or spec.name.endswith("kv_b_proj.k.weight")
+        ):
+            continue
+        values = model.checkpoint.read(spec.name)
+        blocks = gguf.dequantize(gguf.quantize(values, encoding), encoding).reshape(values.shape)
+        np.testing.assert_array_equal(file.checkpoint.read(spec.name), blocks, spec.name)
+        kept.add(type(file.checkpoint.stored(spec.name)))
     assert kept == {ENCODINGS[encoding]}
 
 
@@ -176,3 +177,107 @@ def test_mxfp4_of_a_file_is_that_of_a_directory(tmp_path: Path) -> None:
         one, other = (InMemoryWeights(graph, reader(graph, each.checkpoint)) for each in (model, file))
         for spec in graph.weights():
             np.testing.assert_array_equal(one[spec.name].data, other[spec.name].data, err_msg=spec.name)
+
+
+ONES = np.ones((5, 1), np.float32)
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "shared experts": (
+        "granitemoe",
+        {"keys": {"expert_shared_feed_forward_length": 64}},
+        r"granitemoe\.expert_shared_feed_forward_length is 64; only 0 is supported",
+    ),
+    "tensors of shared experts": (
+        "granitemoe",
+        {"instead": {"blk.0.ffn_up_shexp.weight": ONES}},
+        r"tensor blk\.0\.ffn_up_shexp\.weight has no place in a model of architecture granitemoe",
+    ),
+    "weights of experts times a factor": (
+        "olmoe",
+        {"keys": {"expert_weights_scale": 2.5}},
+        r"olmoe\.expert_weights_scale is 2\.5; only 1\.0 is supported",
+    ),
+    "another function of scores": (
+        "deepseek_v2",
+        {"keys": {"expert_gating_func": 4}},
+        r"deepseek2\.expert_gating_func is 4; only 1 \(softmax\) and 2 \(sigmoid\) are supported",
+    ),
+    "shares by softmax": (
+        "deepseek_v2",
+        {"keys": {"expert_weights_norm": True}},
+        r"deepseek2\.expert_weights_norm is not supported",
+    ),
+    "no latents": (
+        "deepseek_v2",
+        {"keys": {"attention.kv_lora_rank": None}},
+        r"deepseek2\.attention\.kv_lora_rank is missing",
+    ),
+    "keys without values": (
+        "deepseek_v2",
+        {"instead": {"blk.1.attn_v_b.weight": None}},
+        r"tensor model\.layers\.1\.self_attn\.v_b_proj\.weight is missing",
+    ),
+    "keys of another shape": (
+        "deepseek_v2",
+        {"instead": {"blk.1.attn_k_b.weight": ONES}},
+        r"blk\.1\.attn_k_b\.weight \[5, 1\] and blk\.1\.attn_v_b\.weight \[3, 20, 40\]: no model\.layers\.1",
+    ),
+    "another epsilon": (
+        "dbrx",
+        {"keys": {"attention.layer_norm_epsilon": 1e-6}},
+        r"dbrx\.attention\.layer_norm_epsilon is .*; only 1e-05 is supported",
+    ),
+    "no experts": ("dbrx", {"keys": {"expert_count": None}}, r"dbrx\.expert_count is missing"),
+    "more than all experts": (
+        "gpt_oss",
+        {"keys": {"expert_used_count": 8}},
+        r"gpt-oss\.expert_used_count must be an integer from 1 to 7, not 8",
+    ),
+    "extrapolation": (
+        "gpt_oss",
+        {"keys": {"rope.scaling.yarn_ext_factor": 0.5}},
+        r"gpt-oss\.rope\.scaling\.yarn_ext_factor is 0\.5; only 1\.0 is supported",
+    ),
+    "no width": (
+        "mamba2",
+        {"keys": {"ssm.inner_size": None}},
+        r"mamba2\.ssm\.inner_size is None; ssm\.time_step_rank, embedding_length and this must be integers",
+    ),
+    "a width of no heads": (
+        "mamba2",
+        {"keys": {"ssm.inner_size": 161}},
+        r"mamba2\.ssm\.inner_size is 161; no multiple of 5 heads, and of the model's width, 80",
+    ),
+    "states that grow": (
+        "mamba2",
+        {"instead": {"blk.1.ssm_a": ONES}},
+        r"tensor blk\.1\.ssm_a holds 1: rates are negative: the weights are damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(why: str, tmp_path: Path) -> None:
+    name, changes, told = REFUSED[why]
+    path = original(name, tmp_path / "original")
+    file = gguf_mixtures.write(path, tmp_path / "model.gguf", **changes)
+    with pytest.raises(UserError, match=rf"model\.gguf: {told}"):
+        read_all(file)
+
+
+def read_all(file: Path) -> None:
+    model = registry.load(file)
+    graph = model.graph(FORMATS["fp32"])
+    model.check(graph)
+    for spec in graph.weights():
+        model.checkpoint.read(graph.tied.get(spec.name, spec.name))
+
+
+def test_files_that_do_not_say_groups_have_those_that_were_published(tmp_path: Path) -> None:
+    """DeepSeek-V3's were written before llama.cpp knew groups; others have none."""
+    path = original("deepseek_v3", tmp_path / "original")
+    unsaid = {"expert_group_count": None, "expert_group_used_count": None, "expert_gating_func": None}
+    for experts, groups in ((256, (8, 4)), (21, None)):
+        file = gguf_mixtures.write(path, tmp_path / "m.gguf", keys={**unsaid, "expert_count": experts})
+        found = registry.load(file).config
+        assert found.model_type == "deepseek_v3"  # by its corrections
+        assert found.groups is None if groups is None else (found.groups.number, found.groups.taken) == groups

@@ -1,7 +1,7 @@
 """Tensors that llama.cpp's converter changes as a whole, made again of what it wrote.
 
-What it does to rows and gains, tensor by tensor, is in `gguf_families`; here is what needs all of a tensor, or
-two of them: other dimensions, rates in place of their logarithms, and what makes keys and values apart.
+What it does to rows and gains is in `gguf_families`; here is what needs all of a tensor, or two of them:
+other dimensions, rates in place of their logarithms, and what makes keys and values apart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _depthwise(shape: Shape) -> Shape:
 
 
 def _logarithms(rates: F32) -> F32:
-    """Of Mamba's rates, which are kept as -exp(l): an l that gives each rate again, to the bit where one does.
+    """Of Mamba's rates, kept as -exp(l): an l that gives each rate again, to the bit where one does.
 
     The fp32 nearest to the logarithm is off by half of its last bit, and so may the rate be.
     """

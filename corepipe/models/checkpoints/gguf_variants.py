@@ -178,11 +178,13 @@ def _deepseek_rope(file: GgufFile, values: dict[str, object]) -> dict[str, objec
 
 
 def _mamba2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Widths of heads, and of the model in its layers, are told as their product with a number."""
+    """The width of all heads is that of one times their number, and a multiple of the model's."""
     key = "ssm.inner_size"
     inner, heads, hidden = _said(file, key), values["num_heads"], values["hidden_size"]
-    if not all(isinstance(one, int) and one > 0 for one in (inner, heads, hidden)):
-        raise _refused(file, key, "a width, a number of heads and a model's width are needed")
+    if not (isinstance(inner, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        raise _refused(file, key, "ssm.time_step_rank, embedding_length and this must be integers")
+    if min(inner, heads, hidden) < 1 or inner % heads or inner % hidden:
+        raise _refused(file, key, f"no multiple of {heads} heads, and of the model's width, {hidden}")
     return {"head_dim": inner // heads, "expand": inner // hidden}
 
 

@@ -1,4 +1,4 @@
-"""What `tokenizer.ggml.pre` of a GGUF file names: the cuts that text goes through, one after the other, before BPE.
+"""What `tokenizer.ggml.pre` of a GGUF file names: the cuts that text goes through, one by one, before BPE.
 
 They are those of the models' own tokenizer.json; llama.cpp's table (llama-vocab.cpp, llm_tokenizer_bpe) says
 which name means which.

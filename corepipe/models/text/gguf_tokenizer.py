@@ -17,6 +17,7 @@ UNJOINED = (UNKNOWN, CONTROL, BYTE)
 ADDED = (CONTROL, USER_DEFINED)
 """Which are texts, not spelled in the alphabet of bytes."""
 
+
 def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
     """Raises UserError for kinds of tokenizer that are not known, and for broken vocabularies."""
     kind = file.metadata.get("tokenizer.ggml.model")
