@@ -98,6 +98,9 @@ def _weights(model: str, fmt: str) -> str | None:
         return None
     if weights is not DType.INT4:
         return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
-    direct = checkpoint.four_bits_as
-    kept = "stored as int8" if direct is None else f"{direct} as they are, others that are quantised as int8"
-    return f"weights: {checkpoint.stored_as} -> {kept}"
+    direct, floats = checkpoint.four_bits_as, checkpoint.floats_as
+    parts = [] if direct is None else [f"{direct} as they are"]
+    parts += [] if floats is None else [f"{floats} as int4, quantised anew"]
+    if floats != checkpoint.stored_as:
+        parts.append("others that are quantised as int8" if parts else "stored as int8")
+    return f"weights: {checkpoint.stored_as} -> {', '.join(parts)}"

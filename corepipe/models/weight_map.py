@@ -198,6 +198,11 @@ class MappedCheckpoint:
         """Which of that formats of four bits keep as it is."""
         return self._stored.four_bits_as
 
+    @property
+    def floats_as(self) -> str | None:
+        """Which of that they quantise as if it had been plain."""
+        return self._stored.floats_as
+
     def names(self) -> Iterable[str]:
         """Of the tensors as they are stored."""
         return self._names

@@ -48,11 +48,18 @@ def test_blocks_of_a_gguf_file_are_named_and_plain_weights_are_not(tmp_path: Pat
         assert all(line.startswith(expected) for line in said)
 
 
-def test_a_file_of_four_bits_is_kept_as_it_is(tmp_path: Path) -> None:
-    ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_0)
+@pytest.mark.parametrize(
+    ("blocks", "kept"),
+    [
+        ("Q4_0", "Q4_0 as they are, others that are quantised as int8"),
+        ("MXFP4", "MXFP4 as int4, quantised anew"),
+    ],
+)
+def test_a_file_of_four_bits_is_kept_as_it_is_on_a_grid(tmp_path: Path, blocks: str, kept: str) -> None:
+    ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType[blocks])
     with served(tmp_path / "m.gguf", "--served-model-name", "m", "--dtype", "int4-weights") as server:
         (said,) = (line for line in server.stderr if line.startswith("weights:"))
-        assert said == "weights: Q4_0 -> Q4_0 as they are, others that are quantised as int8\n"
+        assert said == f"weights: {blocks} -> {kept}\n"
         first_answer(server.url)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -20,6 +21,11 @@ from tests.parity.families import DATA, TINY
 
 PIECES = ("\u2581", "a", "b", "\u2581a", "ab", "\u2581ab", "ba", "c", "bac")
 SCORES = (-9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0, -9.0, -0.5)
+
+
+DIGITS_ALONE = ("smollm", "refact", "starcoder")
+CUTS = json.loads((DATA / "cuts" / "deepseek.json").read_text(encoding="utf-8"))
+"""Texts, and how many bytes each token has that llama.cpp makes of them with DeepSeek's vocabularies."""
 
 
 def byte_level_file(path: Path, pre: str) -> GgufFile:
@@ -61,8 +67,8 @@ def assert_equal_to_transformers(file: GgufFile) -> None:
         name: file.metadata[f"tokenizer.{key}"] for key, name in names if f"tokenizer.{key}" in file.metadata
     }
     theirs, _ = mapping.convert_gguf_tokenizer("llama", described)
-    if described.get("pre_tokenizer_type") == "smollm":
-        # transformers does not know this name; so SmolLM2's own tokenizer.json cuts.
+    if described.get("pre_tokenizer_type") in DIGITS_ALONE:
+        # transformers does not know these names; so SmolLM2's own tokenizer.json cuts, and the others'.
         digits = pre_tokenizers.Digits(individual_digits=True)
         theirs.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -76,7 +82,7 @@ def assert_equal_to_transformers(file: GgufFile) -> None:
         )
 
 
-@pytest.mark.parametrize("pre", list(SPLITS))
+@pytest.mark.parametrize("pre", [pre for pre in SPLITS if not pre.startswith("deepseek")])
 def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
     assert_equal_to_transformers(byte_level_file(tmp_path / "m.gguf", pre))
 
@@ -179,3 +185,56 @@ def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     ggufs.close(writer)
     with pytest.raises(UserError, match=r"bare\.gguf: tokenizer\.ggml\.tokens is missing"):
         registry.load(tmp_path / "bare.gguf").tokenizer()
+
+
+def ends(lengths: list[int]) -> set[int]:
+    return {0, *itertools.accumulate(lengths)}
+
+
+@pytest.mark.parametrize("pre", ["deepseek-llm", "deepseek-coder"])
+def test_deepseek_s_cuts_are_ends_of_llama_cpp_s_tokens(tmp_path: Path, pre: str) -> None:
+    """No token of any vocabulary goes over a cut; here are those of theirs."""
+    cutter = from_gguf(byte_level_file(tmp_path / "m.gguf", pre)).backend.pre_tokenizer
+    for text, lengths in zip(CUTS["texts"], CUTS[pre], strict=True):
+        pieces = [text[start:end] for _, (start, end) in cutter.pre_tokenize_str(text)]
+        assert "".join(pieces) == text
+        assert ends([len(piece.encode()) for piece in pieces]) <= ends(lengths), text
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("deepseek-v3", "12345 6", ["123", "45", " ", "6"]),
+        ("deepseek-v3", "a\u4e2d\u3042\u30a2b's", ["a", "\u4e2d\u3042\u30a2", "b", "'s"]),
+        ("deepseek-v3", "it's ##b, c", ["it", "'s", " ##", "b", ",", " c"]),
+        ("deepseek-llm", "ab \u4e2d12\n", ["ab", " ", "\u4e2d", "1", "2", "\n"]),
+        ("deepseek-llm", "A\u00e9 \uff1f?\u3002 b", ["A", "\u00e9", " \uff1f?", "\u3002", " b"]),
+        ("deepseek-coder", "x = f(1)", ["x", " =", " f", "(", "1", ")"]),
+    ],
+)
+def test_what_deepseek_cuts(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    cutter = from_gguf(byte_level_file(tmp_path / "m.gguf", pre)).backend.pre_tokenizer
+    assert [text[start:end] for _, (start, end) in cutter.pre_tokenize_str(text)] == pieces
+
+
+def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
+    """DeepSeek's bos has characters that no byte is spelled as, MPT's runs of spaces are spaces."""
+    model = registry.load(TINY / "llama2")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bos = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+    ggufs.add_config(writer, model, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("deepseek-v3")
+    writer.add_token_list([*alphabet, bos, "   ", "ab"])
+    writer.add_token_types([1] * len(alphabet) + [3, 4, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(alphabet))
+    writer.add_add_bos_token(value=True)
+    ggufs.close(writer)
+    ours = from_gguf(GgufFile(tmp_path / "m.gguf"))
+    letter = alphabet.index("a")
+    assert ours.encode("a   a") == [len(alphabet), letter, len(alphabet) + 1, letter]
+    assert ours.encode(f"a{bos}", add_special_tokens=False) == [letter, len(alphabet)]
+    assert ours.decode(ours.encode("a   a"), skip_special_tokens=True) == "a   a"
+    assert ours.backend.get_vocab_size() == len(alphabet) + 3

@@ -23,8 +23,8 @@ class Checkpoint(Protocol):
     """Named tensors on disk, read one at a time.
 
     `fingerprint` changes when the weights do; it is the key of caches made from them.  `stored_as` says how
-    they are quantised, for people, and `four_bits_as` which of that formats of four bits keep as it is; None
-    where there is none.
+    they are quantised, for people, `four_bits_as` which of that formats of four bits keep as it is, and
+    `floats_as` what they quantise as if it had been plain; None where there is none.
     """
 
     @property
@@ -38,6 +38,9 @@ class Checkpoint(Protocol):
 
     @property
     def four_bits_as(self) -> str | None: ...
+
+    @property
+    def floats_as(self) -> str | None: ...
 
     def names(self) -> Iterable[str]:
         """Hugging Face names of all tensors."""

@@ -137,6 +137,11 @@ class GgufCheckpoint:
         kept = [self._types(source) for source in self._sources.values() if self._keeps_four_bits(source)]
         return ", ".join(sorted(set[str]().union(*kept))) or None
 
+    @property
+    def floats_as(self) -> str | None:
+        types = set[str]().union(*map(self._types, self._sources.values()))
+        return ", ".join(sorted(types & AS_FLOATS - PLAIN)) or None
+
     def _types(self, source: _Source) -> set[str]:
         return {self._file.tensors[name].type.name for name in source.tensors}
 

@@ -239,7 +239,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
                 "ffn_gate_inp": "block_sparse_moe.router.layer",
                 "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
                 "ffn_up_exps": "block_sparse_moe.experts.up_proj",
-                "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+                "ffn_down_exps": "block_sparse_moe.output_linear",
             },
             keys={**MULTIPLIERS, **LOCAL_EXPERTS},
             biases={"attention_bias": "attn_output"},

@@ -46,6 +46,8 @@ class GptqCheckpoint:
     Raises UserError for shapes that contradict the configuration.
     """
 
+    floats_as = None
+
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
         self.path = plain.path
         self.fingerprint = plain.fingerprint

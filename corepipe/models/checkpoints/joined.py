@@ -37,6 +37,10 @@ class JoinedCheckpoint:
     def four_bits_as(self) -> str | None:
         return self._own.four_bits_as
 
+    @property
+    def floats_as(self) -> str | None:
+        return self._own.floats_as
+
     def names(self) -> Iterator[str]:
         yield from self._own.names()
         for part, checkpoint in self._parts.items():

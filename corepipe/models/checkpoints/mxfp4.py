@@ -42,6 +42,7 @@ class Mxfp4Checkpoint:
 
     stored_as = f"mxfp4 in groups of {MX_GROUP}"
     four_bits_as = None
+    floats_as = stored_as
 
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
         self.path = plain.path

@@ -52,6 +52,8 @@ class QuantizedCheckpoint:
     Raises UserError for a quantised weight that is none of what the configuration describes.
     """
 
+    floats_as = None
+
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
         self.path = plain.path
         self.fingerprint = plain.fingerprint

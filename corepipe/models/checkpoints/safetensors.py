@@ -70,6 +70,7 @@ class SafetensorsCheckpoint:
 
     stored_as = None
     four_bits_as = None
+    floats_as = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
