@@ -104,6 +104,17 @@ Weights are read as fp32, tensor by tensor, and stored in the format that `--dty
 
 What else a file holds is refused by the tensor's name before anything is read. Of GGUF files these
 architectures are read: {architectures}.
+Mistral and Mixtral are `llama` there, OLMo 3 is `olmo2`, DeepSeek-V3 is `deepseek2`. What such a file does not
+say is taken as in the models that were published:
+
+- Mixtral has no window; gpt-oss's bounds of yarn are not rounded; weights of DBRX's experts sum to 1, and
+  `clip_qkv` of OLMoE is none.
+- Phi-3.5-MoE's `router_jitter_noise` is 0.01. What its long contexts are scaled with is what the file says,
+  which llama.cpp's converter computes instead of reading the config's `long_mscale`.
+- DeepSeek rotates neighbours, and scales cosines as it does scores (`mscale` is `mscale_all_dim`). Where no
+  groups of experts are written they are those of the models with 160 (8, of which a token takes 3) or 256
+  experts (8, and 4); others have none.
+- Mamba-2's steps have no limits.
 
 Safetensors with a `quantization_config`:
 
@@ -123,9 +134,11 @@ they are stored as:
 
     weights: fp8 in blocks of 128x128 -> read as fp32, stored as int8
     weights: Q4_1, Q8_0 -> Q4_1 as they are, others that are quantised as int8
+    weights: MXFP4, Q8_0 -> MXFP4 as int4, quantised anew, others that are quantised as int8
 
 The second line is of `--dtype int4-weights`, which keeps Q4_0, Q4_1, Q4_K (its scales rounded to fp16), and
-integers of four bits in groups of a multiple of 32, as the file has them.
+integers of four bits in groups of a multiple of 32, as the file has them, experts' among them. The third is
+of a gpt-oss: four bits stand for unequal steps there, which are quantised like floats.
 
 Settings for activations and KV caches are without effect: they have the formats of `--dtype` and
 `--kv-cache-dtype`.
