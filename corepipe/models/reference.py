@@ -104,8 +104,8 @@ Weights are read as fp32, tensor by tensor, and stored in the format that `--dty
 
 What else a file holds is refused by the tensor's name before anything is read. Of GGUF files these
 architectures are read: {architectures}.
-Mistral and Mixtral are `llama` there, OLMo 3 is `olmo2`, DeepSeek-V3 is `deepseek2`. What such a file does not
-say is taken as in the models that were published:
+Mistral and Mixtral are `llama` there, OLMo 3 is `olmo2`, DeepSeek-V3 is `deepseek2`. What such a file does
+not say is taken as in the models that were published:
 
 - Mixtral has no window; gpt-oss's bounds of yarn are not rounded; weights of DBRX's experts sum to 1, and
   `clip_qkv` of OLMoE is none.

@@ -218,6 +218,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"instead": {"blk.1.attn_v_b.weight": None}},
         r"tensor model\.layers\.1\.self_attn\.v_b_proj\.weight is missing",
     ),
+    "keys and values twice": (
+        "deepseek_v2",
+        {"instead": {"blk.1.attn_kv_b.weight": ONES}},
+        r"tensor model\.layers\.1\.self_attn\.kv_b_proj\.weight is there whole and in parts",
+    ),
     "keys of another shape": (
         "deepseek_v2",
         {"instead": {"blk.1.attn_k_b.weight": ONES}},

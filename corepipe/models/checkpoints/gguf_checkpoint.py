@@ -70,6 +70,8 @@ class GgufCheckpoint:
                 both = (self._sources.pop(name), self._sources.pop(stem + second, None))
                 if both[1] is None:
                     raise missing(self.path, stem + second)
+                if stem + whole in self._sources:
+                    raise UserError(f"{self.path}: tensor {shown(stem + whole)} is there whole and in parts")
                 self._sources[stem + whole] = _Source((*both[0].tensors, *both[1].tensors), remade)
 
     def names(self) -> Iterable[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-
-import numpy as np
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES, GgufFamily
-from corepipe.models.checkpoints.gguf_variants import VARIANTS, factors
+from corepipe.models.checkpoints.gguf_variants import VARIANTS, decimal, factors
 from corepipe.models.config import Fields
 
 KEYS = {
@@ -71,14 +68,7 @@ def config_fields(file: GgufFile) -> Fields:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     if arch in VARIANTS:
         values |= VARIANTS[arch](file, values)
-    return Fields(file.path, _nested({key: _decimal(value) for key, value in values.items()}), shown)
-
-
-def _decimal(value: object) -> object:
-    """Of a number in fp32 the shortest decimal that it is the nearest fp32 to: what the config said."""
-    if not isinstance(value, float) or not math.isfinite(value) or np.float32(value) != value:
-        return value
-    return float(str(np.float32(value)))
+    return Fields(file.path, _nested({key: decimal(value) for key, value in values.items()}), shown)
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:

@@ -15,8 +15,9 @@ from corepipe.models.config import MAX_HEAD_DIM, MAX_LAYERS
 
 SOFTMAX, SIGMOID = 1, 2
 """Of `expert_gating_func`."""
+FP32_MAX = float(np.finfo(np.float32).max)
 DBRX_EPS = 1e-5
-UNSAID_GROUPS: Mapping[object, tuple[int, int]] = MappingProxyType({160: (8, 3), 256: (8, 4)})
+UNSAID_GROUPS: Mapping[int, tuple[int, int]] = MappingProxyType({160: (8, 3), 256: (8, 4)})
 """By how many experts DeepSeek-V2 and V3 have: groups, and how many of them a token takes."""
 
 
@@ -28,6 +29,13 @@ def factors(file: GgufFile, name: str) -> tuple[float, ...]:
     if len(shape) != 1 or shape[0] > MAX_HEAD_DIM:
         raise UserError(f"{file.path}: tensor {name} has shape {list(shape)}, more than a head")
     return tuple(file.read(name).tolist())
+
+
+def decimal(value: object) -> object:
+    """Of a number in fp32 the shortest decimal that it is the nearest fp32 to: what the config said."""
+    if not isinstance(value, float) or not abs(value) < FP32_MAX or np.float32(value) != value:
+        return value
+    return float(str(np.float32(value)))
 
 
 def _said(file: GgufFile, key: str) -> object:
@@ -111,8 +119,7 @@ def _phimoe(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
 def _dbrx(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
     """Its norms add a constant of their own."""
     key = "attention.layer_norm_epsilon"
-    eps = _said(file, key)
-    if not isinstance(eps, float) or np.float32(eps) != np.float32(DBRX_EPS):
+    if decimal(_said(file, key)) != DBRX_EPS:
         raise _refused(file, key, f"only {DBRX_EPS} is supported")
     return {}
 
@@ -149,7 +156,8 @@ def _deepseek_groups(values: dict[str, object]) -> dict[str, object]:
     """Where a file does not say them, they are those of the models that were published with some."""
     if values["n_group"]:
         return {"n_group": values["n_group"], "topk_group": values["topk_group"]}
-    groups, taken = UNSAID_GROUPS.get(values["n_routed_experts"], (1, 1))
+    experts = values["n_routed_experts"]
+    groups, taken = UNSAID_GROUPS.get(experts, (1, 1)) if isinstance(experts, int) else (1, 1)
     return {"n_group": groups, "topk_group": taken}
 
 
@@ -172,8 +180,7 @@ def _deepseek_rope(file: GgufFile, values: dict[str, object]) -> dict[str, objec
     scaling, tenth = values.get("rope_scaling"), _said(file, "rope.scaling.yarn_log_multiplier")
     if not isinstance(scaling, dict) or not isinstance(tenth, float):
         return {}
-    # The shortest decimal that is this fp32: what a config says.
-    scale = float(Decimal(str(np.float32(tenth))) * 10)
+    scale = float(Decimal(str(decimal(tenth))) * 10)
     return {"rope_scaling": {**scaling, "mscale": scale, "mscale_all_dim": scale}}
 
 
