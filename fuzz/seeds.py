@@ -99,8 +99,13 @@ def _gguf_file() -> list[bytes]:
 def _gguf_checkpoint() -> list[bytes]:
     """Architectures with variants of their own."""
     gain = {"blk.0.attn_q_norm.weight": (0, 128), "blk.0.ffn_up.bias": (8, 34)}
-    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
-    latents = {"attention.kv_lora_rank": 32, "attention.key_length_mla": 16, "rope.dimension_count": 8}
+    experts = {"expert_count": 4, "expert_used_count": 2, "vocab_size": 2}
+    latents = {
+        "attention.kv_lora_rank": 32,
+        "attention.key_length_mla": 16,
+        "attention.value_length_mla": 8,
+        "rope.dimension_count": 8,
+    }
     apart = {f"blk.0.attn_{name}_b.weight": (0, 128) for name in ("k", "v")}
     states = {"ssm.inner_size": 64, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 16}
     remade = {
@@ -116,7 +121,7 @@ def _gguf_checkpoint() -> list[bytes]:
         _gguf("stablelm", {"use_parallel_residual": 0, "rope.dimension_count": 4}, gain),
         _gguf("gpt-oss", experts, {"blk.0.attn_sinks.weight": (0, 128), "blk.0.ffn_up_exps.bias": (0, 128)}),
         _gguf("dbrx", experts, {"blk.0.ffn_down_exps.weight": (39, 17)}),
-        _gguf("deepseek2", {**experts, **latents, "attention.value_length_mla": 8}, apart),
+        _gguf("deepseek2", {**experts, **latents, "expert_feed_forward_length": 32}, apart),
         _gguf("mamba2", {**states, "ssm.conv_kernel": 4}, remade),
     ]
 

@@ -94,6 +94,7 @@ class GgufCheckpoint:
     def read(self, name: str, rows: slice = ALL) -> F32:
         source = self._source(name)
         if source.remade is not None:
+            self.shape(name)  # which names the tensors where none is made of theirs
             return self._made(source, source.remade)[rows]
         (ours,) = source.tensors
         values = self._in_order(ours, rows, lambda some: self._file.read(ours, some))

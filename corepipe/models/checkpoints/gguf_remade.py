@@ -57,7 +57,9 @@ def _logarithms(rates: F32) -> F32:
 
 
 def _keys_and_values_shape(keys: Shape, values: Shape) -> Shape:
-    (heads, rank, key), value = keys, values[1]
+    (heads, rank, key), (of_values, value, other) = keys, values
+    if (of_values, other) != (heads, rank):
+        raise ValueError("other heads, or another latent")
     return heads * (key + value), rank
 
 
