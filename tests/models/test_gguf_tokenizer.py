@@ -14,7 +14,8 @@ from tokenizers import pre_tokenizers
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
-from corepipe.models.text.gguf_tokenizer import SPLITS, from_gguf
+from corepipe.models.text.gguf_splits import SPLITS
+from corepipe.models.text.gguf_tokenizer import from_gguf
 from tests.models import ggufs
 from tests.parity import real
 from tests.parity.families import DATA, TINY

@@ -20,7 +20,7 @@ from pathlib import Path
 from corepipe.errors import UserError
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.text.directory_tokenizer import MAX_TOKENIZER_BYTES, from_directory
-from corepipe.models.text.gguf_tokenizer import SPLITS
+from corepipe.models.text.gguf_splits import SPLITS
 from corepipe.sandbox import ENVIRONMENT
 
 MODULE = "corepipe.models.text.tokenizer_trial"
