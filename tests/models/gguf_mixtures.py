@@ -26,6 +26,8 @@ Named = Iterator[tuple[str, np.ndarray]]
 ARCHITECTURES = {
     "mixtral": "llama",
     "olmoe": "olmoe",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
     "phimoe": "phimoe",
     "dbrx": "dbrx",
     "granitemoe": "granitemoe",
@@ -208,8 +210,23 @@ def _mamba2(config: Config, _latents: bool) -> Config:
     }
 
 
+def _qwen(config: Config, _latents: bool) -> Config:
+    """Qwen2MoeModel."""
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+def _qwen_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
+    """A matrix of one row is a vector."""
+    yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
+
+
 MORE: dict[str, Callable[[Config, bool], Config]] = {
     "llama": _heads,
+    "qwen2moe": _qwen,
+    "qwen3moe": _qwen,
     "granitemoe": _granite,
     "phimoe": _phimoe,
     "gpt-oss": _gpt_oss,
@@ -346,6 +363,7 @@ def _mamba_tensor(config: Config, name: str, values: np.ndarray) -> Named:
 
 CHANGES: dict[str, Callable[[Config, str, np.ndarray], Named]] = {
     "llama": _llama_tensor,
+    "qwen2moe": _qwen_tensor,
     "granitemoe": _granite_tensor,
     "gpt-oss": _gpt_oss_tensor,
     "dbrx": _dbrx_tensor,

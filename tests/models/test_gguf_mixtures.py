@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.parity import expected as parity
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": None},
     "olmoe": {},
+    "qwen2_moe": {"norm_topk_prob": False, "use_sliding_window": False, "layer_types": None},
+    "qwen3_moe": {"norm_topk_prob": True, "use_sliding_window": False},
     "phimoe": {"router_jitter_noise": 0.01},
     "dbrx": {},
     "granitemoe": {},
@@ -42,7 +45,10 @@ SAME_SCALES = ("deepseek_v2-groups", "deepseek_v3")
 
 
 def original(name: str, folder: Path) -> Path:
-    path = parity.load(name).write(folder)
+    small = parity.load(name)
+    if "qwen" in name:
+        small = sparse(small)
+    path = small.write(folder)
     config = {**json.loads((path / "config.json").read_text()), **CASES[name]}
     rope = config.get("rope_parameters") or {}
     if name in SAME_SCALES:
@@ -52,6 +58,19 @@ def original(name: str, folder: Path) -> Path:
     kept = {key: value for key, value in config.items() if value is not None or key != "time_step_limit"}
     (path / "config.json").write_text(json.dumps(kept))
     return path
+
+
+def sparse(small: parity.Expected) -> parity.Expected:
+    """With experts in every layer: no file of llama.cpp's has Qwen's layers without."""
+    layers = range(small.config["num_hidden_layers"])
+    with_experts = next(i for i in layers if any(f"layers.{i}.mlp.experts." in name for name in small.shapes))
+    prefix = f"layers.{with_experts}.mlp."
+    shapes = {name: shape for name, shape in small.shapes.items() if ".mlp." not in name}
+    for name, shape in small.shapes.items():
+        if prefix in name:
+            shapes |= {name.replace(prefix, f"layers.{i}.mlp."): shape for i in layers}
+    config = {**small.config, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return replace(small, config=config, shapes=shapes)
 
 
 def both(name: str, folder: Path, encoding: Type = Type.F32, **options: Any) -> tuple[Model, Model]:
