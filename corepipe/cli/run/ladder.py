@@ -94,6 +94,10 @@ def document(found: Ladder) -> dict[str, object]:
 
 
 def _rung(rung: Rung) -> dict[str, object]:
+    """Experts are told of where they are divided."""
+    setting = {**asdict(rung.setting), "format": rung.setting.format.name}
+    if rung.setting.expert == 1:
+        del setting["expert"]
     return {
         "name": rung.name,
         "per_second": rung.per_second,
@@ -101,7 +105,7 @@ def _rung(rung: Rung) -> dict[str, object]:
         "dollars_per_million": rung.dollars,
         "gain": rung.gain,
         "why": rung.why,
-        "setting": {**asdict(rung.setting), "format": rung.setting.format.name},
+        "setting": setting,
     }
 
 

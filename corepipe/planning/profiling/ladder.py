@@ -20,6 +20,7 @@ from corepipe.neuron.draft_times import DraftTimes
 from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind
 from corepipe.neuron.hardware import Instance, Support
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.modes import refuses_experts
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import Buckets, RuntimeProfile, Sampling
 from corepipe.neuron.program import Program
@@ -55,7 +56,8 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How far up the ladder a deployment is.  together: one transfer to the host a batch; padded: every
-    sequence to the longest; guesses: a step has those of which something is assumed."""
+    sequence to the longest; guesses: a step has those of which something is assumed; expert: as Placement's.
+    """
 
     format: Format
     batch: int = 1
@@ -64,6 +66,12 @@ class Setting:
     together: bool = False
     padded: bool = True
     guesses: bool = False
+    expert: int = 1
+
+    @property
+    def placement(self) -> Placement:
+        """Of a copy."""
+        return Placement(1, self.tensor, expert=self.expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +199,9 @@ def _placement(work: Work, bench: _Bench, at: Setting) -> Step:
     best = bench.best_placement(at)
     if best == at:
         return "placement", None, "no other cut or number of copies gives more"
-    why = f"tensor {best.tensor} x data {best.data}, batches of {best.batch}: {work.instance.cores} cores"
+    divided = f", experts divided among {best.expert} cores" if best.expert > 1 else ""
+    cut = f"tensor {best.tensor} x data {best.data}{divided}"
+    why = f"{cut}, batches of {best.batch}: {work.instance.cores} cores"
     return "placement", best, why
 
 
@@ -279,16 +289,28 @@ class _Bench:
         return best.batch
 
     def best_placement(self, setting: Setting) -> Setting:
-        """Of the tensor degrees that the instance takes, with as many copies as there are cores for."""
-        work, heads = self._work, self._graph(self._work.format).attention_heads
+        """Of the tensor degrees that the instance takes, with as many copies as there are cores for; experts
+        divided among a copy's cores where the software does that for such a batch."""
         best = setting
-        for tensor in work.instance.tensor_degrees:
-            if tensor <= min(heads, work.instance.cores):
-                other = replace(setting, tensor=tensor, data=work.instance.cores // tensor)
-                if self.fits(other):
-                    other = replace(other, batch=max(other.batch, self.best_batch(other)))
+        for cut in self._cuts(setting):
+            if self.fits(cut):
+                other = replace(cut, batch=max(cut.batch, self.best_batch(cut)))
+                if self._is_served(other):
                     best = max(best, other, key=self.per_second)
         return best
+
+    def _cuts(self, setting: Setting) -> Iterator[Setting]:
+        graph, cores = self._graph(self._work.format), self._work.instance.cores
+        for tensor in self._work.instance.tensor_degrees:
+            if tensor <= min(graph.attention_heads, cores):
+                cut = replace(setting, tensor=tensor, data=cores // tensor)
+                yield cut
+                if self._work.profile.expert_parallel and 1 < tensor <= graph.experts:
+                    yield replace(cut, expert=tensor)
+
+    def _is_served(self, setting: Setting) -> bool:
+        graph, profile = self._graph(setting.format), self._work.profile
+        return refuses_experts(graph, setting.placement, profile, setting.batch) is None
 
     def fits(self, setting: Setting) -> bool:
         """Whether weights, buffers and a batch's keys and values do."""
@@ -307,7 +329,7 @@ class _Bench:
         return self._work.architecture.graph(fmt, self._work.longest)
 
     def _compiled(self, setting: Setting) -> tuple[Program, ...]:
-        return compile_for_timing(self._graph(setting.format), Placement(1, setting.tensor))
+        return compile_for_timing(self._graph(setting.format), setting.placement)
 
     def _make_draft(self, fmt: Format) -> Draft | None:
         draft = self._work.draft

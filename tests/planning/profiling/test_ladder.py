@@ -13,7 +13,7 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.catalog import instance
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.profiles import PROFILES
-from corepipe.planning.profiling.ladder import Work, ladder
+from corepipe.planning.profiling.ladder import Setting, Work, _Bench, ladder
 from tests.planning.profiling.ladder_page import END, PAGE, START, example, table
 from tests.servers import run
 
@@ -96,6 +96,28 @@ def test_a_draft_model_takes_its_time_and_its_memory() -> None:
         rungs = {rung.name: rung for rung in ladder(replace(work, draft=draft)).rungs}
         found.append(rungs["speculation"].per_second if "speculation" in rungs else 0.0)
     assert found[0] > found[1] > found[2] >= 0
+
+
+def test_experts_are_divided_where_that_gives_more() -> None:
+    """Among a copy's tensor ranks, as the native plugin does it; whole experts give less on the same cut."""
+    model, machine = architecture("qwen1.5-moe"), instance("trn3.48xlarge")
+    work = Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron-native"], 512, 64, 1024)
+    best = ladder(work).rungs[-1]
+    assert best.setting.expert == best.setting.tensor > 1
+    assert f"experts divided among {best.setting.expert} cores" in best.why
+    assert best.per_second > _Bench(work).per_second(replace(best.setting, expert=1))
+
+
+def test_experts_are_divided_as_the_software_does_it() -> None:
+    """NxD divides them for batches whose rows take as many as there are, older stacks never."""
+    model, machine = architecture("olmoe-1b-7b"), instance("trn2.48xlarge")
+    settings = {}
+    for name, batch in (("vllm-neuron-native", 1), ("vllm-neuron", 1), ("vllm-neuron", 64), ("sync", 64)):
+        bench = _Bench(Work(model, FORMATS["bf16"], machine, PROFILES[name], 512, 64, 1024))
+        cuts = bench._cuts(Setting(FORMATS["bf16"], batch))
+        settings[name, batch] = {cut.expert for cut in cuts if bench._is_served(cut)}
+    assert settings["vllm-neuron-native", 1] == settings["vllm-neuron", 64] > {1}
+    assert settings["vllm-neuron", 1] == settings["sync", 64] == {1}
 
 
 def test_what_does_not_fit_a_core_is_refused() -> None:
