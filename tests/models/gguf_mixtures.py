@@ -18,6 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 
+from corepipe.models.registry import Model
 from tests.models import ggufs
 
 Config = dict[str, Any]
@@ -65,8 +66,9 @@ def write(
     latents: bool = True,
     keys: Config | None = None,
     instead: Mapping[str, np.ndarray | None] | None = None,
+    speaks: Model | None = None,
 ) -> Path:
-    """Matrices in an encoding, where their rows fit it, as `ggufs` has it; without a tokenizer.
+    """Matrices in an encoding, where their rows fit it, as `ggufs` has it; with a model's tokenizer, or none.
 
     latents: DeepSeek's keys and values apart, as since 2025, or in one tensor.  keys, instead: other metadata
     and tensors, or none of that name.
@@ -76,8 +78,11 @@ def write(
     writer = gguf.GGUFWriter(target, arch)
     for key, value in {**metadata(arch, config, latents), **(keys or {})}.items():
         _add(writer, f"{arch}.{key}", value)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    if speaks is not None:
+        ggufs.add_tokenizer(writer, speaks)
+    else:
+        writer.add_bos_token_id(config["bos_token_id"])
+        writer.add_eos_token_id(config["eos_token_id"])
     for name, values in _long_factors(config):
         writer.add_tensor(name, values)
     original = load_file(folder / "model.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf_remade import REMADE
@@ -22,6 +24,7 @@ from corepipe.neuron.weights import InMemoryWeights, packed_weights, reader
 from tests.models import gguf_mixtures
 from tests.models.test_mxfp4 import packed_model
 from tests.parity import expected as parity
+from tests.parity.families import TINY
 
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": None},
@@ -44,8 +47,12 @@ SAME_SCALES = ("deepseek_v2-groups", "deepseek_v3")
 """Whose `mscale` is written nowhere."""
 
 
-def original(name: str, folder: Path) -> Path:
+def original(name: str, folder: Path, vocabulary: int | None = None) -> Path:
     small = parity.load(name)
+    if vocabulary is not None:
+        own = small.config["vocab_size"]
+        shapes = {key: (vocabulary, *s[1:]) if s[0] == own else s for key, s in small.shapes.items()}
+        small = replace(small, config={**small.config, "vocab_size": vocabulary}, shapes=shapes)
     if "qwen" in name:
         small = sparse(small)
     path = small.write(folder)
@@ -180,6 +187,24 @@ def test_experts_of_four_bits_are_packed_as_they_are(name: str, encoding: Type, 
         assert isinstance(kept, Int4)
         np.testing.assert_array_equal(kept.dense().reshape(spec.shape), file.checkpoint.read(spec.name))
         assert packed[spec.name].kind == kind
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mamba2"])
+def test_a_file_answers_as_its_original(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path / "cache"))
+    speaker = registry.load(TINY / "llama2")
+    path = original(name, tmp_path / "original", vocabulary=speaker.config.vocab_size)
+    for file in (TINY / "llama2").glob("token*"):
+        shutil.copy(file, path)
+    file = gguf_mixtures.write(path, tmp_path / "model.gguf", speaks=speaker)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+    answers = []
+    for model in (path, file):
+        with LLM(str(model), format="bf16", max_model_len=64) as llm:
+            answers.append(
+                [(one.token_ids, one.logprobs) for one in llm.generate(["one two", "three"], params)]
+            )
+    assert answers[0] == answers[1]
 
 
 def test_mxfp4_of_a_file_is_that_of_a_directory(tmp_path: Path) -> None:
