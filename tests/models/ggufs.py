@@ -12,7 +12,6 @@ from gguf import GGMLQuantizationType as Type
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.registry import Model
-from corepipe.neuron.graph import Graph
 
 
 def gguf_name(name: str, arch: str = "llama") -> str:
@@ -43,30 +42,6 @@ def convert(source: Path, target: Path, encoding: Type = Type.F32, arch: str = "
             heads = model.config.heads
             values = interleave_halves(values, heads.heads if "q_proj" in name else heads.kv_heads)
         add_tensor(writer, gguf_name(name, arch), values, encoding)
-    close(writer)
-
-
-W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-"""Mixtral's names of an expert's matrices."""
-
-
-def convert_mixture(model: Model, graph: Graph, target: Path, arch: str) -> None:
-    """Without a tokenizer; matrices in Q4_0 where their rows fit, and those of experts in stacks."""
-    writer = gguf.GGUFWriter(target, arch)
-    add_config(writer, model, arch)
-    config = model.config
-    writer.add_expert_count(config.experts)
-    writer.add_expert_used_count(config.top_k)
-    for spec in graph.weights():
-        values, name = model.checkpoint.read(spec.name), spec.name
-        if arch == "llama":
-            if name.split(".")[-2] in ("q_proj", "k_proj"):
-                heads = config.heads
-                values = interleave_halves(values, heads.heads if "q_proj" in name else heads.kv_heads)
-            if ".experts." in name:
-                module, matrix, kind = name.rsplit(".", 2)
-                name = f"{module}.{W[matrix]}.{kind}"
-        add_tensor(writer, gguf_name(name, arch), values, Type.Q4_0)
     close(writer)
 
 

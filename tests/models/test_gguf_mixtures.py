@@ -173,7 +173,7 @@ def test_blocks_stand_for_what_the_library_says(case: str, encoding: Type, tmp_p
 
 
 @pytest.mark.parametrize("encoding", [Type.Q4_0, Type.Q4_1], ids=lambda encoding: encoding.name)
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "dbrx", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss", "dbrx", "deepseek_v3"])
 def test_experts_of_four_bits_are_packed_as_they_are(name: str, encoding: Type, tmp_path: Path) -> None:
     _, file = both(name, tmp_path, encoding)
     graph = file.graph(FORMATS["int4-weights"], 64)
