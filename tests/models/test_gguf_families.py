@@ -66,8 +66,7 @@ INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 """Of gpt2."""
-APART = ("attn_k_b", "attn_v_b")
-"""Which have the place of `attn_kv_b`: see test_gguf_mixtures."""
+APART = ("attn_k_b", "attn_v_b")  # in the place of attn_kv_b: see test_gguf_mixtures
 
 
 def originals(arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
