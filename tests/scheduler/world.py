@@ -145,8 +145,14 @@ class Guesser:
 
 
 class World:
-    def __init__(self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline) -> None:
+    """`recurrent`: what is kept of a sequence is one state; its device keeps what it was after the last token
+    of a block, or after the latest one, and reads it where the next one is computed."""
+
+    def __init__(
+        self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline, *, recurrent: bool = False
+    ) -> None:
         self.limits = limits
+        self.recurrent = recurrent
         self.segregated = policy_name == "segregated"
         self.scheduler = Scheduler(limits, policy(policy_name), pipeline)
         self.memory: dict[Cell, tuple[int, int]] = {}
@@ -185,7 +191,7 @@ class World:
     def land(self) -> None:
         batch, reads = self.flights.popleft()
         for read in reads:
-            assert read.cells.items() <= self.memory.items(), "overwritten in flight"
+            assert self.recurrent or read.cells.items() <= self.memory.items(), "overwritten in flight"
         lives = [chunk.request for chunk in batch.chunks if self.ends[chunk.request] == 0]
         events = self.scheduler.update(batch, [read.drawn for read in reads])
         assert list(dict.fromkeys(event.request for event in events)) == lives
@@ -223,7 +229,9 @@ class World:
             for place, block in enumerate(request.block_ids):
                 if block != EMPTY:
                     holders.setdefault(block, []).append((request, place // groups))
-            if self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
+            if self.recurrent:
+                assert len(request.block_ids) <= 1, "a sequence has one state, however long it is"
+            elif self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
                 self._check_windows(request)
         assert len(holders) == self.scheduler.blocks_held
         for sharers in holders.values():
@@ -260,18 +268,36 @@ class World:
         if not self.limits.keeps_state:
             assert not request.block_ids
             return Reads(chunk, {}, [])
-        size, windows = self.limits.block_size, self.limits.windows
         expected = states(request, [*request.tokens[: end - len(chunk.drafts)], *chunk.drafts])
+        seen = self._recur(chunk, expected) if self.recurrent else self._attend(chunk, expected)
+        drawing = expected[end - len(chunk.drafts) - 1 :] if generates(chunk) else []
+        return Reads(chunk, seen, [next_token(state) for state in drawing])
+
+    def _attend(self, chunk: Chunk, expected: list[int]) -> dict[Cell, tuple[int, int]]:
+        """Writes what each position has, and reads what its groups look back to."""
+        size, windows, end = self.limits.block_size, self.limits.windows, chunk.start + chunk.count
         seen: dict[Cell, tuple[int, int]] = {}
         for group, window in enumerate(windows):
-            table = request.block_ids[group :: len(windows)]
+            table = chunk.request.block_ids[group :: len(windows)]
             oldest = 0 if window is None else max(0, chunk.start - window + 1)
             cells = {p: (table[p // size], p % size) for p in range(oldest, end)}
             self.memory.update({cells[p]: (group, expected[p]) for p in range(chunk.start, end)})
             seen.update({cell: (group, expected[p]) for p, cell in cells.items()})
         assert seen.items() <= self.memory.items(), "reads what it should not"
-        drawing = expected[end - len(chunk.drafts) - 1 :] if generates(chunk) else []
-        return Reads(chunk, seen, [next_token(state) for state in drawing])
+        return seen
+
+    def _recur(self, chunk: Chunk, expected: list[int]) -> dict[Cell, tuple[int, int]]:
+        """Reads the state before the chunk, and writes the one after it, over the other where both are in one
+        block."""
+        size, table, end = self.limits.block_size, chunk.request.block_ids, chunk.start + chunk.count
+        seen: dict[Cell, tuple[int, int]] = {}
+        if chunk.start > 0:
+            before = (table[(chunk.start - 1) // size], 0)
+            seen[before] = (0, expected[chunk.start - 1])
+            assert self.memory[before] == seen[before], "reads what it should not"
+        after = (table[(end - 1) // size], 0)
+        self.memory[after] = seen[after] = (0, expected[end - 1])
+        return seen
 
     def _check_order(self, chunk: Chunk) -> None:
         request = chunk.request
