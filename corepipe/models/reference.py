@@ -48,7 +48,8 @@ What the Graphs of these families leave out, or have in a simpler form:
   `deepseek_v2` is refused, which transformers passes over.
 - Mixtures of experts route without noise, and drop no token.
 - Mamba-2 keeps a state of one size for a sequence, in fp32, and no KV blocks: `--num-blocks` counts states,
-  no prefix is found again, `--block-size` and `--kv-cache-dtype` have nothing to say. Its residual stream is
+  `--block-size` and `--kv-cache-dtype` have nothing to say. At the host's pace some states stay, 256 to 1,024
+  tokens apart, and a prefix is found again up to the last of them. Its residual stream is
   rounded as every model's (`residual_in_fp32` asks for fp32). A norm goes over all heads of a group: the
   degree of `--tensor` divides `n_groups`.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.

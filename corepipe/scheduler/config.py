@@ -17,6 +17,9 @@ class SchedulerConfig:
     holds a block, and there may be none.
     `windows`: of each group of layers the latest positions that it looks back over, its own among them (None:
     all).  A block holds `block_size` positions of the layers of one group.
+    `state_span`: of a recurrent model whose states stay to be found, the positions from one to the next; a
+    chunk ends there at the latest, and a block is a state, for `block_size` positions (None: a block is the
+    state of a whole sequence, or there are none).
     `draft_rows`: tokens of a batch up to which drafts are added to it (None: as many as it may have).
     Raises ValueError for a limit or a window below 1, for no group, for prompts that no batch holds whole,
     and for whole prompts of what keeps something: that has no need of them.
@@ -35,6 +38,7 @@ class SchedulerConfig:
     whole_prompts: bool = False
     keeps_state: bool = True
     windows: tuple[int | None, ...] = (None,)
+    state_span: int | None = None
     draft_rows: int | None = None
 
     @property

@@ -55,6 +55,14 @@ def limits_of_slots(rng: random.Random) -> SchedulerConfig:
     return replace(limits(rng), num_blocks=slots, block_size=LONGEST, prefix_cache=False)
 
 
+def limits_of_snapshots(rng: random.Random) -> SchedulerConfig:
+    """Of a recurrent model whose states at the ends of blocks stay, as far as there is room."""
+    within = replace(limits(rng), prefix_cache=True, block_size=rng.choice([1, 2, 4, 8, 16]))
+    blocks = rng.randint(1, 16)
+    kept = rng.choice([None, rng.randint(1, blocks)])
+    return replace(within, state_span=within.block_size, num_blocks=blocks, max_cached_blocks=kept)
+
+
 def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     """Of a model that sees a prompt at once, and keeps nothing of it."""
     tokens = rng.randint(LONGEST, 2 * LONGEST)
@@ -62,8 +70,8 @@ def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     return replace(limits(rng), **nothing, whole_prompts=True, max_num_batched_tokens=tokens)
 
 
-KINDS = (limits, limits_of_windows, limits_of_slots, limits_of_whole_prompts)
-RECURRENT = (limits_of_slots,)
+KINDS = (limits, limits_of_windows, limits_of_slots, limits_of_snapshots, limits_of_whole_prompts)
+RECURRENT = (limits_of_slots, limits_of_snapshots)
 
 
 def world_of(limits_of: LimitsOf, rng: random.Random, policy: str) -> World:
@@ -185,6 +193,13 @@ def test_nobody_is_preempted_for_a_slot_and_everybody_gets_one():
     assert sum(len(r.tokens) > 0 for world in worlds for r in world.ends) > 500
     assert all(world.scheduler.preemptions == 0 for world in worlds)
     assert any(world.scheduler.blocks_total < world.limits.max_num_seqs for world in worlds)
+
+
+def test_snapshots_are_found_and_take_no_state_from_anybody():
+    worlds = [drive(seed, 250, limits_of_snapshots) for seed in range(24)]
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 200
+    assert sum(world.taken_along for world in worlds) > 20
+    assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
 
 
 def test_whole_prompts_never_wait_for_blocks():

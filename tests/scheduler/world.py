@@ -160,6 +160,8 @@ class World:
         self.ends: dict[Request, int] = {}
         self.progress: dict[Request, tuple[int, int]] = {}
         self.batches = 0
+        self.taken_along = 0
+        """Blocks that a sequence took with it, as there was no other."""
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -226,19 +228,28 @@ class World:
         block_size, groups = self.limits.block_size, len(self.limits.windows)
         holders: dict[int, list[tuple[Request, int]]] = {}
         for request in self.ends:
-            for place, block in enumerate(request.block_ids):
-                if block != EMPTY:
+            table = request.block_ids
+            for place, block in enumerate(table):
+                if block != EMPTY and block not in table[place + 1 : place + 2]:
                     holders.setdefault(block, []).append((request, place // groups))
-            if self.recurrent:
-                assert len(request.block_ids) <= 1, "a sequence has one state, however long it is"
-            elif self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
-                self._check_windows(request)
+            if self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
+                (self._check_states if self.recurrent else self._check_windows)(request)
         assert len(holders) == self.scheduler.blocks_held
         for sharers in holders.values():
             if len(sharers) > 1:
                 assert all(request.num_done >= (row + 1) * block_size for request, row in sharers)
         for _, reads in self.flights:
             assert all(block in holders for read in reads for block, _ in read.cells), "freed in flight"
+
+    def _check_states(self, request: Request) -> None:
+        """A sequence has one state, however long it is, and those before which what is in flight begins."""
+        places = [place for place, block in enumerate(request.block_ids) if block != EMPTY]
+        in_flight = sum(c.request is request for batch, _ in self.flights for c in batch.chunks)
+        assert len({request.block_ids[place] for place in places}) <= 1 + in_flight
+        assert places[-1:] == [len(request.block_ids) - 1] or not places
+        if len(places) > 1 or (request.block_ids and request.num_done > 0):
+            latest = (request.num_done - 1) // self.limits.block_size
+            assert all(place >= latest for place in places), "what has been read is given back"
 
     def _check_windows(self, request: Request) -> None:
         """A window holds no more than it may, and has no hole in what the next token sees."""
@@ -296,6 +307,7 @@ class World:
             seen[before] = (0, expected[chunk.start - 1])
             assert self.memory[before] == seen[before], "reads what it should not"
         after = (table[(end - 1) // size], 0)
+        self.taken_along += chunk.start > 0 and before == after and (chunk.start % size == 0)
         self.memory[after] = seen[after] = (0, expected[end - 1])
         return seen
 
@@ -310,6 +322,8 @@ class World:
         end = chunk.start + chunk.count
         assert chunk.count > 0
         assert not self.limits.whole_prompts or chunk.count == len(request.prompt)
+        span = self.limits.state_span
+        assert span is None or (end - 1) // span == chunk.start // span
         known = end - len(chunk.drafts)
         assert chunk.samples == (known == len(request.tokens))
         assert request.num_computed == end

@@ -19,7 +19,6 @@ from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.layer_groups import block_positions
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.scheduler.drafts import Drafter
@@ -45,6 +44,7 @@ from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.engine.host_plan import HostPlan, faithful, of_another_kind, plan_host
 from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.snapshots import keeps_snapshots, kept_states, most_states, state_span
 from corepipe.serving.engine.speculation import speculation_of
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
@@ -95,7 +95,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     ready = Ready(
         placement={"task": task.task.value, **_describe(config, host, device, blocks)},
         blocks=blocks * host.placement.data,
-        block_size=block_positions(host.graph, config.block_size),
+        block_size=replicas[0].scheduler.block_size,
         max_model_len=host.graph.max_positions,
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
@@ -175,16 +175,24 @@ def _replicas(
 ) -> tuple[ReplicaParts, ...]:
     """weights: of the model, and of the one that guesses for it, if one does."""
     rows, same = batch_tokens(config, host.graph), config.bits == "same"
-    cached = None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
     groups, (own, guessing) = host.layer_groups, weights
-    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached, groups.windows)
+    span = state_span(config, host.graph, blocks)
+    scheduler = scheduler_config(
+        config,
+        device,
+        blocks,
+        host.graph.max_positions,
+        _kept_idle(config, blocks) if span is None else kept_states(blocks),
+        groups.windows,
+        span,
+    )
     return tuple(
         ReplicaParts(
             executor=NativeExecutor(
                 host.programs,
                 own,
                 blocks,
-                block_positions(host.graph, config.block_size),
+                scheduler.block_size,
                 rows,
                 pool,
                 same_bits=same,
@@ -199,6 +207,11 @@ def _replicas(
         )
         for number in range(host.placement.data)
     )
+
+
+def _kept_idle(config: EngineConfig, blocks: int) -> int | None:
+    """How many of these the prefix cache keeps that no request holds; None: all."""
+    return None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
 
 
 def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> None:
@@ -224,14 +237,16 @@ def default_kv_bytes(config: EngineConfig) -> int:
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
     """KV blocks of a replica: what the device holds, as far as the host spends memory on it; none, where
     nothing is kept in them.  What is asked for, and what the device has, are blocks of all layers: one of
-    each group."""
+    each group.  Where states stay to be found, the host has some beside those that the device has."""
     if not host.keeps_state:
         return 0
-    most = config.kv_cache_bytes or default_kv_bytes(config)
-    budget = most // (host.block_bytes(config) * host.placement.data)
+    room = config.kv_cache_bytes or default_kv_bytes(config)
+    budget = room // (host.block_bytes(config) * host.placement.data)
     sequence, groups = host.sequence_blocks(config), len(host.layer_groups.windows)
     asked = config.num_blocks and config.num_blocks * groups
-    wanted = min(asked or max(budget, sequence), device.memory.num_blocks * groups)
+    held = device.memory.num_blocks * groups
+    most = most_states(held) if keeps_snapshots(config, host.graph) else held
+    wanted = min(asked or max(budget, sequence), most)
     if wanted < sequence:
         raise UserError(
             f"--num-blocks {wanted // groups} holds less than one sequence of --max-model-len "

@@ -308,19 +308,22 @@ def scheduler_config(
     max_model_len: int,
     max_cached_blocks: int | None,
     windows: tuple[int | None, ...] = (None,),
+    state_span: int | None = None,
 ) -> SchedulerConfig:
     """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group.
 
-    No prefix of a recurrent model's sequence is found again: of its state there is the latest alone.
+    A prefix of a recurrent model's sequence is found again where states stay, each `state_span` positions:
+    otherwise there is the latest alone.
     """
     keeps, recurrent = any(True for _ in device.graph.states()), device.graph.is_recurrent
+    found = config.prefix_cache and keeps and (not recurrent or state_span is not None)
     return SchedulerConfig(
         num_blocks=blocks,
-        block_size=max_model_len if recurrent else config.block_size,
+        block_size=state_span or (max_model_len if recurrent else config.block_size),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=batch_tokens(config, device.graph),
         max_model_len=max_model_len,
-        prefix_cache=config.prefix_cache and keeps and not recurrent,
+        prefix_cache=found,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         stages=device.placement.pipeline,
@@ -328,6 +331,7 @@ def scheduler_config(
         whole_prompts=not device.graph.causal,
         keeps_state=keeps,
         windows=windows,
+        state_span=state_span,
         draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _assumes(config) else None,
     )
 
