@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import BatchDrafter, Drafted
+from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
@@ -176,7 +177,7 @@ class Scheduler:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
         holders = [*self._running, *self._leaving]
         self._kv.check(holders)
-        if any(request.block_ids for request in self._queue):
+        if any(request.block_ids or request.state_ids for request in self._queue):
             raise RuntimeError("a waiting request holds KV blocks")
         if len(self._running) + len(self._queue) != len(self._requests):
             raise RuntimeError("a request is neither running nor waiting, or both")
@@ -350,6 +351,8 @@ def _fits(chunk: Chunk, tokens: int) -> bool:
 def _kv_cache(config: SchedulerConfig) -> KVCache:
     if not config.keeps_state:
         return NothingKept(config.block_size)
+    if config.num_states:
+        return HybridKVCache(config)
     if config.state_span is not None:
         return SnapshotKVCache(config)
     if config.windows != (None,):

@@ -51,6 +51,11 @@ class States:
                 if block != table[place + 1]:
                     self.pool.release([block])
 
+    def take(self, places: int, block: int) -> list[int]:
+        """The table of a sequence that goes on after so many places, from the snapshot there."""
+        self.pool.share([block])
+        return [EMPTY] * (places - 1) + [block]
+
     def release(self, table: list[int]) -> None:
         self.pool.release(held(table))
 
@@ -105,8 +110,8 @@ class SnapshotKVCache(KVCache):
     def take_prefix(self, request: Request) -> int:
         if request.prompt_logits:
             return 0
-        request.block_ids = self.find_prefix(request)
-        self.pool.share(held(request.block_ids))
+        if table := self.find_prefix(request):
+            request.block_ids = self._states.take(len(table), table[-1])
         request.room = len(request.block_ids) * self.block_size
         return request.room
 

@@ -63,6 +63,16 @@ def limits_of_snapshots(rng: random.Random) -> SchedulerConfig:
     return replace(within, state_span=within.block_size, num_blocks=blocks, max_cached_blocks=kept)
 
 
+def limits_of_hybrids(rng: random.Random) -> SchedulerConfig:
+    """Of a model with recurrent layers among others: as many states as there are, and as many blocks."""
+    within, states = limits(rng), rng.randint(1, 12)
+    whole = -(-LONGEST // within.block_size) * within.block_size
+    found = within.prefix_cache
+    span = within.block_size * rng.randint(1, 4) if found else whole
+    kept = rng.choice([None, rng.randint(1, states)])
+    return replace(within, state_span=span, num_states=states, max_cached_states=kept)
+
+
 def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     """Of a model that sees a prompt at once, and keeps nothing of it."""
     tokens = rng.randint(LONGEST, 2 * LONGEST)
@@ -70,8 +80,15 @@ def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     return replace(limits(rng), **nothing, whole_prompts=True, max_num_batched_tokens=tokens)
 
 
-KINDS = (limits, limits_of_windows, limits_of_slots, limits_of_snapshots, limits_of_whole_prompts)
-RECURRENT = (limits_of_slots, limits_of_snapshots)
+KINDS = (
+    limits,
+    limits_of_windows,
+    limits_of_slots,
+    limits_of_snapshots,
+    limits_of_hybrids,
+    limits_of_whole_prompts,
+)
+RECURRENT = (limits_of_slots, limits_of_snapshots, limits_of_hybrids)
 
 
 def world_of(limits_of: LimitsOf, rng: random.Random, policy: str) -> World:
@@ -195,9 +212,10 @@ def test_nobody_is_preempted_for_a_slot_and_everybody_gets_one():
     assert any(world.scheduler.blocks_total < world.limits.max_num_seqs for world in worlds)
 
 
-def test_snapshots_are_found_and_take_no_state_from_anybody():
-    worlds = [drive(seed, 250, limits_of_snapshots) for seed in range(24)]
-    assert sum(world.scheduler.prefix_hits for world in worlds) > 200
+@pytest.mark.parametrize("limits_of", [limits_of_snapshots, limits_of_hybrids])
+def test_snapshots_are_found_and_take_no_state_from_anybody(limits_of):
+    worlds = [drive(seed, 250, limits_of) for seed in range(24)]
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 100
     assert sum(world.taken_along for world in worlds) > 20
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
 

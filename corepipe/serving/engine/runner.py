@@ -338,7 +338,7 @@ def joining(limits: SchedulerConfig) -> Join:
     back, and a column for each group."""
     if limits.windows == (None,) and limits.state_span is None:
         return join_tables
-    return partial(join_groups, groups=len(limits.windows))
+    return partial(join_groups, groups=limits.tables)
 
 
 def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
