@@ -62,9 +62,10 @@ class StateCache:
     """What recurrent Ops of a core keep of sequences, fp32: a block has `elements` numbers, of all of them.
 
     Block i of a sequence's table has them as they are after its positions, or as far as the sequence goes.
+    table: which of a sequence's block tables.
     """
 
-    def __init__(self, blocks: int, block_size: int, elements: int) -> None: ...
+    def __init__(self, blocks: int, block_size: int, elements: int, table: int = 0) -> None: ...
     nbytes: int
 
 class Program:

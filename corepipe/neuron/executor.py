@@ -56,7 +56,7 @@ class Weights(Protocol):
 class NativeCore:
     """One emulated NeuronCore on the host: its shard of weights, its KV cache, its native Program."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a core is made of
         self,
         program: Program,
         weights: Weights,
@@ -67,6 +67,7 @@ class NativeCore:
         layer_groups: LayerGroups = ONE_GROUP,
         *,
         int8_cache: bool = False,
+        states: int | None = None,
     ) -> None:
         program.require_computed()
         self._program = program
@@ -79,7 +80,7 @@ class NativeCore:
         compute = program.format.compute
         self.native = native().Program(widths, max_rows, compute is DType.BF16)
         self.caches = _caches(program, blocks, block_size, layer_groups, int8=int8_cache)
-        self._states = _states(program, blocks, block_size)
+        self._states = _states(program, blocks if states is None else states, block_size, layer_groups.states)
         for step in steps:
             self._emit(step)
 
@@ -232,14 +233,16 @@ def _caches(
     return found
 
 
-def _states(program: Program, blocks: int, block_size: int) -> dict[int, tuple[_native.StateCache, int]]:
+def _states(
+    program: Program, blocks: int, block_size: int, table: int
+) -> dict[int, tuple[_native.StateCache, int]]:
     """For each recurrent Op, by the value that it makes: a cache, and where in a block its part begins."""
     kept = {op.out.id: op.state.per_sequence for op in program.ops if op.state is not None}
     recurrent = {made: size for made, size in kept.items() if size}
     if not recurrent:
         return {}
     *starts, total = accumulate(recurrent.values(), initial=0)
-    cache = native().StateCache(blocks, block_size, total)
+    cache = native().StateCache(blocks, block_size, total, table)
     return {made: (cache, start) for made, start in zip(recurrent, starts, strict=True)}
 
 
@@ -295,7 +298,8 @@ class NativeExecutor:
 
     `blocks` of `block_size` positions, of the layers of one group each, hold the KV cache of each core, where
     Programs keep any, in the compute format or as `int8_cache` in int8; a batch has at most `max_rows` rows,
-    and a block table for each group.
+    and a block table for each group.  `states`: blocks of states, which a sequence has a table of its own for
+    (None: they are among the others).
     Executors that share a `pool` run their batches one after the other, in the order of submission.
     `same_bits`: results have the bits that they have on every CPU (docs/kernels.md).
     """
@@ -312,13 +316,24 @@ class NativeExecutor:
         same_bits: bool = False,
         layer_groups: LayerGroups = ONE_GROUP,
         int8_cache: bool = False,
+        states: int | None = None,
     ) -> None:
         self._pool = pool
         last = programs[-1]
         cores = cores_of_a_stage(programs)
         self.cores = [
-            NativeCore(p, weights, blocks, block_size, max_rows, cores, layer_groups, int8_cache=int8_cache)
-            for p in programs
+            NativeCore(
+                program,
+                weights,
+                blocks,
+                block_size,
+                max_rows,
+                cores,
+                layer_groups,
+                int8_cache=int8_cache,
+                states=states,
+            )
+            for program in programs
         ]
         result = last.outputs[0].value
         self._native = native().Executor(

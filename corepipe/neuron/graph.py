@@ -449,6 +449,11 @@ class Graph:
         """Whether it keeps a state for each sequence."""
         return any(state.kind is StateKind.SEQUENCE for state in self.states())
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it keeps a state for each sequence, and keys and values for each token, too."""
+        return self.is_recurrent and any(state.kind is StateKind.TOKENS for state in self.states())
+
     def refusal(self) -> str | None:
         """The first Op that the executors do not compute in the graph's format, and why (None: all are)."""
         return first_refusal(self.ops, self.format)

@@ -25,10 +25,12 @@ MOST_GROUPS = 8
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
     """windows: how many of the latest positions the layers of each group need blocks for (None: of all).
-    of_layer: the group of each layer that is not in the first one."""
+    of_layer: the group of each layer that is not in the first one.
+    states: which of a sequence's block tables has the states of recurrent layers."""
 
     windows: tuple[int | None, ...] = (None,)
     of_layer: Mapping[int, int] = field(default_factory=dict)
+    states: int = 0
 
     def __getitem__(self, layer: int) -> int:
         return self.of_layer.get(layer, 0)
@@ -36,6 +38,9 @@ class LayerGroups:
 
 ONE_GROUP = LayerGroups()
 """All layers keep whole sequences."""
+
+HYBRID = LayerGroups(states=1)
+"""All layers with attention do, and beside their blocks there are those of states."""
 
 
 def group_layers(graph: Graph) -> LayerGroups:
@@ -79,8 +84,9 @@ def _size(counts: Sequence[int]) -> int:
 
 
 def block_positions(graph: Graph, asked: int) -> int:
-    """Positions of a block: those asked for, but a recurrent model's has the state of a whole sequence."""
-    return graph.max_positions if graph.is_recurrent else asked
+    """Positions of a block: those asked for, but where nothing is kept for each token it has the state of a
+    whole sequence."""
+    return graph.max_positions if graph.is_recurrent and not graph.is_hybrid else asked
 
 
 class Place(NamedTuple):

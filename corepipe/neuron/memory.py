@@ -56,11 +56,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CoreMemory:
-    """Bytes on one core: weights, one KV block of all its layers or a sequence's state, buffers of a step."""
+    """Bytes on one core: weights, one KV block of all its layers or a sequence's state, buffers of a step;
+    states of all sequences where there are blocks beside them."""
 
     weights: int
     block: int
     buffers: int
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,17 @@ def plan_memory(
 
 def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
-    cores = tuple(Footprint.of(program).core(limits) for program in programs)
+    cores = of_replica([Footprint.of(program) for program in programs], limits)
     if limits.beside is None:
         return cores
     return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)
+
+
+def of_replica(footprints: Sequence[Footprint], limits: Limits) -> tuple[CoreMemory, ...]:
+    """Bytes needed on each core: where any keeps something for each token, states are beside the blocks."""
+    paged = any(footprint.token for footprint in footprints)
+    known = {one: one.core(limits, paged=paged) for one in dict.fromkeys(footprints)}
+    return tuple(known[footprint] for footprint in footprints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +145,20 @@ class Footprint:
             moved=frozenset(_row_bytes(value, program) for value in moved),
         )
 
-    def core(self, limits: Limits) -> CoreMemory:
-        """With the most bytes of activations alive at once, and two of the largest payload."""
+    def core(self, limits: Limits, *, paged: bool = True) -> CoreMemory:
+        """With the most bytes of activations alive at once, and two of the largest payload.  A block is of
+        tokens if `paged`, and else a state."""
         rows = limits.max_num_seqs, limits.max_num_batched_tokens
         alive, moved = (
             max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
             for parts in (self.alive, self.moved)
         )
-        return CoreMemory(self.weights, self.token * limits.block_size + self.state, alive + 2 * moved)
+        buffers = alive + 2 * moved
+        if not paged:
+            return CoreMemory(self.weights, self.state, buffers)
+        return CoreMemory(
+            self.weights, self.token * limits.block_size, buffers, self.state * limits.max_num_seqs
+        )
 
 
 def blocks_that_fit(
@@ -153,7 +168,7 @@ def blocks_that_fit(
     fixed, weights, growing = Counter[int](), Counter[int](), Counter[int]()
     for i in range(len(cores) * data):
         core, bank = cores[i % len(cores)], instance.bank_of(i)
-        fixed[bank] += core.weights + core.buffers
+        fixed[bank] += core.weights + core.buffers + core.states
         weights[bank] += core.weights
         growing[bank] += core.block
     left = {bank: instance.room(bank) - used for bank, used in fixed.items()}
@@ -251,7 +266,7 @@ def _table(cores: Sequence[CoreMemory], data: int, instance: Instance, limits: L
     sharing = Counter(instance.bank_of(i) for i in range(len(cores) * data))
     rows = []
     for i, core in enumerate(cores):
-        sequence = core.block * limits.blocks_per_sequence
+        sequence = core.block * limits.blocks_per_sequence + core.states
         sizes = (core.weights, sequence, core.buffers, core.weights + sequence + core.buffers)
         share = sharing[instance.bank_of(i)]
         note = "" if share == 1 else f" for {share} cores"

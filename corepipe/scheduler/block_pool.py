@@ -119,6 +119,15 @@ class BlockPool:
             self._index.add(key, self._bit)
         return True
 
+    def is_shared(self, block: int) -> bool:
+        """Whether several hold it."""
+        return self._references[block] > 1
+
+    def forget(self, block: int) -> None:
+        """Has a held block be found no more, as it will be written over."""
+        if block in self._key_of:
+            self._drop(block)
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises RuntimeError unless the pool is sound and `tables` are all that is held."""
         references = Counter(block for table in tables for block in table)
@@ -136,14 +145,16 @@ class BlockPool:
             raise RuntimeError("a cached KV block has no key, or a free one has")
 
     def _evict(self, count: int) -> None:
-        cached, keys, blocks, index = self._cached, self._key_of, self._block_of, self._index
-        told = self.on_evicted
         for _ in range(count):
-            block, _ = cached.popitem(last=False)
-            key = keys.pop(block)
-            del blocks[key]
-            if index is not None:
-                index.drop(key, self._bit)
+            block, _ = self._cached.popitem(last=False)
             self._free.append(block)
-            if told is not None:
-                told(key)
+            self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        """Nothing is found by the block's key from now on."""
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if self._index is not None:
+            self._index.drop(key, self._bit)
+        if self.on_evicted is not None:
+            self.on_evicted(key)

@@ -6,7 +6,7 @@ once it is computed, not before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 from corepipe.scheduler.block_pool import BlockPool
@@ -58,9 +58,17 @@ class KVCache:
         """Blocks that the request lacks for its first `tokens` tokens."""
         return max(0, self.blocks_for(tokens) - len(request.block_ids))
 
+    def has_room(self, request: Request, tokens: int) -> bool:
+        """Whether a request could have what it lacks for its first `tokens` tokens."""
+        return self.missing(request, tokens) <= self.pool.available
+
     def lacking(self, request: Request) -> int:
         """Blocks that a request that does not run would lack for all of its known tokens."""
         return max(0, self.blocks_for(request.num_tokens) - len(request.block_ids))
+
+    def has_room_to_start(self, request: Request) -> bool:
+        """Whether a request that does not run could have what it would lack for all of its known tokens."""
+        return self.lacking(request) <= self.pool.available
 
     def blocks_of(self, request: Request) -> list[int]:
         """Those that the request holds."""
@@ -103,7 +111,9 @@ class KVCache:
         request.room += blocks * self.block_size
 
     def commit(self, request: Request, count: int) -> None:
-        """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
+        """Lets the blocks be found that the last `count` tokens up to `num_done` have filled.
+
+        Called wherever these tokens reach the end of a block, or begin there."""
         if not self._prefix_cache:
             return
         size = self.block_size
@@ -131,6 +141,10 @@ class KVCache:
         """Takes the request's blocks; those that can be found stay in the cache."""
         self.pool.release(request.block_ids)
         request.block_ids, request.room = [], 0
+
+    def check(self, holders: Iterable[Request]) -> None:
+        """Raises RuntimeError unless these requests hold all that is held."""
+        self.pool.check([self.blocks_of(request) for request in holders])
 
 
 class NothingKept(KVCache):

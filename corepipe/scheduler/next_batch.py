@@ -28,6 +28,7 @@ class NextBatch:
         self._queue = queue
         self._kv = kv
         self._tokens = config.max_num_batched_tokens
+        self._span = config.state_span
         self._seats = share.seats
         self._prompts_only = share.prompts_only
         head = queue.peek()
@@ -73,6 +74,8 @@ class NextBatch:
             return False
         start, known = request.num_computed, request.num_tokens
         end = known if known - start <= self._tokens else start + self._tokens
+        if self._span is not None:  # the state there may stay
+            end = min(end, (start // self._span + 1) * self._span)
         if end > request.room and not self._running.reserve(request, end):
             self._short = self._short or request.rank
             return False

@@ -85,6 +85,8 @@ class Request:
     """Prompt tokens found in the prefix cache when first admitted."""
     num_preemptions: int = field(default=0, init=False)
     block_ids: list[int] = field(default_factory=list, init=False)
+    state_ids: list[int] = field(default_factory=list, init=False)
+    """Where its states are, if there are blocks of keys and values beside."""
     room: int = field(default=0, init=False)
     """Positions that its blocks are for, from the first on."""
     block_keys: list[bytes] = field(default_factory=list, init=False)

@@ -57,7 +57,7 @@ class Running:
         if short is not None and request.priority >= short.priority:
             return None
         hits = self._kv.take_prefix(request)
-        if self._kv.lacking(request) > self._kv.pool.available:
+        if not self._kv.has_room_to_start(request):
             self._kv.release(request)
             return None
         self._start(request, hits)
@@ -67,7 +67,7 @@ class Running:
         """Gives a running request the blocks of its first `tokens` tokens; False where there are too few."""
         missing = self._kv.missing(request, tokens)
         if missing > 0:
-            if not self._make_room(missing, request.rank):
+            if not self._make_room(request, tokens):
                 return False
             self._kv.grow(request, missing)
         return True
@@ -96,12 +96,13 @@ class Running:
         request.num_computed = request.num_done = hits
         request.status = Status.RUNNING
 
-    def _make_room(self, blocks: int, rank: Rank) -> bool:
-        """Preempts requests after `rank` until so many blocks are available; whether they are."""
-        while self._kv.pool.available < blocks:
-            idle = [request for request in self._requests if not request.in_flight]
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Preempts requests of a later rank until there are blocks for so many of its tokens; whether there
+        are."""
+        while not self._kv.has_room(request, tokens):
+            idle = [other for other in self._requests if not other.in_flight]
             victim = max(idle, key=attrgetter("rank"), default=None)
-            if victim is None or victim.rank <= rank:
+            if victim is None or victim.rank <= request.rank:
                 return False
             self._preempt(victim)
         return True

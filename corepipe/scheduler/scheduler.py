@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import BatchDrafter, Drafted
+from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
@@ -24,6 +25,7 @@ from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.queue import QueueFull, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Rank, Request, Status, TokenEvent
 from corepipe.scheduler.running import Running
+from corepipe.scheduler.snapshot_kv_cache import SnapshotKVCache
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 
 __all__ = ["Pipeline", "QueueFull", "Scheduler", "SchedulerConfig"]
@@ -174,8 +176,8 @@ class Scheduler:
     def check(self) -> None:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
         holders = [*self._running, *self._leaving]
-        self._kv.pool.check([self._kv.blocks_of(request) for request in holders])
-        if any(request.block_ids for request in self._queue):
+        self._kv.check(holders)
+        if any(request.block_ids or request.state_ids for request in self._queue):
             raise RuntimeError("a waiting request holds KV blocks")
         if len(self._running) + len(self._queue) != len(self._requests):
             raise RuntimeError("a request is neither running nor waiting, or both")
@@ -271,7 +273,7 @@ class Scheduler:
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request = chunk.request
         request.num_done += chunk.count
-        if request.num_done % self._config.block_size < chunk.count:  # a block is full
+        if request.num_done % self._config.block_size <= chunk.count:  # a block is full, or begun
             self._kv.commit(request, chunk.count)
         if not drawn:
             return self._computed(chunk)
@@ -295,7 +297,7 @@ class Scheduler:
                 break
         request.num_computed = request.num_done = request.num_tokens - 1
         count = request.num_done - done
-        if request.num_done % self._config.block_size < count:
+        if request.num_done % self._config.block_size <= count:
             self._kv.commit(request, count)
         accepted = min(len(events), len(standing) - 1)
         request.drafted = request.drafted or Drafted()
@@ -349,6 +351,10 @@ def _fits(chunk: Chunk, tokens: int) -> bool:
 def _kv_cache(config: SchedulerConfig) -> KVCache:
     if not config.keeps_state:
         return NothingKept(config.block_size)
+    if config.num_states:
+        return HybridKVCache(config)
+    if config.state_span is not None:
+        return SnapshotKVCache(config)
     if config.windows != (None,):
         return WindowedKVCache(config)
     return KVCache(

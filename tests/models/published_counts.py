@@ -13,6 +13,7 @@ COUNTS = {
     "albert-large": 17.7,
     "albert-xlarge": 58.7,
     "albert-xxlarge": 222.6,
+    "bamba-9b": 9780.2,
     "bert-base": 109.5,
     "bert-base-cased": 108.3,
     "bert-base-chinese": 102.3,

@@ -79,6 +79,21 @@ def mamba(hidden: int, heads: int, groups: int, **changes: object) -> dict[str, 
     }
 
 
+def hybrid(groups: int, **changes: object) -> dict[str, object]:
+    """Of Mamba-2 and attention, with heads of 24 elements of which half are rotated."""
+    return llama_like(
+        96,
+        4,
+        2,
+        mamba_n_heads=12,
+        mamba_n_groups=groups,
+        mamba_d_state=27,
+        mamba_chunk_size=64,
+        intermediate_size=128,
+        **{"max_position_embeddings": 4 * POSITIONS, **changes},
+    )
+
+
 NEO = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -166,6 +181,23 @@ CASES = (
         "mamba2-groups",
         "Mamba2Config",
         mamba(96, 12, 4, use_bias=True, use_conv_bias=False, conv_kernel=3, time_step_limit=(0.3, 0.9)),
+    ),
+    Case("bamba", "BambaConfig", hybrid(2, num_hidden_layers=3, attn_layer_indices=[1])),
+    Case(
+        "bamba-biases",
+        "BambaConfig",
+        hybrid(
+            1,
+            num_hidden_layers=3,
+            attn_layer_indices=[0, 2],
+            attention_bias=True,
+            mlp_bias=True,
+            mamba_proj_bias=True,
+            mamba_conv_bias=False,
+            mamba_d_conv=3,
+            time_step_limit=(0.3, 0.9),
+            tie_word_embeddings=True,
+        ),
     ),
     Case("mistral", "MistralConfig", llama_like(96, 4, 2, head_dim=80, sliding_window=40)),
     Case("qwen2", "Qwen2Config", llama_like(96, 4, 1, tie_word_embeddings=True)),

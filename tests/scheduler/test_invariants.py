@@ -19,6 +19,7 @@ from tests.scheduler.world import VOCAB, Guesser, World, any_pipeline
 LONGEST = 40
 
 LimitsOf = Callable[[random.Random], SchedulerConfig]
+"""Of what a model keeps.  Latents are blocks like any others here: only how many bytes one has differs."""
 
 
 def limits(rng: random.Random) -> SchedulerConfig:
@@ -48,6 +49,30 @@ def limits_of_windows(rng: random.Random) -> SchedulerConfig:
     return replace(within, windows=windows, num_blocks=rng.randint(needed, 3 * needed))
 
 
+def limits_of_slots(rng: random.Random) -> SchedulerConfig:
+    """Of a recurrent model: a block is the state of a whole sequence, and there are fewer than would run."""
+    slots = rng.randint(1, 6)
+    return replace(limits(rng), num_blocks=slots, block_size=LONGEST, prefix_cache=False)
+
+
+def limits_of_snapshots(rng: random.Random) -> SchedulerConfig:
+    """Of a recurrent model whose states at the ends of blocks stay, as far as there is room."""
+    within = replace(limits(rng), prefix_cache=True, block_size=rng.choice([1, 2, 4, 8, 16]))
+    blocks = rng.randint(1, 16)
+    kept = rng.choice([None, rng.randint(1, blocks)])
+    return replace(within, state_span=within.block_size, num_blocks=blocks, max_cached_blocks=kept)
+
+
+def limits_of_hybrids(rng: random.Random) -> SchedulerConfig:
+    """Of a model with recurrent layers among others: as many states as there are, and as many blocks."""
+    within, states = limits(rng), rng.randint(1, 12)
+    whole = -(-LONGEST // within.block_size) * within.block_size
+    found = within.prefix_cache
+    span = within.block_size * rng.randint(1, 4) if found else whole
+    kept = rng.choice([None, rng.randint(1, states)])
+    return replace(within, state_span=span, num_states=states, max_cached_states=kept)
+
+
 def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     """Of a model that sees a prompt at once, and keeps nothing of it."""
     tokens = rng.randint(LONGEST, 2 * LONGEST)
@@ -55,9 +80,26 @@ def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
     return replace(limits(rng), **nothing, whole_prompts=True, max_num_batched_tokens=tokens)
 
 
-def request(rng: random.Random, number: int, generating: float = 0.8) -> Request:
+KINDS = (
+    limits,
+    limits_of_windows,
+    limits_of_slots,
+    limits_of_snapshots,
+    limits_of_hybrids,
+    limits_of_whole_prompts,
+)
+RECURRENT = (limits_of_slots, limits_of_snapshots, limits_of_hybrids)
+
+
+def world_of(limits_of: LimitsOf, rng: random.Random, policy: str) -> World:
+    within = limits_of(rng)
+    split = any_pipeline(rng, within.stages)
+    return World(within, policy, split, recurrent=limits_of in RECURRENT)
+
+
+def request(rng: random.Random, number: int, generating: float = 0.8, guessing: float = 0.5) -> Request:
     """Prompts begin alike, so that prefixes are shared; `generating` is the share of those that generate, of
-    which some guess how they go on."""
+    which `guessing` is the share of those that guess how they go on."""
     shared = [0, 1, 2, 3] * 5
     prompt = shared[: rng.randint(0, 20)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
     made = Request(
@@ -72,13 +114,14 @@ def request(rng: random.Random, number: int, generating: float = 0.8) -> Request
         cache_salt=rng.choice(["", "", "other"]),
         prompt_logits=rng.random() < 0.1,
     )
-    if made.max_tokens > 0 and rng.random() < 0.5:
+    if made.max_tokens > 0 and rng.random() < guessing:
         made.drafter = Guesser(rng)
     return made
 
 
 def add(world: World, rng: random.Random) -> None:
-    new = request(rng, len(world.ends), 0.0 if world.limits.whole_prompts else 0.8)
+    generating, guessing = 0.0 if world.limits.whole_prompts else 0.8, 0.0 if world.recurrent else 0.5
+    new = request(rng, len(world.ends), generating, guessing)
     waiting = world.scheduler.waiting, world.scheduler.waiting_tokens
     try:
         world.add(new)
@@ -94,12 +137,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32),
         policy=st.sampled_from(["mixed", "segregated"]),
-        limits_of=st.sampled_from([limits, limits_of_windows, limits_of_whole_prompts]),
+        limits_of=st.sampled_from(KINDS),
     )
     def start(self, seed, policy, limits_of):
         self.rng = random.Random(seed)
-        within = limits_of(self.rng)
-        self.world = World(within, policy, any_pipeline(self.rng, within.stages))
+        self.world = world_of(limits_of, self.rng, policy)
 
     @rule()
     def add(self):
@@ -137,9 +179,7 @@ class TestStateMachine(SchedulerMachine.TestCase):
 def drive(seed: int, steps: int, limits_of: LimitsOf = limits) -> World:
     """A seeded random walk over all moves, then everything to its end."""
     rng = random.Random(seed)
-    within = limits_of(rng)
-    split = any_pipeline(rng, within.stages)
-    world = World(within, rng.choice(["mixed", "segregated"]), split)
+    world = world_of(limits_of, rng, rng.choice(["mixed", "segregated"]))
     load = rng.uniform(0.02, 0.5)
     for _ in range(steps):
         move = rng.random()
@@ -164,6 +204,22 @@ def test_random_walks_meet_every_situation(limits_of):
     assert 100 < accepted < drafts - 100
 
 
+def test_nobody_is_preempted_for_a_slot_and_everybody_gets_one():
+    worlds = [drive(seed, 250, limits_of_slots) for seed in range(24)]
+    assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
+    assert sum(len(r.tokens) > 0 for world in worlds for r in world.ends) > 500
+    assert all(world.scheduler.preemptions == 0 for world in worlds)
+    assert any(world.scheduler.blocks_total < world.limits.max_num_seqs for world in worlds)
+
+
+@pytest.mark.parametrize("limits_of", [limits_of_snapshots, limits_of_hybrids])
+def test_snapshots_are_found_and_take_no_state_from_anybody(limits_of):
+    worlds = [drive(seed, 250, limits_of) for seed in range(24)]
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 100
+    assert sum(world.taken_along for world in worlds) > 20
+    assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
+
+
 def test_whole_prompts_never_wait_for_blocks():
     worlds = [drive(seed, 250, limits_of_whole_prompts) for seed in range(24)]
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "abort"}
@@ -171,7 +227,7 @@ def test_whole_prompts_never_wait_for_blocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits_of", [limits, limits_of_windows, limits_of_whole_prompts])
+@pytest.mark.parametrize("limits_of", KINDS)
 @pytest.mark.parametrize("seed", range(200))
 def test_long_random_walk(seed, limits_of):
     drive(seed, 5000, limits_of)

@@ -3,11 +3,15 @@ from __future__ import annotations
 from hashlib import sha256
 from itertools import takewhile
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.request import Request
+from corepipe.scheduler.scheduler import Scheduler
+from tests.scheduler.world import config, run
+from tests.scheduler.world import spans as spans_of
 
 
 def request(prompt: list[int], **fields) -> Request:
@@ -122,3 +126,27 @@ def test_cached_prefix_is_the_longest_common_run_of_full_blocks(block_size, prom
     other = data.draw(st.one_of(st.just(prompt), st.lists(st.integers(0, 1), min_size=1, max_size=30)))
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))
     assert kv.cached_prefix(request(other)) == min(common, len(other) - 1) // block_size * block_size
+
+
+@pytest.mark.parametrize("span", [None, 6])
+def test_states_are_at_the_ends_of_blocks(span: int | None) -> None:
+    with pytest.raises(ValueError, match=f"state_span must be a multiple of block_size, not {span}"):
+        config(num_states=3, state_span=span)
+
+
+def test_a_hybrids_prefix_ends_where_a_state_stayed() -> None:
+    """Places of 8 tokens, blocks of 4: of 22 tokens five blocks are full, and two states are behind such."""
+    scheduler = Scheduler(config(num_states=4, state_span=8, num_blocks=32))
+    scheduler.add(Request("first", list(range(22)), max_tokens=1))
+    spans = []
+    while (batch := scheduler.schedule()) is not None:
+        spans += [(chunk.start, chunk.count) for chunk in batch.chunks]
+        run(scheduler, batch)
+    assert spans == [(0, 8), (8, 8), (16, 6)]
+    assert scheduler.blocks_cached == 5
+    asked = Request("again", list(range(22)), max_tokens=1)
+    assert scheduler.cached_prefix(asked) == 16
+    scheduler.add(asked)
+    assert spans_of(scheduler.schedule()) == [("again", 16, 6)]
+    assert asked.num_cached == 16
+    scheduler.check()

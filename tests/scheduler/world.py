@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from zlib import crc32
@@ -115,11 +115,12 @@ Cell = tuple[int, int]
 @dataclass
 class Reads:
     """What a chunk in flight reads, its own positions among them: what is in each cell; and the tokens that
-    are drawn at its rows."""
+    are drawn at its rows.  states: blocks of those that it reads or writes."""
 
     chunk: Chunk
     cells: dict[Cell, tuple[int, int]]
     drawn: list[int]
+    states: set[int] = field(default_factory=set)
 
 
 class Guesser:
@@ -145,15 +146,27 @@ class Guesser:
 
 
 class World:
-    def __init__(self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline) -> None:
+    """`recurrent`: what is kept of a sequence is one state, or one beside its keys and values; its device
+    keeps what it was after the last token of a block, or after the latest one, and reads it where the next
+    one is computed."""
+
+    def __init__(
+        self, limits: SchedulerConfig, policy_name: str, pipeline: Pipeline, *, recurrent: bool = False
+    ) -> None:
         self.limits = limits
+        self.recurrent = recurrent
+        self.attends = limits.keeps_state and (not recurrent or limits.num_states > 0)
+        self.span = limits.state_span or limits.block_size
         self.segregated = policy_name == "segregated"
         self.scheduler = Scheduler(limits, policy(policy_name), pipeline)
         self.memory: dict[Cell, tuple[int, int]] = {}
+        self.states: dict[int, int] = {}
         self.flights: deque[tuple[Batch, list[Reads]]] = deque()
         self.ends: dict[Request, int] = {}
         self.progress: dict[Request, tuple[int, int]] = {}
         self.batches = 0
+        self.taken_along = 0
+        """Blocks that a sequence took with it, as there was no other."""
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -217,28 +230,59 @@ class World:
     def check(self) -> None:
         self.scheduler.check()
         assert self.scheduler.running <= self.limits.max_num_seqs
-        block_size, groups = self.limits.block_size, len(self.limits.windows)
-        holders: dict[int, list[tuple[Request, int]]] = {}
+        block_size = self.limits.block_size
+        if self.attends:
+            holders: dict[int, list[tuple[Request, int]]] = {}
+            for request in self.ends:
+                for group in range(len(self.limits.windows)):
+                    for row, block in enumerate(request.block_ids[group :: self.limits.tables]):
+                        if block != EMPTY:
+                            holders.setdefault(block, []).append((request, row))
+                if self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
+                    self._check_windows(request)
+            assert len(holders) == self.scheduler.blocks_held
+            for sharers in holders.values():
+                if len(sharers) > 1:
+                    assert all(request.num_done >= (row + 1) * block_size for request, row in sharers)
+            for _, reads in self.flights:
+                assert all(block in holders for read in reads for block, _ in read.cells), "freed in flight"
+        if self.recurrent:
+            self._check_all_states()
+
+    def _check_all_states(self) -> None:
+        """Each sequence has one, several may have a snapshot together, and all that is in flight is held."""
+        held: dict[int, list[tuple[Request, int]]] = {}
         for request in self.ends:
-            for place, block in enumerate(request.block_ids):
-                if block != EMPTY:
-                    holders.setdefault(block, []).append((request, place // groups))
-            if self.ends[request] == 0:  # who was aborted in flight keeps all until it comes back
-                self._check_windows(request)
-        assert len(holders) == self.scheduler.blocks_held
-        for sharers in holders.values():
+            table = request.state_ids if self.attends else request.block_ids
+            for place, block in enumerate(table):
+                if block != EMPTY and block not in table[place + 1 : place + 2]:
+                    held.setdefault(block, []).append((request, place))
+            if self.ends[request] == 0:
+                self._check_states(request, table)
+        assert self.attends or len(held) == self.scheduler.blocks_held
+        for sharers in held.values():
             if len(sharers) > 1:
-                assert all(request.num_done >= (row + 1) * block_size for request, row in sharers)
+                assert all(request.num_done >= (place + 1) * self.span for request, place in sharers)
         for _, reads in self.flights:
-            assert all(block in holders for read in reads for block, _ in read.cells), "freed in flight"
+            assert all(block in held for read in reads for block in read.states), "freed in flight"
+
+    def _check_states(self, request: Request, table: list[int]) -> None:
+        """A sequence has one state, however long it is, and those before which what is in flight begins."""
+        places = [place for place, block in enumerate(table) if block != EMPTY]
+        in_flight = sum(c.request is request for batch, _ in self.flights for c in batch.chunks)
+        assert len({table[place] for place in places}) <= 1 + in_flight
+        assert places[-1:] == [len(table) - 1] or not places
+        if request.num_done % self.limits.block_size == 1 or (not self.attends and places):
+            latest = (request.num_done - 1) // self.span
+            assert all(place >= latest for place in places), "what has been read is given back"
 
     def _check_windows(self, request: Request) -> None:
         """A window holds no more than it may, and has no hole in what the next token sees."""
-        windows, size = self.limits.windows, self.limits.block_size
+        windows, size, tables = self.limits.windows, self.limits.block_size, self.limits.tables
         drafts = 0 if request.drafter is None else MOST_DRAFTS
         in_flight = max(1 + drafts, request.num_computed - request.num_done)
         for group, window in enumerate(windows):
-            column = request.block_ids[group :: len(windows)]
+            column = request.block_ids[group::tables]
             held = [row for row, block in enumerate(column) if block != EMPTY]
             first = 0 if window is None else max(0, request.num_done - window + 1) // size
             assert set(range(first, len(column))) <= set(held)
@@ -257,21 +301,46 @@ class World:
         """Computes a chunk at once: batches run in the order in which they are submitted."""
         request, end = chunk.request, chunk.start + chunk.count
         self._check_order(chunk)
-        if not self.limits.keeps_state:
-            assert not request.block_ids
-            return Reads(chunk, {}, [])
-        size, windows = self.limits.block_size, self.limits.windows
+        assert self.limits.keeps_state or not request.block_ids
         expected = states(request, [*request.tokens[: end - len(chunk.drafts)], *chunk.drafts])
+        kept = self._recur(chunk, expected) if self.recurrent else set()
+        seen = self._attend(chunk, expected) if self.attends else {}
+        drawing = expected[end - len(chunk.drafts) - 1 :] if generates(chunk) else []
+        return Reads(chunk, seen, [next_token(state) for state in drawing], kept)
+
+    def _attend(self, chunk: Chunk, expected: list[int]) -> dict[Cell, tuple[int, int]]:
+        """Writes what each position has, and reads what its groups look back to."""
+        size, windows, end = self.limits.block_size, self.limits.windows, chunk.start + chunk.count
         seen: dict[Cell, tuple[int, int]] = {}
         for group, window in enumerate(windows):
-            table = request.block_ids[group :: len(windows)]
+            table = chunk.request.block_ids[group :: self.limits.tables]
             oldest = 0 if window is None else max(0, chunk.start - window + 1)
             cells = {p: (table[p // size], p % size) for p in range(oldest, end)}
             self.memory.update({cells[p]: (group, expected[p]) for p in range(chunk.start, end)})
             seen.update({cell: (group, expected[p]) for p, cell in cells.items()})
         assert seen.items() <= self.memory.items(), "reads what it should not"
-        drawing = expected[end - len(chunk.drafts) - 1 :] if generates(chunk) else []
-        return Reads(chunk, seen, [next_token(state) for state in drawing])
+        return seen
+
+    def _recur(self, chunk: Chunk, expected: list[int]) -> set[int]:
+        """Reads the state before the chunk, and writes the one after it, over the other where both are in one
+        block."""
+        size, table, end = (
+            self.limits.block_size,
+            self._state_column(chunk.request),
+            chunk.start + chunk.count,
+        )
+        blocks = {table[(end - 1) // size]}
+        if chunk.start > 0:
+            before = table[(chunk.start - 1) // size]
+            assert self.states[before] == expected[chunk.start - 1], "reads what it should not"
+            span = self.limits.state_span
+            self.taken_along += before in blocks and span is not None and chunk.start % span == 0
+            blocks.add(before)
+        self.states[table[(end - 1) // size]] = expected[end - 1]
+        return blocks
+
+    def _state_column(self, request: Request) -> list[int]:
+        return request.block_ids[1::2] if self.attends else request.block_ids
 
     def _check_order(self, chunk: Chunk) -> None:
         request = chunk.request
@@ -284,6 +353,8 @@ class World:
         end = chunk.start + chunk.count
         assert chunk.count > 0
         assert not self.limits.whole_prompts or chunk.count == len(request.prompt)
+        span = self.limits.state_span
+        assert span is None or (end - 1) // span == chunk.start // span
         known = end - len(chunk.drafts)
         assert chunk.samples == (known == len(request.tokens))
         assert request.num_computed == end

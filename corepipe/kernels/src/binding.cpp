@@ -59,7 +59,7 @@ void bind_cache(nb::module_& m) {
         return nb::ndarray<nb::numpy, uint8_t>(arena.data(), {arena.size()}, self).cast();
       });
   nb::class_<StateCache>(m, "StateCache")
-      .def(nb::init<int, int, size_t>(), "blocks"_a, "block_size"_a, "elements"_a)
+      .def(nb::init<int, int, size_t, int>(), "blocks"_a, "block_size"_a, "elements"_a, "table"_a = 0)
       .def_prop_ro("nbytes", [](const StateCache& self) { return self.arena().size(); });
 }
 

@@ -19,14 +19,17 @@ int64_t now_ns() {
       .count();
 }
 
-template <class T>
-void check_all(const std::vector<T>& values, int limit, const char* what) {
-  for (T value : values) {
-    if (value < 0 || value >= limit) {
-      throw std::invalid_argument(std::string(what) + " " + std::to_string(value) + " is outside 0 .. " +
+void check_all(const int32_t* values, size_t count, int limit, const char* what) {
+  for (const int32_t* value = values; value < values + count; ++value) {
+    if (*value < 0 || *value >= limit) {
+      throw std::invalid_argument(std::string(what) + " " + std::to_string(*value) + " is outside 0 .. " +
                                   std::to_string(limit - 1));
     }
   }
+}
+
+void check_all(const std::vector<int32_t>& values, int limit, const char* what) {
+  check_all(values.data(), values.size(), limit, what);
 }
 
 // The sum of all members' rows, added in rank order in fp32 and rounded once.
@@ -87,15 +90,16 @@ Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> progra
   result_ = programs_.back()->value(result);
   require(width >= 1 && width <= result_.width, "the result is " + std::to_string(result_.width) +
                                                     " wide, wanted are " + std::to_string(width));
-  max_rows_ = token_limit_ = position_limit_ = type_limit_ = block_limit_ = std::numeric_limits<int>::max();
+  max_rows_ = token_limit_ = position_limit_ = type_limit_ = std::numeric_limits<int>::max();
   block_size_ = patch_width_ = 0;
   for (Program* program : programs_) {
     max_rows_ = std::min(max_rows_, program->max_rows);
     token_limit_ = std::min(token_limit_, program->token_limit);
     position_limit_ = std::min(position_limit_, program->position_limit);
     type_limit_ = std::min(type_limit_, program->type_limit);
-    block_limit_ = std::min(block_limit_, program->block_limit);
-    tables_ = std::max(tables_, program->tables);
+    const std::vector<int>& limits = program->block_limits;
+    block_limits_.resize(std::max(block_limits_.size(), limits.size()), std::numeric_limits<int>::max());
+    for (size_t t = 0; t < limits.size(); ++t) block_limits_[t] = std::min(block_limits_[t], limits[t]);
     reads_types_ = reads_types_ || program->reads_types;
     whole_sequences_ = whole_sequences_ || program->whole_sequences;
     one_logit_row_ = one_logit_row_ || program->one_logit_row;
@@ -122,8 +126,9 @@ void Executor::check(const Batch& batch) const {
   require(batch.positions.size() == batch.tokens.size(), "tokens and positions differ in length");
   require(batch.starts.size() >= 2 && batch.starts.front() == 0 && batch.starts.back() == rows,
           "sequence_starts must go from 0 to the number of rows");
-  require(batch.tables.size() == static_cast<size_t>(tables_) * batch.sequences() * batch.table_width,
-          "block_tables needs a row for each sequence" + (tables_ == 1 ? "" : ", " + std::to_string(tables_) + " times"));
+  const size_t tables = block_limits_.size(), table_size = static_cast<size_t>(batch.sequences()) * batch.table_width;
+  require(batch.tables.size() == tables * table_size,
+          "block_tables needs a row for each sequence" + (tables == 1 ? "" : ", " + std::to_string(tables) + " times"));
   check_all(batch.tokens, token_limit_, "token");
   check_all(batch.positions, position_limit_, "position");
   require(batch.types.size() == (reads_types_ ? batch.tokens.size() : 0),
@@ -131,7 +136,7 @@ void Executor::check(const Batch& batch) const {
   check_all(batch.types, type_limit_, "type");
   require(batch.patches.size() == static_cast<size_t>(rows) * patch_width_,
           patch_width_ == 0 ? "no program reads patches" : "there must be a patch for each row");
-  check_all(batch.tables, block_limit_, "block");
+  for (size_t t = 0; t < tables; ++t) check_all(batch.table(static_cast<int>(t)), table_size, block_limits_[t], "block");
   check_all(batch.logit_rows, rows, "logit row");
   for (int s = 0; s < batch.sequences(); ++s) check_sequence(batch, s);
   const auto unordered = std::adjacent_find(batch.logit_rows.begin(), batch.logit_rows.end(), std::greater_equal<>());

@@ -131,7 +131,8 @@ class Executor {
   const std::vector<Program*> programs_;  // kept alive by the caller
   Value result_;
   const int width_;
-  int max_rows_, token_limit_, position_limit_, type_limit_, block_limit_, block_size_, patch_width_, tables_ = 1;
+  int max_rows_, token_limit_, position_limit_, type_limit_, block_size_, patch_width_;
+  std::vector<int> block_limits_;  // of each table
   bool reads_types_ = false, whole_sequences_ = false, one_logit_row_ = false;
   Course course_;
   std::vector<std::vector<float>> channels_;

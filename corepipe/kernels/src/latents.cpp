@@ -95,12 +95,8 @@ void Program::latent_attention(int q_index, int latent_index, int key_rope_index
   require(cache.shared == latent.width && cache.head_dim == latent.width + key_rope.width,
           "the cache must hold latents and what is rotated");
   require(layer >= 0 && layer < cache.layers, "the cache has no layer " + std::to_string(layer));
-  require(block_size == 0 || block_size == cache.block_size, "the caches of a program differ in block_size");
-  require(table >= 0, "table counts from 0");
   require(scale > 0 && std::isfinite(scale), "scale must be positive");
-  block_size = cache.block_size;
-  block_limit = std::min(block_limit, cache.blocks);
-  tables = std::max(tables, table + 1);
+  use_table(table, cache.block_size, cache.blocks);
   const Value out = write(out_index, Rows::tokens, int64_t{count} * value);
   require(out.data != q.data && out.data != latent.data && out.data != key_rope.data, "attention can't work in place");
 

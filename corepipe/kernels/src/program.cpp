@@ -34,7 +34,7 @@ Program::Program(std::vector<int> widths, int rows, bool round)
       token_limit(kUnlimited),
       position_limit(kUnlimited),
       type_limit(kUnlimited),
-      block_limit(kUnlimited) {
+      block_limits{kUnlimited} {
   require(rows >= 1, "max_rows must be at least 1");
   size_t floats = 0;
   for (int width : widths) {
@@ -267,8 +267,16 @@ void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
   });
 }
 
+void Program::use_table(int table, int size_of_block, int blocks) {
+  require(table >= 0, "table counts from 0");
+  require(block_size == 0 || block_size == size_of_block, "the caches of a program differ in block_size");
+  block_size = size_of_block;
+  if (block_limits.size() <= static_cast<size_t>(table)) block_limits.resize(table + 1, kUnlimited);
+  block_limits[table] = std::min(block_limits[table], blocks);
+}
+
 // Where an attention has its keys and values: in a layer of the cache, or in memory that the batch's turn brings.
-KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads) {
+KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads, int table) {
   require(heads >= 1 && q.width % heads == 0, "q must be heads * head_dim wide");
   const int d = q.width / heads;
   if (cache == nullptr) {
@@ -281,22 +289,18 @@ KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache,
   require(d == cache->head_dim && cache->shared == 0, "q must be heads * head_dim wide, of what is no latent");
   require(k.width == int64_t{cache->kv_heads} * d, "k and v must be kv_heads * head_dim wide");
   require(layer >= 0 && layer < cache->layers, "the cache has no layer " + std::to_string(layer));
-  require(block_size == 0 || block_size == cache->block_size, "the caches of a program differ in block_size");
-  block_size = cache->block_size;
-  block_limit = std::min(block_limit, cache->blocks);
+  use_table(table, cache->block_size, cache->blocks);
   return cache->layer(layer);
 }
 
 void Program::attention(int q_index, int k_index, int v_index, int out_index, const KVCache* cache, int layer,
                         int heads, const AttentionOptions& options) {
   const Value q = at(q_index), k = at(k_index), v = at(v_index);
-  const KVLayer memory = memory_of(q, k, cache, layer, heads);
+  const KVLayer memory = memory_of(q, k, cache, layer, heads, options.table);
   const int d = q.width / heads;
   require(v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(k.rows == Rows::tokens && v.rows == Rows::tokens, "keys and values are of rows of tokens");
   require(options.window >= 1, "window must be at least 1");
-  require(options.table >= 0, "table counts from 0");
-  tables = std::max(tables, options.table + 1);
   require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
   require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");

@@ -218,8 +218,8 @@ class Program {
   const bool round_bf16;
 
   // What batches are checked against; the largest int where there is no limit.
-  int token_limit, position_limit, type_limit, block_limit, block_size = 0;
-  int tables = 1;       // of blocks, that each sequence has
+  int token_limit, position_limit, type_limit, block_size = 0;
+  std::vector<int> block_limits;  // of each of the block tables that a sequence has
   int patch_width = 0;  // 0: none are read
   bool reads_types = false;
   bool whole_sequences = false;  // each begins at position 0
@@ -232,7 +232,9 @@ class Program {
   template <class Body>
   void append_rows(Rows rows, int width, Body body);
   void keep(const StatePart& part, size_t elements);
-  KVLayer memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads);
+  // The blocks of a cache are found in this table.
+  void use_table(int table, int size_of_block, int blocks);
+  KVLayer memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads, int table);
   Value addend(int index, const Value& x, int width);
   std::vector<Segment> segments_of(const Value& x, const std::vector<LinearSegment>& specs, bool glu);
   void limit_positions(const RopeTable& table, int head_dim);

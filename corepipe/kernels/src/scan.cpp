@@ -28,7 +28,7 @@ struct SequenceRows {
 SequenceRows rows_of(const Batch& batch, int sequence, const StatePart& part) {
   const int first = batch.starts[sequence], rows = batch.starts[sequence + 1] - first;
   const int begin = batch.positions[first], size = part.cache->block_size;
-  const int32_t* table = batch.table(0) + static_cast<size_t>(sequence) * batch.table_width;
+  const int32_t* table = batch.table(part.cache->table) + static_cast<size_t>(sequence) * batch.table_width;
   float* to = part.cache->block(table[(begin + rows - 1) / size]) + part.offset;
   const float* from = begin == 0 ? nullptr : part.cache->block(table[(begin - 1) / size]) + part.offset;
   return {first, rows, from, to};
@@ -36,9 +36,10 @@ SequenceRows rows_of(const Batch& batch, int sequence, const StatePart& part) {
 
 }  // namespace
 
-StateCache::StateCache(int block_count, int size_of_block, size_t count)
+StateCache::StateCache(int block_count, int size_of_block, size_t count, int table_of_blocks)
     : blocks(block_count),
       block_size(size_of_block),
+      table(table_of_blocks),
       elements(count),
       arena_(bytes_of(blocks, block_size, elements), elements * sizeof(float) >= kHugeBlock) {}
 
@@ -46,9 +47,7 @@ void Program::keep(const StatePart& part, size_t elements) {
   require(part.cache != nullptr, "what is recurrent has a cache");
   require(part.offset <= part.cache->elements && elements <= part.cache->elements - part.offset,
           "a state ends beyond the cache's elements");
-  require(block_size == 0 || block_size == part.cache->block_size, "the caches of a program differ in block_size");
-  block_size = part.cache->block_size;
-  block_limit = std::min(block_limit, part.cache->blocks);
+  use_table(part.cache->table, part.cache->block_size, part.cache->blocks);
 }
 
 void Program::convolve(int x_index, int out_index, Vector weights, Vector bias, Function function, StatePart part) {

@@ -12,6 +12,7 @@ from types import MappingProxyType
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         "albert": "albert",
+        "bamba": "bamba",
         "bert": "bert",
         "bloom": "bloom",
         "camembert": "roberta",

@@ -90,11 +90,11 @@ def configure(fields: Fields) -> Mamba2Config:
         states=fields.integer("state_size", MAX_STATES, 128),
         taps=fields.integer("conv_kernel", MAX_TAPS, 4, least=2),
         conv_bias=fields.flag("use_conv_bias", default=True),
-        limits=_limits(fields),
+        limits=limits(fields),
     )
 
 
-def _limits(fields: Fields) -> tuple[float, float]:
+def limits(fields: Fields) -> tuple[float, float]:
     """The least and the most that a step may be."""
     if not fields.has("time_step_limit"):
         return 0.0, inf

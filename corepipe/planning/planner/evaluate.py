@@ -20,7 +20,7 @@ from corepipe.neuron.draft import Draft
 from corepipe.neuron.graph import FORMATS, Format, Graph
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.layer_groups import block_positions
-from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit
+from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit, of_replica
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program
@@ -320,8 +320,7 @@ class Workbench:
         self, cut: Cut, sequences: int, tokens: int, draft: Draft | None
     ) -> tuple[CoreMemory, ...]:
         limits = Limits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
-        known = {footprint: footprint.core(limits) for footprint in dict.fromkeys(self._footprints(cut))}
-        cores = tuple(known[footprint] for footprint in self._footprints(cut))
+        cores = of_replica(self._footprints(cut), limits)
         return cores if draft is None else draft.add(cores, cut.tensor, limits)
 
     def _draft_of(self, candidate: Candidate) -> Draft | None:

@@ -19,7 +19,6 @@ from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.layer_groups import block_positions
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
 from corepipe.scheduler.drafts import Drafter
@@ -45,6 +44,7 @@ from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.host_limits import HostCpus, host_cpus, host_memory
 from corepipe.serving.engine.host_plan import HostPlan, faithful, of_another_kind, plan_host
 from corepipe.serving.engine.requests import SampledRequest
+from corepipe.serving.engine.snapshots import keeps_snapshots, most_states, state_blocks, states_beside
 from corepipe.serving.engine.speculation import speculation_of
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
@@ -83,19 +83,23 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     model.check(host.graph)
     if draft is not None:
         check_tokens(model, draft)
-    blocks = _host_blocks(config, host, device)
+    blocks, beside = _host_blocks(config, host, device)
     cache = config.cache_dir or hub.cache_dir()
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
     weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress, cpus.count)
     guessing = draft_weights(host, draft, cache, progress, cpus.count)
     pool = _pool(cpus.count, beats)
-    replicas = _replicas(config, host, device, blocks, (weights, guessing), pool)
+    replicas = _replicas(config, host, device, (blocks, beside), (weights, guessing), pool)
     encoding = None if host.graph.generates else Encoding.of(host.graph)
     _warm_up(replicas, encoding)
     ready = Ready(
-        placement={"task": task.task.value, **_describe(config, host, device, blocks)},
+        placement={
+            "task": task.task.value,
+            **_describe(config, host, device, blocks),
+            **({"state_blocks_per_replica": beside} if beside else {}),
+        },
         blocks=blocks * host.placement.data,
-        block_size=block_positions(host.graph, config.block_size),
+        block_size=replicas[0].scheduler.block_size,
         max_model_len=host.graph.max_positions,
         isa=native().isa(),
         load_seconds=time.perf_counter() - started,
@@ -169,27 +173,39 @@ def _replicas(
     config: EngineConfig,
     host: HostPlan,
     device: DevicePlan,
-    blocks: int,
+    room: tuple[int, int],
     weights: tuple[PackedWeights, PackedWeights | None],
     pool: _native.Pool,
 ) -> tuple[ReplicaParts, ...]:
-    """weights: of the model, and of the one that guesses for it, if one does."""
+    """room: KV blocks, and those of states beside them.  weights: of the model, and of the one that guesses
+    for it, if one does."""
+    blocks, beside = room
     rows, same = batch_tokens(config, host.graph), config.bits == "same"
-    cached = None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
     groups, (own, guessing) = host.layer_groups, weights
-    scheduler = scheduler_config(config, device, blocks, host.graph.max_positions, cached, groups.windows)
+    states = state_blocks(config, host.graph, blocks, beside)
+    are_states = states.stay and not states.beside
+    scheduler = scheduler_config(
+        config,
+        device,
+        blocks,
+        host.graph.max_positions,
+        states.kept if are_states else _kept_idle(config, blocks),
+        groups.windows,
+        states,
+    )
     return tuple(
         ReplicaParts(
             executor=NativeExecutor(
                 host.programs,
                 own,
                 blocks,
-                block_positions(host.graph, config.block_size),
+                scheduler.block_size,
                 rows,
                 pool,
                 same_bits=same,
                 layer_groups=groups,
                 int8_cache=config.kv_cache_dtype == "int8",
+                states=beside or None,
             ),
             timeline=device.timeline(number),
             scheduler=scheduler,
@@ -201,13 +217,17 @@ def _replicas(
     )
 
 
+def _kept_idle(config: EngineConfig, blocks: int) -> int | None:
+    """How many of these the prefix cache keeps that no request holds; None: all."""
+    return None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
+
+
 def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> None:
     """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
     time of many others."""
     zero = np.zeros(1, np.int32)
     kept = encoding is None or encoding.keeps_state
-    groups = len(replicas[0].scheduler.windows)
-    table = np.zeros((groups, int(kept)), np.int32)
+    table = np.zeros((replicas[0].scheduler.tables, int(kept)), np.int32)
     types = zero if encoding is not None and encoding.types else zero[:0]
     image = None if encoding is None else encoding.image
     patch = np.zeros((0, 0) if image is None else (1, prod(image.shape)), np.float32)
@@ -221,24 +241,30 @@ def default_kv_bytes(config: EngineConfig) -> int:
     return host_memory() // FAITHFUL_SHARE if faithful(config) else DEFAULT_KV_BYTES
 
 
-def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> int:
-    """KV blocks of a replica: what the device holds, as far as the host spends memory on it; none, where
-    nothing is kept in them.  What is asked for, and what the device has, are blocks of all layers: one of
-    each group."""
+def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> tuple[int, int]:
+    """KV blocks of a replica, and those of states beside them: what the device holds, as far as the host
+    spends memory on it; none, where nothing is kept in them.  What is asked for, and what the device has, are
+    blocks of all layers: one of each group.  Where states stay to be found, the host has some more."""
     if not host.keeps_state:
-        return 0
-    most = config.kv_cache_bytes or default_kv_bytes(config)
-    budget = most // (host.block_bytes(config) * host.placement.data)
+        return 0, 0
+    room = (config.kv_cache_bytes or default_kv_bytes(config)) // host.placement.data
+    beside = states_beside(config, host.graph, room // 2 // max(1, host.state_bytes))
+    if not faithful(config):
+        room -= beside * host.state_bytes
+    budget = room // host.block_bytes(config)
     sequence, groups = host.sequence_blocks(config), len(host.layer_groups.windows)
     asked = config.num_blocks and config.num_blocks * groups
-    wanted = min(asked or max(budget, sequence), device.memory.num_blocks * groups)
+    held = device.memory.num_blocks * groups
+    are_states = host.graph.is_recurrent and not beside
+    most = most_states(held) if are_states and keeps_snapshots(config, host.graph) else held
+    wanted = min(asked or max(budget, sequence), most)
     if wanted < sequence:
         raise UserError(
             f"--num-blocks {wanted // groups} holds less than one sequence of --max-model-len "
             f"{host.graph.max_positions}; use at least {-(-sequence // groups)}",
             "num_blocks",
         )
-    return wanted
+    return wanted, beside
 
 
 def _clock(config: EngineConfig) -> Clock:
@@ -291,7 +317,8 @@ def _kept_apart(host: HostPlan) -> dict[str, object]:
 
 def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
     """Where the host keeps keys and values as the device does not: Neuron's software has no int8 for them."""
-    if config.kv_cache_dtype == "auto" or not host.keeps_state or host.graph.is_recurrent:
+    kept = host.keeps_state and (host.graph.is_hybrid or not host.graph.is_recurrent)
+    if config.kv_cache_dtype == "auto" or not kept:
         return {}
     return {
         "kv_cache_dtype": config.kv_cache_dtype,

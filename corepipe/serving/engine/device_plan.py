@@ -43,6 +43,22 @@ model that generates, and of one that is run once over its input."""
 
 
 @dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """How a replica keeps states of sequences: `beside` KV blocks so many (0: there are none of these, or no
+    states), a place each `span` positions (None: one for a whole sequence); those there `stay` to be found,
+    `kept` of them at most when no sequence has them (None: all)."""
+
+    beside: int = 0
+    span: int | None = None
+    stay: bool = False
+    kept: int | None = None
+
+
+NO_STATES = StateBlocks()
+"""A block is a state, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
 class DevicePlan:
     """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
 
@@ -163,8 +179,8 @@ class DevicePlan:
         return {"buckets": {"lengths": lengths, "batches": batches}}
 
     def _memory(self, core: CoreMemory) -> dict[str, int]:
-        """What a core holds: the KV blocks are there from the start, used or not."""
-        kv = core.block * self.memory.num_blocks
+        """What a core holds: KV blocks and states are there from the start, used or not."""
+        kv = core.block * self.memory.num_blocks + core.states
         return {"weights": core.weights, "kv_cache": kv, "buffers": core.buffers}
 
 
@@ -308,19 +324,23 @@ def scheduler_config(
     max_model_len: int,
     max_cached_blocks: int | None,
     windows: tuple[int | None, ...] = (None,),
+    states: StateBlocks = NO_STATES,
 ) -> SchedulerConfig:
     """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group.
 
-    No prefix of a recurrent model's sequence is found again: of its state there is the latest alone.
+    A prefix of a recurrent model's sequence is found again where states stay: otherwise there is the latest
+    alone.
     """
     keeps, recurrent = any(True for _ in device.graph.states()), device.graph.is_recurrent
+    only_states = recurrent and not device.graph.is_hybrid
+    size = max_model_len if only_states else config.block_size
     return SchedulerConfig(
         num_blocks=blocks,
-        block_size=max_model_len if recurrent else config.block_size,
+        block_size=states.span if only_states and states.span is not None else size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=batch_tokens(config, device.graph),
         max_model_len=max_model_len,
-        prefix_cache=config.prefix_cache and keeps and not recurrent,
+        prefix_cache=config.prefix_cache and keeps and (not recurrent or states.stay),
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         stages=device.placement.pipeline,
@@ -328,6 +348,9 @@ def scheduler_config(
         whole_prompts=not device.graph.causal,
         keeps_state=keeps,
         windows=windows,
+        state_span=states.span,
+        num_states=states.beside,
+        max_cached_states=states.kept,
         draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _assumes(config) else None,
     )
 

@@ -22,7 +22,7 @@ from corepipe.serving.engine.replica_stats import ReplicaStats
 from corepipe.serving.engine.reporter import Reporter
 from corepipe.serving.engine.requests import SampledRequest, to_request
 from corepipe.serving.engine.router import Router, load_margin
-from corepipe.serving.engine.runner import Failure, OnStart, Runner
+from corepipe.serving.engine.runner import Failure, OnStart, Runner, joining
 from corepipe.serving.engine.sampling import derive_seed
 from corepipe.serving.messages import Abort, Output, Started, Stats, Submit
 
@@ -39,11 +39,11 @@ def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start:
 
 
 def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:
-    windows = parts.scheduler.windows
+    join = joining(parts.scheduler)
     if deployment.encoding is None:
-        runner = Runner(parts.executor, deployment.vocab_size, on_start, windows)
+        runner = Runner(parts.executor, deployment.vocab_size, on_start, join)
         return AssumingRunner(runner) if deployment.assumes else runner
-    return EncodingRunner(parts.executor, deployment.encoding, on_start, windows)
+    return EncodingRunner(parts.executor, deployment.encoding, on_start, join)
 
 
 class Driver:

@@ -16,15 +16,14 @@ from corepipe.neuron.graph import TOKENS, Graph, Input, InputKind, image_shape
 from corepipe.neuron.ops import patches_of
 from corepipe.neuron.program import Executor, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
-from corepipe.serving.engine.block_table import BlockTable
+from corepipe.serving.engine.block_table import BlockTable, join_tables
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.engine.runner import (
     Failure,
+    Join,
     OnStart,
     Step,
     StepResult,
-    Windows,
-    joining,
     positions_of,
     tokens_of,
 )
@@ -88,15 +87,15 @@ class Encoding:
 
 class EncodingRunner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
-    nothing.  on_start, windows: see `runner.Runner`."""
+    nothing.  on_start, join: see `runner.Runner`."""
 
     def __init__(
-        self, executor: Executor, encoding: Encoding, on_start: OnStart, windows: Windows = (None,)
+        self, executor: Executor, encoding: Encoding, on_start: OnStart, join: Join = join_tables
     ) -> None:
         self._executor = executor
         self._encoding = encoding
         self._on_start = on_start
-        self._join = joining(windows)
+        self._join = join
         self._started: set[str] = set()
         self._tables: dict[str, BlockTable] = {}
 

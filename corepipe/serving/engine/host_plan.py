@@ -10,6 +10,7 @@ from corepipe.models.tasks import TaskInfo
 from corepipe.neuron.compiler import compile_graph, state_bytes
 from corepipe.neuron.graph import DType, Graph, InputKind
 from corepipe.neuron.layer_groups import (
+    HYBRID,
     ONE_GROUP,
     LayerGroups,
     block_positions,
@@ -43,10 +44,16 @@ class HostPlan:
         """Whether anything is kept of a sequence."""
         return any(True for _ in self.graph.states())
 
+    @property
+    def state_bytes(self) -> int:
+        """Of what the recurrent layers of a replica keep of a sequence."""
+        return sum(map(state_bytes, self.programs))
+
     def block_bytes(self, config: EngineConfig) -> int:
-        """Bytes of one KV block of a replica, the draft model's with it, or of one sequence's state."""
-        if self.graph.is_recurrent:
-            return sum(map(state_bytes, self.programs))
+        """Bytes of one KV block of a replica, the draft model's with it, or, where there are none, of one
+        sequence's state."""
+        if self.graph.is_recurrent and not self.graph.is_hybrid:
+            return self.state_bytes
         dtype = DType.INT8 if config.kv_cache_dtype == "int8" else self.graph.format.compute
         groups = self.layer_groups
         own = config.block_size * sum(bytes_of_position(program, groups, dtype) for program in self.programs)
@@ -71,7 +78,8 @@ def plan_host(
     guess for the served one.
     """
     if config.timing_model is None:
-        groups = ONE_GROUP if faithful(config) or draft is not None else group_layers(device.graph)
+        apart = not faithful(config) and draft is None and not device.graph.is_hybrid
+        groups = group_layers(device.graph) if apart else _whole(device.graph)
         plan = HostPlan(device.graph, device.placement, device.programs, groups)
         return plan if draft is None else replace(plan, draft=_draft_beside(device))
     longest = model.max_positions if task.images else min(device.graph.max_positions, model.max_positions)
@@ -79,11 +87,16 @@ def plan_host(
     if _kind(device.graph) != _kind(graph):
         raise of_another_kind(device.graph.name, _kind(graph))
     whole = Placement(data=device.placement.data)
-    plan = HostPlan(graph, whole, compile_graph(graph, Placement()))
+    plan = HostPlan(graph, whole, compile_graph(graph, Placement()), _whole(graph))
     if draft is None:
         return plan
     guesses = draft_graph(draft, graph)
     return replace(plan, draft=HostPlan(guesses, whole, compile_graph(guesses, Placement())))
+
+
+def _whole(graph: Graph) -> LayerGroups:
+    """All layers with attention keep whole sequences."""
+    return HYBRID if graph.is_hybrid else ONE_GROUP
 
 
 def _draft_beside(device: DevicePlan) -> HostPlan | None:
@@ -98,6 +111,7 @@ def _kind(graph: Graph) -> str:
     """What a model must be, to tell the times of another."""
     if graph.is_decoder:
         kind = "recurrent decoder" if graph.is_recurrent else "decoder"
+        kind = f"hybrid {kind}" if graph.is_hybrid else kind
         return kind if graph.generates else f"{kind} whose last token is a text's vector"
     reads = {given.kind for given in graph.inputs}
     if InputKind.PATCHES in reads:

@@ -40,6 +40,8 @@ def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[C
     limits = deployment.replicas[0].scheduler
     if not limits.keeps_state:
         raise UserError("--kv-events-config: this model has no prefix cache", FLAG)
+    if limits.block_size == limits.state_span:
+        raise UserError("--kv-events-config: this model keeps states of sequences, no blocks of tokens", FLAG)
     if None not in limits.windows:
         raise UserError("--kv-events-config: every layer of this model has a window", FLAG)
     with closing(KVPublisher(asked)) as publisher:

@@ -48,9 +48,10 @@ class PrefixNews:
 
 
 def prefix_news(deployment: Deployment) -> PrefixNews | None:
-    """None where no block stays, or each is behind a window some time."""
+    """None where no block stays, each is behind a window some time, or a prefix has more than blocks."""
     limits = deployment.replicas[0].scheduler
-    if not limits.keeps_state or not limits.prefix_cache or None not in limits.windows:
+    blocks = limits.keeps_state and limits.prefix_cache and limits.state_span is None
+    if not blocks or None not in limits.windows:
         return None
     return PrefixNews(limits.block_size)
 

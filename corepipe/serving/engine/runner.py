@@ -13,6 +13,7 @@ import numpy as np
 
 from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
+from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
 from corepipe.serving.engine.block_table import BlockTable, join_tables
 from corepipe.serving.engine.masks import MaskBuffer
@@ -26,8 +27,8 @@ OVERFLOW = (
     "drawn. Its weights do not fit the number format that it is served in."
 )
 
-Windows = tuple[int | None, ...]
-"""Of each group of layers."""
+Join = Callable[[Sequence[bytearray]], Ids]
+"""What joins the tables of a batch's requests, as the executor takes them."""
 
 OnStart = Callable[[list[Started]], None]
 
@@ -87,16 +88,16 @@ class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` is told of requests before anything is computed for them: if that ends this process, it is
-    known what did.  windows: as in SchedulerConfig.
+    known what did.
     """
 
     def __init__(
-        self, executor: Executor, vocab_size: int, on_start: OnStart, windows: Windows = (None,)
+        self, executor: Executor, vocab_size: int, on_start: OnStart, join: Join = join_tables
     ) -> None:
         self._executor = executor
         self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
-        self._join = joining(windows)
+        self._join = join
         self._requests: dict[str, RequestInputs] = {}
 
     def add(self, request: Request) -> None:
@@ -332,9 +333,12 @@ def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
     return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
 
 
-def joining(windows: Windows) -> Callable[[Sequence[bytearray]], Ids]:
-    """What joins the tables of a batch's requests, as the executor takes them."""
-    return join_tables if windows == (None,) else partial(join_groups, groups=len(windows))
+def joining(limits: SchedulerConfig) -> Join:
+    """Of what a scheduler of these limits gives requests: tables have empty places where something is given
+    back, and a column for each group."""
+    if limits.windows == (None,) and limits.state_span is None:
+        return join_tables
+    return partial(join_groups, groups=limits.tables)
 
 
 def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from corepipe.serving.engine.requests import SampledRequest
-from corepipe.serving.engine.runner import Runner, Step
+from corepipe.serving.engine.runner import Runner, Step, joining
 from corepipe.serving.messages import Sampling
 from tests.null_executor import NullExecutor
+from tests.serving.engine_support import scheduler_config
 
 VOCAB = 1000
 
@@ -104,7 +107,7 @@ def test_groups_of_layers_have_tables_one_after_the_other() -> None:
     long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])
     short = request_with("b", [2], [2, 3])
     executor = Recorder()
-    runner = Runner(executor, VOCAB, print, (None, 8))
+    runner = Runner(executor, VOCAB, print, joining(replace(scheduler_config(), windows=(None, 8))))
     for request in (long, short):
         runner.add(request)
     runner.submit(batch_of(Chunk(long, 4, 1, samples=True), Chunk(short, 0, 1, samples=True)))

@@ -1,0 +1,113 @@
+"""Bamba: layers of Mamba-2 and layers with attention, each with a gated feed-forward behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, Fields, ModelConfig, common
+from corepipe.models.families import llama, mamba2
+from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.mamba2 import Mamba2Config
+from corepipe.models.weight_map import WeightMap
+from corepipe.neuron.graph import Format, Graph, HeadLayout, Value, hidden
+
+LONGEST = 262_144
+"""Positions where a config does not say it, as in transformers."""
+
+ROTATED = 0.5
+"""Of a head: transformers knows no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BambaConfig(ModelConfig):
+    """`attending`: of each layer, whether it has attention; the others have a `mixer`."""
+
+    attending: tuple[bool, ...]
+    mixer: Mamba2Config
+
+
+def configure(fields: Fields) -> BambaConfig:
+    """Half of each head is rotated; `attn_layer_indices` says which layers have attention: none where it is
+    absent."""
+    fields = fields.defaulting("max_position_embeddings", LONGEST).defaulting("rms_norm_eps", 1e-5)
+    config = common(fields, rotary_share=ROTATED)
+    _check_rotated(fields, config)
+    bias = fields.flag("attention_bias")
+    config = replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+    return BambaConfig(
+        **config.values(), attending=_attending(fields, config.num_layers), mixer=_mixer(fields, config)
+    )
+
+
+def _check_rotated(fields: Fields, config: ModelConfig) -> None:
+    """`attn_rotary_emb` is how many elements older configs say; transformers passes it over."""
+    if fields.has("attn_rotary_emb"):
+        asked = fields.integer("attn_rotary_emb", MAX_HEAD_DIM)
+        if asked != config.rotary_dim:
+            raise fields.error("attn_rotary_emb", f"({asked}) must be half a head ({config.rotary_dim})")
+
+
+def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
+    found: Sequence[object] = fields.items("attn_layer_indices") if fields.has("attn_layer_indices") else ()
+    for layer in found:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < min(layers, MAX_LAYERS):
+            raise fields.error("attn_layer_indices", f"must be numbers of layers, from 0 to {layers - 1}")
+    return tuple(layer in found for layer in range(layers))
+
+
+def _mixer(fields: Fields, config: ModelConfig) -> Mamba2Config:
+    """What Mamba-2 has its own keys for; `mamba_d_head` may be "auto"."""
+    heads, inner = (
+        fields.integer("mamba_n_heads", MAX_HEADS, 128),
+        fields.integer("mamba_expand", 64, 2) * config.hidden_size,
+    )
+    if fields.values.get("mamba_d_head") == "auto":
+        fields = fields.without("mamba_d_head")
+    width = fields.integer("mamba_d_head", MAX_HEAD_DIM, max(1, inner // heads))
+    groups = fields.integer("mamba_n_groups", MAX_HEADS, 1)
+    if heads % groups:
+        raise fields.error("mamba_n_heads", f"({heads}) is not a multiple of mamba_n_groups ({groups})")
+    if heads * width != inner:
+        raise fields.error(
+            "mamba_n_heads",
+            f"({heads}) times mamba_d_head ({width}) must be mamba_expand times hidden_size ({inner})",
+        )
+    own = replace(config, heads=HeadLayout(heads, groups, width), mlp_bias=fields.flag("mamba_proj_bias"))
+    return Mamba2Config(
+        **own.values(),
+        states=fields.integer("mamba_d_state", mamba2.MAX_STATES, 256),
+        taps=fields.integer("mamba_d_conv", mamba2.MAX_TAPS, 4, least=2),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+        limits=mamba2.limits(fields),
+    )
+
+
+def weights(config: BambaConfig) -> WeightMap:
+    """As Mamba-2 has them, under other names."""
+    return WeightMap(parts=mamba2.mixer_parts(config.mixer))
+
+
+def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.embed()
+    for layer in b.layers():
+        prefix = f"model.layers.{layer}"
+        normed = b.norm(x, f"{prefix}.input_layernorm")
+        if config.attending[layer]:
+            attended, x = b.only_wanted(llama.attention(b, normed), x)
+            x = b.add(x, output(b, attended, f"{prefix}.self_attn.o_proj"))
+        else:
+            x = _recurrent(b, x, normed, f"{prefix}.mamba", config)
+        x = b.add(x, gated_mlp(b, b.norm(x, f"{prefix}.pre_ff_layernorm"), f"{prefix}.feed_forward"))
+    b.head(b.norm(x, "model.final_layernorm"))
+    return b.finish(name, fmt, max_positions)
+
+
+def _recurrent(b: GraphBuilder, x: Value, normed: Value, prefix: str, config: BambaConfig) -> Value:
+    """The residual stream behind a layer's mixer."""
+    gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, config.mixer), x)
+    out = b.linear(gated, f"{prefix}.out_proj", hidden(config.hidden_size), config.mixer.mlp_bias)
+    return b.add(x, out)
