@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from corepipe.neuron.cost import ENGINES, Bottleneck, CostModel
 from corepipe.neuron.step import StepShape
-from corepipe.planning.simulation.columns import Columns, Floats
-from corepipe.planning.simulation.record import Record
-from corepipe.serving.engine.replica import Replica
+from corepipe.planning.simulation.columns import Floats, Table
+from corepipe.planning.simulation.record import PlayedReplica, Record
 
 MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""
@@ -92,7 +91,7 @@ class _Taken:
     bound: dict[str, float]
 
     @classmethod
-    def apart(cls, replicas: Iterable[Replica], steps: list[Columns]) -> _Taken:
+    def apart(cls, replicas: Iterable[PlayedReplica], steps: Sequence[Table]) -> _Taken:
         rows = padded = total = 0.0
         engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, Bottleneck), 0.0)
         for cost, shape in _moments(replicas, steps):
@@ -112,7 +111,7 @@ class _Taken:
         )
 
 
-def _moments(replicas: Iterable[Replica], steps: list[Columns]) -> Iterator[tuple[CostModel, StepShape]]:
+def _moments(replicas: Iterable[PlayedReplica], steps: Sequence[Table]) -> Iterator[tuple[CostModel, StepShape]]:
     """The steps that run at moments evenly spread over each replica's busy time."""
     for replica, of_replica in zip(replicas, steps, strict=True):
         if len(of_replica) == 0:
@@ -125,7 +124,7 @@ def _moments(replicas: Iterable[Replica], steps: list[Columns]) -> Iterator[tupl
             yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
-def _time_mean(steps: Columns, name: str) -> float:
+def _time_mean(steps: Table, name: str) -> float:
     """Mean of a column over the time in which a step runs; where steps overlap, of the later one."""
     if len(steps) == 0:
         return 0.0
