@@ -154,22 +154,9 @@ void BlockPool::uncache(int block) {
   --cached_;
 }
 
-std::vector<int> BlockPool::free_blocks() const {
-  std::vector<int> all;
-  for (int block = total_ - 1; block >= used_; --block) all.push_back(block);
-  all.insert(all.end(), free_.begin(), free_.end());
-  return all;
-}
-
 std::vector<int> BlockPool::references() const {
   std::vector<int> all(total_, 0);
   for (int block = 0; block < used_; ++block) all[block] = blocks_[block].references;
-  return all;
-}
-
-std::vector<int> BlockPool::cached_blocks() const {
-  std::vector<int> all;
-  for (int block = oldest_; block >= 0; block = blocks_[block].behind) all.push_back(block);
   return all;
 }
 

@@ -78,11 +78,7 @@ class BlockPool {
   int find(const Key& key) const { return known_.find(key); }
   void publish(int block, const Key& key);
 
-  // Tests, as the twin has them: what is free, the last first to be taken; references; what is cached, the first first
-  // to be evicted.
-  std::vector<int> free_blocks() const;
-  std::vector<int> references() const;
-  std::vector<int> cached_blocks() const;
+  std::vector<int> references() const;  // of each block
 
  private:
   struct Block {

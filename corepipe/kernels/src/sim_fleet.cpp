@@ -33,7 +33,7 @@ bool Fleet::advance(double until) {
     if (common_.told) {  // others may have something to do before its next event
       replica.act();
     } else {
-      while (replica.next_event() <= until && replica.next_event() < kNever) replica.act();
+      replica.act_until(until);
     }
     changed(heap_.front().second);
     if (!common_.news.ends.empty() || !common_.news.firsts.empty()) return true;
@@ -47,7 +47,7 @@ Admission Fleet::add(const Asked& asked) {
   request.answer = asked.answer;
   request.segments = asked.segments;
   request.keys.clear();
-  const int number = choose(request);
+  const int number = choose_at(request, asked.arrival);
   Request& taken = replicas_[number].scheduler().fresh();
   taken.number = asked.number;
   taken.arrival = asked.arrival;
@@ -63,7 +63,8 @@ Admission Fleet::add(const Asked& asked) {
 
 void Fleet::changed(int number) {
   loads_[number] = replicas_[number].scheduler().unfinished();
-  const double moment = replicas_[number].next_event();
+  const bool lazy = !common_.told && replicas_.size() > 1;
+  const double moment = lazy ? replicas_[number].quiet_until() : replicas_[number].next_event();
   if (moment == moments_[number]) return;
   moments_[number] = moment;
   if (moment == kNever) return;
@@ -74,6 +75,18 @@ void Fleet::changed(int number) {
 int Fleet::choose(Request& request) {
   if (replicas_.size() == 1) return 0;
   return indexed_ ? choose_by_index(request) : choose_by_asking(request);
+}
+
+// Whoever is behind seems to have all blocks that it had: some may have gone since, none that a request asks for has
+// come.  So the one that is chosen catches up, and is then still the best or not.  Who has had a request at this moment
+// is not behind, though it has yet to answer it.
+int Fleet::choose_at(Request& request, double moment) {
+  int number = choose(request);
+  while (moments_[number] > moment && replicas_[number].next_event() <= moment) {
+    replicas_[number].act_until(moment);
+    number = choose(request);
+  }
+  return number;
 }
 
 int Fleet::least_load() const { return *std::min_element(loads_.begin(), loads_.end()); }

@@ -21,6 +21,8 @@ struct Asked {
   std::vector<Segment> segments;
 };
 
+// Where nobody wants news, a replica acts when a request comes to it, or when others may see what it does: so a fleet
+// costs what happens in it, not its time.
 class Fleet {
  public:
   // A replica for each of `times`; margin: see corepipe/serving/engine/router.py.  told: whether news is wanted.
@@ -42,6 +44,7 @@ class Fleet {
   using Moment = std::pair<double, int>;
 
   int choose(Request& request);
+  int choose_at(Request& request, double moment);
   int choose_by_index(Request& request);
   int choose_by_asking(Request& request);
   void changed(int number);
@@ -53,7 +56,7 @@ class Fleet {
   int margin_;
   std::deque<Replica> replicas_;
   std::vector<int> loads_;
-  std::vector<double> moments_;  // of each replica's next event
+  std::vector<double> moments_;  // of each replica: of its next event, or until when it is quiet
   mutable std::vector<Moment> heap_;  // all that were ever and may still hold, the first on top
   Request asked_;
 };

@@ -49,9 +49,9 @@ void StepTable::append(const StepRow& row, double host, const Times& times) {
   const bool sums = row.ready_at == row.starts_at + times.device + times.drawn + times.result && times.result == 0.0;
   const bool draws = sums && times.drawn != 0.0;
   packed_.whole(decodes * kDecodes + follows * kFollows + sums * kSums + draws * kDraws);
-  follows ? known(host) : packed_.seconds(row.starts_at);
-  sums ? known(times.device) : packed_.seconds(row.ready_at);
-  if (draws) known(times.drawn);
+  follows ? known(host, last_host_) : packed_.seconds(row.starts_at);
+  sums ? known(times.device, last_device_) : packed_.seconds(row.ready_at);
+  if (draws) known(times.drawn, last_drawn_);
   packed_.whole(shape.sequences);
   if (decodes) {
     packed_.whole(shape.kv_tokens - contexts_ - shape.sequences);
@@ -70,9 +70,13 @@ void StepTable::append(const StepRow& row, double host, const Times& times) {
 }
 
 // Its number, and itself where it is told for the first time or is none of the first that were.
-void StepTable::known(double seconds) {
+void StepTable::known(double seconds, Known& last) {
+  if (seconds == last.seconds) return packed_.whole(last.number);
   const auto found = numbers_.find(seconds);
-  if (found != numbers_.end()) return packed_.whole(found->second);
+  if (found != numbers_.end()) {
+    last = {seconds, found->second};
+    return packed_.whole(last.number);
+  }
   packed_.whole(-1);
   packed_.seconds(seconds);
   if (static_cast<int>(known_.size()) == kMostKnown) return;

@@ -64,9 +64,14 @@ class StepTable {
   };
 
  private:
-  void known(double seconds);
+  struct Known {
+    double seconds = -1.0;
+    int number = -1;
+  };
+  void known(double seconds, Known& last);
 
   Packed packed_;
+  Known last_host_, last_device_, last_drawn_;
   std::vector<double> known_;  // seconds that steps take, by their number
   std::unordered_map<double, int> numbers_;
   StepRow last_;

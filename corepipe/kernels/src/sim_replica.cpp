@@ -20,6 +20,24 @@ void Replica::act() {
   if (next_event() <= now) submit(now);
 }
 
+void Replica::act_until(double until) {
+  while (next_event() <= until && next_event() < kNever) act();
+}
+
+double Replica::quiet_until() {
+  if (!in_flight_ || !shape_.decodes() || shape_.logit_rows != shape_.rows) return next_event();
+  const int rounds = std::min(scheduler_.rounds_left(), kAtOnce);
+  if (!scheduler_.goes_round(rounds)) return next_event();
+  Shape shape = shape_;
+  double due = due_;
+  for (int left = rounds - 1; left > 0; --left) {  // as `submit` will have it
+    shape.kv_tokens = shape.attended += shape.sequences;
+    const Times times = times_->of(shape, left, strip_);
+    due = due + (host_.plain + times.sent) + times.device + times.drawn + times.result;
+  }
+  return due;
+}
+
 void Replica::land(double now) {
   in_flight_ = false;
   scheduler_.update([&](Request& request, bool ends) { note_token(request, ends, now); });
@@ -46,7 +64,8 @@ void Replica::note_token(Request& request, bool ends, double now) {
 void Replica::submit(double now) {
   idle_ = !scheduler_.schedule();
   if (idle_) return;
-  const Shape shape = scheduler_.shape();
+  shape_ = scheduler_.shape();
+  const Shape& shape = shape_;
   const bool decodes = shape.decodes();
   const Times times = times_->of(shape, decodes ? scheduler_.rounds_left() : 1, strip_);
   const bool same = !host_.changed || (decodes && decoding_ == shape.sequences);

@@ -55,6 +55,10 @@ class Replica {
   // When a batch is due or another can be submitted.
   double next_event() const { return in_flight_ ? due_ : (idle_ ? kNever : accepts_at_); }
   void act();  // does what is to do at that moment
+  void act_until(double until);  // does all that is to do up to then, that moment included
+  // No later than the next moment after which others may see anything else of it, if no request comes: the end of
+  // one, or a batch that is not as the one before.
+  double quiet_until();
   Admission add(Request& request);
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
@@ -80,6 +84,7 @@ class Replica {
 
   bool idle_ = true;  // the scheduler had nothing to give, and nothing has happened since
   bool in_flight_ = false;
+  Shape shape_;  // of what is in flight
   double due_ = kNever, accepts_at_ = 0.0, device_now_ = 0.0;
   int unscheduled_ = 0;
 

@@ -207,10 +207,10 @@ int Scheduler::rounds_left() const {
   return std::max(1, least);
 }
 
-std::vector<Request*> Scheduler::waits() const {
-  std::vector<Request*> all;
-  for (const auto& [turn, request] : queue_) all.push_back(request);
-  return all;
+bool Scheduler::goes_round(int rounds) const {
+  if (batch_.size() != running_.size() || !queue_.empty()) return false;
+  const int64_t blocks = (rounds / limits_.block_size + 1) * static_cast<int64_t>(limits_.windows.size());
+  return running() * blocks <= kv_.pool().available();
 }
 
 void Scheduler::check() const {

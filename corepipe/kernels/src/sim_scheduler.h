@@ -52,7 +52,9 @@ class Scheduler {
 
   const std::vector<Chunk>& batch() const { return batch_; }
   Shape shape() const;
-  int rounds_left() const;  // of those who run, until the first of them ends
+  int rounds_left() const;  // of those in the batch, which all generate, until the first of them ends
+  // Whether so many batches, this one included, are alike but for a token more of each, if nobody comes.
+  bool goes_round(int rounds) const;
   int running() const { return static_cast<int>(running_.size()); }
   int waiting() const { return static_cast<int>(queue_.size()); }
   int unfinished() const { return running() + waiting(); }
@@ -60,10 +62,6 @@ class Scheduler {
   KVCache& kv() { return kv_; }
   const KVCache& kv() const { return kv_; }
   void check() const;  // throws std::logic_error unless blocks and references match the requests that hold them
-
-  // Tests.
-  const std::vector<Request*>& runs() const { return running_; }
-  std::vector<Request*> waits() const;
 
  private:
   using Turn = std::tuple<bool, double, int64_t>;  // the smaller, the sooner

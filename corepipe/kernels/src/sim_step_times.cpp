@@ -8,8 +8,6 @@ namespace corepipe::sim {
 namespace {
 
 constexpr size_t kKept = 1 << 15;  // steps that are not all decoding
-constexpr int kAtOnce = 256;       // decode steps that are asked for at a time
-
 }  // namespace
 
 size_t StepTimes::Hash::operator()(const Shape& shape) const {
@@ -26,6 +24,7 @@ Times StepTimes::of(const Shape& shape, int rounds, Strip& strip) {
 }
 
 Times StepTimes::decode(const Shape& shape, int rounds, Strip& strip) {
+  if (static_cast<int>(same_.size()) <= shape.sequences) same_.resize(shape.sequences + 1);
   std::vector<Decoded>& known = same_[shape.sequences];
   for (auto one = known.rbegin(); one != known.rend(); ++one) {
     if (one->first <= shape.kv_tokens && shape.kv_tokens <= one->last) {
@@ -33,8 +32,9 @@ Times StepTimes::decode(const Shape& shape, int rounds, Strip& strip) {
       return known.back().times;
     }
   }
-  if (strip.sequences_ != shape.sequences || strip.tokens_ != shape.kv_tokens ||
-      strip.at_ == strip.decoded_.device.size()) {
+  const int64_t more = shape.kv_tokens - strip.tokens_;
+  if (strip.sequences_ != shape.sequences || more < 0 || more % shape.sequences != 0 ||
+      more / shape.sequences >= static_cast<int64_t>(strip.decoded_.device.size())) {
     Decoded decoded = ask_decode_(shape.sequences, shape.kv_tokens, std::min(rounds, kAtOnce));
     if (decoded.same()) {
       known.push_back(std::move(decoded));
@@ -42,11 +42,11 @@ Times StepTimes::decode(const Shape& shape, int rounds, Strip& strip) {
     }
     strip.decoded_ = std::move(decoded);
     strip.sequences_ = shape.sequences;
-    strip.at_ = 0;
+    strip.tokens_ = shape.kv_tokens;
+    return strip.decoded_.times;
   }
   Times times = strip.decoded_.times;
-  times.device = strip.decoded_.device[strip.at_++];
-  strip.tokens_ = shape.kv_tokens + shape.sequences;
+  times.device = strip.decoded_.device[more / shape.sequences];
   return times;
 }
 

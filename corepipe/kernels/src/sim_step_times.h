@@ -10,6 +10,8 @@
 
 namespace corepipe::sim {
 
+constexpr int kAtOnce = 256;  // decode steps that are asked for, or foreseen, at a time
+
 // Seconds of a step: to copy its inputs, on the device, for its tokens to be drawn, for what it gives to be there.
 struct Times {
   double sent = 0.0, device = 0.0, drawn = 0.0, result = 0.0;
@@ -40,8 +42,7 @@ class StepTimes {
 
    private:
     int sequences_ = 0;
-    int64_t tokens_ = 0;  // of the next of those that are left
-    size_t at_ = 0;
+    int64_t tokens_ = 0;  // of the first
     Decoded decoded_;
   };
 
@@ -59,7 +60,7 @@ class StepTimes {
   AskDecode ask_decode_;
   AskOther ask_other_;
   std::unordered_map<Shape, Times, Hash> others_;
-  std::unordered_map<int, std::vector<Decoded>> same_;  // by sequences; the one that was asked for last is the last
+  std::vector<std::vector<Decoded>> same_;  // by sequences; the one that was asked for last is the last
 };
 
 }  // namespace corepipe::sim

@@ -17,8 +17,8 @@ from corepipe.planning.simulation.report import Report
 from corepipe.planning.simulation.source import Guess, nobody
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Workload
-from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.policy import Policy
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.serving.engine.encoding import Encoding
@@ -28,6 +28,7 @@ NO_TEXTS = (
     "--speculative-config: there are no texts to guess at; say how often guesses are right: "
     '"rejection_sample_method": "synthetic" with synthetic_acceptance_rates'
 )
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:

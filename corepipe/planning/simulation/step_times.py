@@ -39,22 +39,9 @@ class StepTimes:
         return cost.input_seconds(shape), seconds, cost.sampling_seconds(shape), cost.result_seconds(shape)
 
     def _last_alike(self, sequences: int, tokens: int) -> int:
-        """The most tokens of context up to which a decode step is padded to the same graph."""
-        padded = self._cost.padded
-
-        def alike(more: int) -> bool:
-            return padded(StepShape.decoding(sequences, tokens + more)) == wanted
-
-        wanted, within, beyond = padded(StepShape.decoding(sequences, tokens)), 0, 1
-        while alike(beyond):
-            within, beyond = beyond, 2 * beyond
-            if beyond > _FAR:
-                return tokens + within
-        while beyond - within > 1:
-            middle = (within + beyond) // 2
-            within, beyond = (middle, beyond) if alike(middle) else (within, middle)
-        return tokens + within
-
-
-_FAR = 1 << 40
-"""Tokens of context that no step has."""
+        """The most tokens of context up to which a decode step is padded to the graph of `tokens`: those that
+        the graph is for, as what is longer is never padded to less."""
+        graph = self._cost.padded(StepShape.decoding(sequences, tokens))
+        last = sequences * (graph.kv_tokens // graph.sequences)
+        alike = last > tokens and self._cost.padded(StepShape.decoding(sequences, last)) == graph
+        return last if alike else tokens
