@@ -148,7 +148,7 @@ def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """KV blocks that are held, at most and on average, and sequences of a step, mean; over the time in which a
+    """KV blocks that are held at most, and means of them and of a step's sequences over the time in which a
     step runs."""
 
     peak: float
