@@ -327,7 +327,7 @@ class SimulatedStepTimes:
         """asked: a corepipe.planning.simulation.step_times.StepTimes, whose methods are called."""
 
 class SimulatedReplica:
-    """A replica of one stage: see corepipe.planning.simulation.native_fleet.  Seconds are those of `Timeline`."""
+    """A replica of one stage, of planning/simulation/native_fleet.py; seconds as `Timeline` has them."""
 
     unfinished: int
     running: int
@@ -367,8 +367,9 @@ class SimulatedFleet:
         margin: int,
         told: bool,
     ) -> None:
-        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: of each its times, and
-        a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: there will be `news`."""
+        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: of each times,
+        and a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: there will be
+        `news`."""
     def next_event(self) -> float:
         """When anything is to do; infinity: not before a request comes."""
     def advance(self, until: float) -> bool:
@@ -382,13 +383,13 @@ class SimulatedFleet:
         answer: int,
         segments: tuple[tuple[int, int], ...],
     ) -> str | None:
-        """A request comes, whose prompt has segments of (id, tokens); None: it is taken, else why not:
+        """A request comes, whose prompt has segments of (id, tokens).  None: it is taken, else why not:
         "overloaded" or "invalid"."""
     def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, int, float]]]:
-        """Since they were asked for: (number, time) of first tokens, (number, tokens it has, time) of ends."""
+        """Since the last call: (number, time) of first tokens, (number, tokens it has, time) of ends."""
     def replica(self, number: int) -> SimulatedReplica: ...
     nbytes: int
     def requests(self) -> F64:
-        """[columns, requests] of those that ended, in order: `record.REQUEST_COLUMNS` and the replica's number."""
+        """[columns, requests] of those that ended, in order: `record.REQUEST_COLUMNS`, and the replica."""
     def gaps(self) -> tuple[F64, F64]:
         """Seconds between the tokens of a request, and how many tokens came so."""

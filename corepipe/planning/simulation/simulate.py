@@ -101,9 +101,9 @@ class Simulation:
     """One run of a workload over replicas: a timeline for each, and the limits and the policy of all.
 
     patience: ends the run when it is lost.  step_by_step: in the loop and by the schedulers that serve,
-    without native twins and without running through repetitions; the same result, later.  encoding: of a model
-    that generates nothing (None: it does).  max_batch_delay: seconds for which a replica waits for more.
-    guess: see `WorkloadSource`.
+    without native twins and without running through repetitions; the same result, later.  encoding: of a
+    model that generates nothing (None: it does).  max_batch_delay: seconds for which a replica waits for
+    more.  guess: see `WorkloadSource`.
     """
 
     def __init__(  # noqa: PLR0913 -- what a run is made of

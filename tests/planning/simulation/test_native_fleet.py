@@ -60,7 +60,7 @@ def test_every_kind_of_situation_is_met() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_prompt_may_be_what_another_one_was_answered(seed: int) -> None:
-    """Keys are those of segments, whoever made them: prompts take up answers, and one another's beginnings."""
+    """Keys are those of segments, whoever made them: prompts take up answers and beginnings."""
     rng = random.Random(seed)
 
     def sessions() -> list[Session]:
@@ -89,7 +89,8 @@ def test_a_run_is_lost_at_the_same_request(replicas: int) -> None:
     found = []
     for make in (native_fleet.NativeSimulation, LoopedSimulation):
         patience = Patience(Slo(ttft=0.4, tpot=0.05), most=20)
-        timelines = [Timeline(Cost(fixed=0.03), PROFILES["ideal"]) for _ in range(replicas)]  # type: ignore[arg-type]
+        cost: Any = Cost(fixed=0.03)
+        timelines = [Timeline(cost, PROFILES["ideal"]) for _ in range(replicas)]
         load = workload(400, 8.0 * replicas, prefixes=PrefixTree(((2, 40),)))
         make(limits(), policy("mixed"), timelines, load, patience).run(lambda _what, _done: None)
         found.append((patience.lost, patience.ttfts, patience.tpots))
