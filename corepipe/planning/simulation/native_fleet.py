@@ -74,7 +74,9 @@ class NativeSimulation:
             parts.append((times[id(cost)], profile.host_seconds, profile.change_seconds))
         self._told = workload.chained or patience is not None
         margin = load_margin(limits.max_num_seqs)
-        self._fleet = module.SimulatedFleet(limits, policy is segregated, parts, margin, self._told)
+        self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
+            limits, policy is segregated, parts, margin, self._told
+        )
         numbered = enumerate(timelines)
         self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
         self.record = PackedRecord(limits, self._replicas, self._fleet, patience)

@@ -33,7 +33,8 @@ class PackedSteps:
         return self._replica.steps
 
     def __getitem__(self, name: str) -> Floats:
-        return self._replica.step_columns([_PLACES[name]])[0]
+        column: Floats = self._replica.step_columns([_PLACES[name]])[0]
+        return column
 
     def parts(self, names: Sequence[str], rows: int) -> Iterator[Floats]:
         """[names, rows at most] of each part of the steps, in order."""

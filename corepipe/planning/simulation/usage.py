@@ -183,7 +183,8 @@ def _running(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
 def _until(part: Floats, next_start: float) -> Floats:
     """Seconds for which each of these steps runs."""
     starts, ends = part[0], part[1]
-    return np.minimum(np.append(starts[1:], next_start), ends) - starts
+    seconds: Floats = np.minimum(np.append(starts[1:], next_start), ends) - starts
+    return seconds
 
 
 def _most_waiting(arrivals: Floats, scheduled: Floats) -> int:
