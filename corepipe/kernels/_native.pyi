@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 
 def isas() -> list[str]:
@@ -319,3 +320,77 @@ def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
 
 def sample(logits: F32, sampling: object, masks: I32 | None = None) -> dict[str, Any]:
     """Tests: the sampler alone, on logits [R, V]."""
+
+class SimulatedStepTimes:
+    """How long steps take, for replicas whose cores are as fast; what was asked once is kept."""
+
+    def __init__(self, asked: object) -> None:
+        """asked: a corepipe.planning.simulation.step_times.StepTimes, whose methods are called."""
+
+class SimulatedReplica:
+    """A replica of one stage, of planning/simulation/native_fleet.py; seconds as `Timeline` has them."""
+
+    unfinished: int
+    running: int
+    waiting: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    blocks_held: int
+    blocks_cached: int
+    in_flight: bool
+    busy_seconds: float
+    overlap_seconds: float
+    work_seconds: float
+    steps: int
+    nbytes: int
+    def check(self) -> None:
+        """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
+    def step_columns(self, columns: Sequence[int]) -> F64:
+        """[columns, steps]: those with these places in `record.STEP_COLUMNS`."""
+    def step_reader(self, columns: Sequence[int]) -> SimulatedSteps:
+        """The same, to be read part by part."""
+
+class SimulatedSteps:
+    """Steps of a replica, from the first on."""
+
+    def read(self, rows: int) -> F64:
+        """[columns, rows] of the next ones; fewer at the end."""
+
+class SimulatedFleet:
+    """Replicas under one router and one clock.  Times are in seconds of that clock."""
+
+    def __init__(
+        self,
+        limits: object,
+        segregated: bool,
+        replicas: Sequence[tuple[SimulatedStepTimes, float, float | None]],
+        margin: int,
+        told: bool,
+    ) -> None:
+        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: of each times,
+        and a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: there will be
+        `news`."""
+    def next_event(self) -> float:
+        """When anything is to do; infinity: not before a request comes."""
+    def advance(self, until: float) -> bool:
+        """Does all that is to do up to then, that moment included, or up to the first news: True then."""
+    def add(
+        self,
+        number: int,
+        arrival: float,
+        prompt_tokens: int,
+        most_tokens: int,
+        answer: int,
+        segments: tuple[tuple[int, int], ...],
+    ) -> str | None:
+        """A request comes, whose prompt has segments of (id, tokens).  None: it is taken, else why not:
+        "overloaded" or "invalid"."""
+    def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, int, float]]]:
+        """Since the last call: (number, time) of first tokens, (number, tokens it has, time) of ends."""
+    def replica(self, number: int) -> SimulatedReplica: ...
+    nbytes: int
+    def requests(self) -> F64:
+        """[columns, requests] of those that ended, in order: `record.REQUEST_COLUMNS`, and the replica."""
+    def gaps(self) -> tuple[F64, F64]:
+        """Seconds between the tokens of a request, and how many tokens came so."""

@@ -204,6 +204,16 @@ class Timeline:
         return self._cost
 
     @property
+    def profile(self) -> RuntimeProfile:
+        """What the host takes."""
+        return self._profile
+
+    def ran(self, busy: float, overlap: float, work: float) -> None:
+        """Of a single stage: it has run, in its place, what takes so many seconds of it, of all stages at
+        once, and of time in which there is anything to do."""
+        self._busy, self._overlap.seconds, self._work_seconds = [busy], overlap, work
+
+    @property
     def rounds(self) -> Rounds:
         """How long it takes to give every sequence a token."""
         return self._rounds

@@ -14,6 +14,7 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
+from corepipe.planning.simulation.looped import LoopedSimulation
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.simulate import Simulation
 from corepipe.planning.workload import Synthetic, Workload
@@ -95,14 +96,18 @@ def play(
     profile: str = "ideal",
     batches: str = "mixed",
     step_by_step: bool = False,
+    native: bool = True,
     **changes: Any,
 ) -> Record:
-    """Runs a workload over a replica for each cost."""
+    """Runs a workload over a replica for each cost; native: by native twins, where there are any."""
     costs = [cost] if isinstance(cost, Cost) else cost
     stages = costs[0].stages
     config = limits(**{"stages": stages, **changes})
     timelines = [Timeline(each, PROFILES[profile]) for each in costs]  # type: ignore[arg-type]
-    return Simulation(config, policy(batches), timelines, load, step_by_step=step_by_step).run()
+    of = config, policy(batches), timelines, load
+    if native:
+        return Simulation(*of, step_by_step=step_by_step).run()
+    return LoopedSimulation(*of, step_by_step=step_by_step).run()
 
 
 def bytes_of(record: Record) -> list[bytes]:
@@ -127,7 +132,6 @@ def check_at_rest(record: Record) -> None:
     """Every request ended once, and holds nothing."""
     assert record.sent == len(record.requests["arrival"]) + sum(record.rejected.values())
     for replica in record.replicas:
-        scheduler = replica.scheduler
+        scheduler: Any = replica.scheduler
         scheduler.check()
-        assert not scheduler.has_unfinished()
-        assert (scheduler.blocks_held, scheduler.waiting, len(replica.in_flight)) == (0, 0, 0)
+        assert (scheduler.unfinished, scheduler.blocks_held, scheduler.waiting) == (0, 0, 0)

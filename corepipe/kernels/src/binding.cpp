@@ -87,6 +87,7 @@ NB_MODULE(_native, m) {
   bind_program(m);
   bind_executor(m);
   bind_probe(m);
+  bind_simulation(m);
   m.def(
       "divide",
       [](int panels, int blocks, int threads) {

@@ -36,5 +36,6 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape
 
 void bind_program(nb::module_& m);
 void bind_executor(nb::module_& m);
+void bind_simulation(nb::module_& m);
 
 }  // namespace corepipe

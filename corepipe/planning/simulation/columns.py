@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,26 @@ SECONDS, COUNT, LARGE, SMALL = "dIQH"
 
 AT_ONCE = 1024
 """Rows that are written to their columns at a time."""
+
+
+class Table(Protocol):
+    """Rows of figures, as who reads them sees them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, name: str, /) -> Floats:
+        """A column."""
+
+    def parts(self, names: Sequence[str], rows: int) -> Iterator[Floats]:
+        """[names, rows at most] of each part of the table, in order."""
+
+    @property
+    def columns(self) -> dict[str, Floats]:
+        """All of them, by name."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all rows take."""
 
 
 class Columns:
@@ -44,6 +65,13 @@ class Columns:
         """A column, as it is now."""
         self._write()
         return np.array(self._arrays[self._place[name]], np.float64)
+
+    def parts(self, names: Sequence[str], rows: int) -> Iterator[Floats]:
+        """[names, rows at most] of each part of the table, in order."""
+        self._write()
+        columns = [self._arrays[self._place[name]] for name in names]
+        for start in range(0, len(self), rows):
+            yield np.array([column[start : start + rows] for column in columns], np.float64)
 
     @property
     def columns(self) -> dict[str, Floats]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import sub
+from typing import Protocol
 
 import numpy as np
 
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timeline import Repeated, Timing
-from corepipe.planning.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats
+from corepipe.neuron.timeline import Repeated, Timeline, Timing
+from corepipe.planning.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats, Table
 from corepipe.planning.simulation.crowd import Together
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.simulated import SimulatedRequest
+from corepipe.scheduler.drafts import Drafted
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.serving.engine.replica import Completed, InFlight, Replica
@@ -34,13 +36,36 @@ REQUEST_COLUMNS = {
 GAP_COLUMNS = {"seconds": SECONDS, "tokens": COUNT}
 
 
+class PlayedScheduler(Protocol):
+    """What reports ask of a replica's scheduler; see `Scheduler`."""
+
+    @property
+    def preemptions(self) -> int: ...
+
+    @property
+    def prefix_queries(self) -> int: ...
+
+    @property
+    def prefix_hits(self) -> int: ...
+
+
+class PlayedReplica(Protocol):
+    """A replica that a workload was played over."""
+
+    @property
+    def timeline(self) -> Timeline: ...
+
+    @property
+    def scheduler(self) -> PlayedScheduler: ...
+
+
 class Record:
     """All that happened.  Gaps between tokens are kept as (seconds, how many tokens).
 
     patience: whom to tell of first and last tokens."""
 
     def __init__(
-        self, limits: SchedulerConfig, replicas: Sequence[Replica], patience: Patience | None = None
+        self, limits: SchedulerConfig, replicas: Sequence[PlayedReplica], patience: Patience | None = None
     ) -> None:
         self.limits = limits
         self.replicas = replicas
@@ -57,10 +82,10 @@ class Record:
         """Whether patience is at its end."""
         return self._patience is not None and self._patience.lost
 
-    def admitted(self, replica: Replica) -> None:
-        """A request waits in a replica's queue."""
+    def admitted(self, number: int) -> None:
+        """A request waits in the queue of the replica with this number."""
         self.sent += 1
-        self._unscheduled[replica.number] += 1
+        self._unscheduled[number] += 1
 
     def submitted(self, replica: Replica, batch: InFlight, now: float) -> None:
         """A batch was scheduled at `now`."""
@@ -155,7 +180,12 @@ class Record:
         self.rejected[kind] += 1
 
     @property
-    def steps(self) -> list[Columns]:
+    def drafted(self) -> list[Drafted]:
+        """What has come of guesses, of each replica that could have had any."""
+        return [replica.scheduler.drafted for replica in self.replicas if isinstance(replica, Replica)]
+
+    @property
+    def steps(self) -> Sequence[Table]:
         """Of each replica, in order: STEP_COLUMNS."""
         return self._steps
 
@@ -167,15 +197,12 @@ class Record:
     @property
     def requests(self) -> dict[str, Floats]:
         """Of those that were answered, in order of their end: an array for each of REQUEST_COLUMNS."""
-        columns = self._requests.columns
-        order = np.lexsort((columns.pop("replica"), columns["last_at"]))
-        return {name: column[order] for name, column in columns.items()}
+        return in_order(self._requests.columns)
 
     @property
     def gaps(self) -> tuple[Floats, Floats]:
         """Times between the tokens of a request, ascending and without repetition, and how often each is."""
-        seconds, index = np.unique(self._gaps["seconds"], return_inverse=True)
-        return seconds, np.bincount(index, self._gaps["tokens"], len(seconds)).astype(np.float64)
+        return together(self._gaps["seconds"], self._gaps["tokens"])
 
     def _end(self, replica: Replica, request: SimulatedRequest) -> None:
         if self._patience is not None:
@@ -185,6 +212,18 @@ class Record:
             len(request.prompt), request.num_results, request.num_cached, request.num_preemptions,
             replica.number,
         )  # fmt: skip
+
+
+def in_order(requests: dict[str, Floats]) -> dict[str, Floats]:
+    """Those that ended, in order of their end, without the numbers of their replicas."""
+    order = np.lexsort((requests.pop("replica"), requests["last_at"]))
+    return {name: column[order] for name, column in requests.items()}
+
+
+def together(gaps: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+    """Gaps, ascending and without repetition, and how many tokens came after each."""
+    seconds, index = np.unique(gaps, return_inverse=True)
+    return seconds, np.bincount(index, tokens, len(seconds)).astype(np.float64)
 
 
 def _simulated(request: Request) -> SimulatedRequest:

@@ -106,7 +106,7 @@ class Report:
             device=device,
             guessed=Guessed.of(
                 speculation,
-                [replica.scheduler.drafted for replica in record.replicas],
+                record.drafted,
                 [replica.timeline for replica in record.replicas],
                 None if device.draft is None else device.draft.graph.name,
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from typing import Protocol
 
 from corepipe.neuron.clock import Clock
 from corepipe.planning.simulation.record import Record
@@ -12,10 +13,24 @@ from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.planning.workload import Session, Workload
 from corepipe.scheduler.drafts import Drafter
 from corepipe.scheduler.scheduler import QueueFull
-from corepipe.serving.engine.loop import Loop
 
 RETRY_SECONDS = 1.0
 """After which a user of a closed loop who was refused comes back."""
+
+
+class Numbered(Protocol):
+    """A replica."""
+
+    @property
+    def number(self) -> int: ...
+
+
+class Deployment(Protocol):
+    """What requests are sent to; see `Loop`."""
+
+    def next_event(self) -> float: ...
+
+    def add(self, request: SimulatedRequest, /) -> Numbered: ...
 
 
 Guess = Callable[[int], Drafter | None]
@@ -33,7 +48,7 @@ class WorkloadSource:
     def __init__(
         self,
         workload: Workload,
-        loop: Loop,
+        loop: Deployment,
         clock: Clock,
         record: Record,
         *,
@@ -110,7 +125,7 @@ class WorkloadSource:
         request.max_tokens = min(request.max_tokens, room) if self._generates else 0
         request.drafter = self._guess(self._admitted)
         try:
-            self._record.admitted(self._loop.add(request))
+            self._record.admitted(self._loop.add(request).number)
             self._admitted += 1
         except QueueFull:
             self._refused("overloaded")

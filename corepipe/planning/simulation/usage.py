@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import fsum
 
 import numpy as np
 
 from corepipe.neuron.cost import ENGINES, Bottleneck, CostModel
 from corepipe.neuron.step import StepShape
-from corepipe.planning.simulation.columns import Columns, Floats
-from corepipe.planning.simulation.record import Record
-from corepipe.serving.engine.replica import Replica
+from corepipe.planning.simulation.columns import Floats, Table
+from corepipe.planning.simulation.record import PlayedReplica, Record
 
 MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""
+
+AT_ONCE = 1 << 16
+"""Steps that are read at a time: a long run has millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class DeviceUsage:
         taken = _Taken.apart(record.replicas, steps)
         busy = [second for timeline in timelines for second in timeline.busy_seconds]
         blocks = record.limits.num_blocks
+        held = [_Held.of(each) for each in steps]
         return cls(
             steps=sum(map(len, steps)),
             fill=_mean([timeline.fill for timeline in timelines]),
@@ -67,9 +71,9 @@ class DeviceUsage:
             engines=taken.engines,
             bound=taken.bound,
             kv_blocks=blocks * len(record.replicas),
-            kv_peak=max([float(s["blocks_held"].max(initial=0.0)) for s in steps]) / max(1, blocks),
-            kv_mean=_mean([_time_mean(s, "blocks_held") for s in steps]) / max(1, blocks),
-            batch_mean=_mean([_time_mean(s, "sequences") for s in steps]),
+            kv_peak=max([each.peak for each in held]) / max(1, blocks),
+            kv_mean=_mean([each.blocks for each in held]) / max(1, blocks),
+            batch_mean=_mean([each.sequences for each in held]),
             waiting_mean=fsum(requests["scheduled_at"] - requests["arrival"]) / seconds if seconds else 0.0,
             waiting_max=_most_waiting(requests["arrival"], requests["scheduled_at"]),
             preemptions=sum(scheduler.preemptions for scheduler in schedulers),
@@ -92,7 +96,7 @@ class _Taken:
     bound: dict[str, float]
 
     @classmethod
-    def apart(cls, replicas: Iterable[Replica], steps: list[Columns]) -> _Taken:
+    def apart(cls, replicas: Iterable[PlayedReplica], steps: Sequence[Table]) -> _Taken:
         rows = padded = total = 0.0
         engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, Bottleneck), 0.0)
         for cost, shape in _moments(replicas, steps):
@@ -112,27 +116,75 @@ class _Taken:
         )
 
 
-def _moments(replicas: Iterable[Replica], steps: list[Columns]) -> Iterator[tuple[CostModel, StepShape]]:
+def _moments(
+    replicas: Iterable[PlayedReplica], steps: Sequence[Table]
+) -> Iterator[tuple[CostModel, StepShape]]:
     """The steps that run at moments evenly spread over each replica's busy time."""
+    count, names = (
+        max(1, MOMENTS // len(steps)),
+        ("rows", "logit_rows", "sequences", "kv_tokens", "attended", "longest", "each"),
+    )
     for replica, of_replica in zip(replicas, steps, strict=True):
         if len(of_replica) == 0:
             continue
-        until = np.cumsum(of_replica["ready_at"] - of_replica["starts_at"])
-        count = max(1, MOMENTS // len(steps))
-        at = np.searchsorted(until, (np.arange(count) + 0.5) / count * until[-1])
-        names = ("rows", "logit_rows", "sequences", "kv_tokens", "attended", "longest", "each")
-        for row in np.stack([of_replica[name][at] for name in names], axis=1).astype(int).tolist():
-            yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
+        *_, (until, _) = _busy_until(of_replica)
+        moments = (np.arange(count) + 0.5) / count * until[-1]
+        for until, shapes in _busy_until(of_replica, *names):
+            here = int(np.searchsorted(moments, until[-1], side="right"))
+            at = np.searchsorted(until, moments[:here])
+            moments = moments[here:]
+            for row in shapes[:, at].T.astype(int).tolist():
+                yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
-def _time_mean(steps: Columns, name: str) -> float:
-    """Mean of a column over the time in which a step runs; where steps overlap, of the later one."""
-    if len(steps) == 0:
-        return 0.0
-    starts, ends = steps["starts_at"], steps["ready_at"]
-    seconds = np.minimum(np.append(starts[1:], ends[-1]), ends) - starts
-    whole = fsum(seconds)
-    return fsum(seconds * steps[name]) / whole if whole else 0.0
+def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
+    """Of each part of the steps: busy seconds up to the end of each, and the columns [names, steps]."""
+    busy = 0.0
+    for starts, ends, *columns in steps.parts(("starts_at", "ready_at", *names), AT_ONCE):
+        until = np.cumsum(np.concatenate([[busy], ends - starts]))[1:]
+        busy = until[-1]
+        yield until, np.array(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """KV blocks that are held at most, and means of them and of a step's sequences over the time in which a
+    step runs."""
+
+    peak: float
+    blocks: float
+    sequences: float
+
+    @classmethod
+    def of(cls, steps: Table) -> _Held:
+        whole = fsum(chain.from_iterable(seconds.tolist() for seconds, _ in _running(steps)))
+        peak = max([float(blocks.max()) for (blocks,) in steps.parts(("blocks_held",), AT_ONCE)], default=0.0)
+        if not whole:
+            return cls(peak, 0.0, 0.0)
+        blocks, sequences = (
+            fsum(chain.from_iterable((seconds * held[0]).tolist() for seconds, held in _running(steps, name)))
+            for name in ("blocks_held", "sequences")
+        )
+        return cls(peak, blocks / whole, sequences / whole)
+
+
+def _running(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
+    """Of each part of the steps: for how long each runs, where steps overlap until the next begins, and the
+    columns [names, steps]."""
+    before: Floats | None = None
+    for part in steps.parts(("starts_at", "ready_at", *names), AT_ONCE):
+        if before is not None:
+            yield _until(before, part[0, 0]), before[2:]
+        before = part
+    if before is not None:
+        yield _until(before, before[1, -1]), before[2:]
+
+
+def _until(part: Floats, next_start: float) -> Floats:
+    """Seconds for which each of these steps runs."""
+    starts, ends = part[0], part[1]
+    seconds: Floats = np.minimum(np.append(starts[1:], next_start), ends) - starts
+    return seconds
 
 
 def _most_waiting(arrivals: Floats, scheduled: Floats) -> int:

@@ -14,7 +14,7 @@ from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.crowd import Together
 from corepipe.planning.simulation.crowd_scheduler import CrowdScheduler
-from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.simulation.looped import LoopedSimulation
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.planning.workload import Segment, Session, Turn
 from corepipe.scheduler.micro_batches import OneForEachStage
@@ -168,7 +168,7 @@ def test_memory_is_that_of_who_is_there_and_a_few_figures_of_who_was(replicas: i
     """Requests that have ended are gone, and those to come are not there yet."""
     load = workload(600, 6.0 * replicas, input_len="uniform:10:100", output_len="uniform:1:60")
     timelines = [Timeline(Cost(fixed=0.01), PROFILES["ideal"]) for _ in range(replicas)]  # type: ignore[arg-type]
-    simulation = Simulation(limits(), policy("mixed"), timelines, load)
+    simulation = LoopedSimulation(limits(), policy("mixed"), timelines, load)
     before, seen = alive(), []
 
     def look(_what: str, _done: float) -> None:
@@ -185,7 +185,7 @@ def test_memory_is_that_of_who_is_there_and_a_few_figures_of_who_was(replicas: i
 
 def test_figures_take_the_same_bytes_however_many_requests_there_are() -> None:
     small, large = (
-        play(workload(requests, 3.0, input_len=20, output_len=20)).nbytes / requests
+        play(workload(requests, 3.0, input_len=20, output_len=20), native=False).nbytes / requests
         for requests in (100, 400)
     )
     assert large < 1.1 * small

@@ -58,11 +58,14 @@ def situation(seed: int) -> dict[str, Any]:
 
 
 def both(seed: int) -> Record:
+    """By native twins, where there are any, by running through repetitions, and step by step."""
     of = situation(seed)
-    fast, slow = play(**of), play(**of, step_by_step=True)
+    native, fast, slow = play(**of), play(**of, native=False), play(**of, step_by_step=True)
     assert bytes_of(fast) == bytes_of(slow)
+    assert bytes_of(native) == bytes_of(slow)
     check_at_rest(fast)
-    return fast
+    check_at_rest(native)
+    return native
 
 
 @settings(max_examples=40, deadline=None)
@@ -102,7 +105,7 @@ def test_most_steps_are_run_through(
 
     monkeypatch.setattr(CrowdScheduler, "repeat", repeated)
     load = workload(30, None if users else 0.5, input_len=20, output_len=200, users=users)
-    record = play(load, cost=[Cost(stages)] * replicas)
+    record = play(load, cost=[Cost(stages)] * replicas, native=False)
     assert sum(moves) > 0.7 * sum(len(steps) for steps in record.steps)
 
 

@@ -1,0 +1,90 @@
+// The KV blocks of simulated requests.  The twin of corepipe/scheduler/kv_cache.py and windowed_kv_cache.py.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "sim_blocks.h"
+
+namespace corepipe::sim {
+
+// Of one replica; see corepipe/scheduler/config.py.  A window of 0 looks back over everything.
+struct Limits {
+  int blocks, block_size, most_running, batch_tokens, longest;
+  bool prefix_cache;
+  int64_t most_waiting, most_waiting_tokens;
+  int most_cached;
+  std::vector<int> windows;
+};
+
+struct Segment {
+  int64_t id;
+  int tokens;
+};
+
+enum class Status { kWaiting, kRunning, kPreempted };
+
+// Tokens that are counted, not known.  See corepipe/scheduler/request.py and planning/simulation/simulated.py.
+struct Request {
+  int64_t number = 0;  // whose it is, for who asked
+  double arrival = 0.0;
+  int64_t rank = 0;  // among those that arrive at once
+  int prompt = 0, most_tokens = 0;
+  int64_t answer = 0;  // the id of its segment
+  int tokens = 0, computed = 0, done = 0;
+  int cached = 0, preemptions = 0;
+  Status status = Status::kWaiting;
+  bool batched = false, admitted = false;  // in the batch that is being made
+  std::vector<int> table;  // rows of a block for each group, or kEmpty
+  int room = 0;            // positions that the table is for
+  std::vector<Segment> segments;
+  std::vector<std::pair<int64_t, uint32_t>> keys;  // of the blocks that end in the prompt
+  double scheduled_at = -1.0, first_at = -1.0, last_at = -1.0;
+
+  bool generates() const { return computed == tokens - 1 && tokens > prompt; }
+  bool in_flight() const { return computed > done; }
+  int generated() const { return tokens - prompt; }
+};
+
+class KVCache {
+ public:
+  static constexpr int kEmpty = -1;
+
+  KVCache(const Limits& limits, PrefixIndex* index, int replica);
+
+  const BlockPool& pool() const { return pool_; }
+  int64_t queries() const { return queries_; }
+  int64_t hits() const { return hits_; }
+
+  int blocks_for(int tokens) const;  // that are held at most while so many are computed, a batch after the other
+  int missing(const Request& request, int tokens) const;
+  int lacking(const Request& request) const;
+  int cached_prefix(Request& request);  // tokens
+  int take_prefix(Request& request);    // tokens
+  void count_prefix(const Request& request, int hits);
+  void grow(Request& request, int blocks);
+  void commit(Request& request, int count);
+  void release(Request& request);
+  int full_rows(int tokens) const { return (tokens - 1) / size_; }  // that leave a token to compute
+  // The key of full block number `row` of the request, but for its group.
+  Key key(Request& request, int row) const;
+
+ private:
+  int rows(int tokens) const { return (tokens + size_ - 1) / size_; }
+  int first_row(int window, int rows) const;
+  int found(Request& request, int row, int group) const;
+  int whole_rows(Request& request) const;
+  int hole(Request& request, int rows) const;  // -1: there is none
+  int prefix_rows(Request& request) const;
+  void give_back(Request& request);
+
+  int size_, chunk_, groups_;
+  std::vector<int> windows_;
+  bool windowed_ = false;
+  bool finds_;
+  BlockPool pool_;
+  int64_t queries_ = 0, hits_ = 0;
+};
+
+}  // namespace corepipe::sim

@@ -1,0 +1,96 @@
+// A replica of one stage in a simulation: its scheduler, its device's time line and what is written down of both.  The
+// twin of corepipe/serving/engine/replica.py, corepipe/neuron/timeline.py and the record.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "sim_record.h"
+#include "sim_scheduler.h"
+#include "sim_step_times.h"
+
+namespace corepipe::sim {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Seconds of the host for each batch; `changed`: where its sequences are not those of the one before.
+struct HostSeconds {
+  double plain;
+  std::optional<double> changed;
+};
+
+// What has happened to requests, for who wants to be told.
+struct First {
+  int64_t number;
+  double at;
+};
+struct End {
+  int64_t number;
+  int tokens;  // that it has, prompt included
+  double at;
+};
+struct News {
+  std::vector<First> firsts;
+  std::vector<End> ends;
+};
+
+// What all replicas write down in common.
+struct Common {
+  RequestTable requests;
+  GapTable gaps;
+  News news;
+  bool told = false;  // whether anybody wants news
+};
+
+class Replica {
+ public:
+  Replica(int number, const Limits& limits, Policy policy, PrefixIndex* index, std::shared_ptr<StepTimes> times,
+          HostSeconds host, Common& common)
+      : scheduler_(limits, policy, index, number), number_(number), times_(std::move(times)), host_(host),
+        common_(common) {}
+
+  // When a batch is due or another can be submitted.
+  double next_event() const { return in_flight_ ? due_ : (idle_ ? kNever : accepts_at_); }
+  void act();  // does what is to do at that moment
+  void act_until(double until);  // does all that is to do up to then, that moment included
+  // No later than the next moment after which others may see anything else of it, if no request comes: the end of
+  // one, or a batch that is not as the one before.
+  double quiet_until();
+  Admission add(Request& request);
+  Scheduler& scheduler() { return scheduler_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+  const StepTable& steps() const { return steps_; }
+
+  bool in_flight() const { return in_flight_; }
+  double busy() const { return busy_; }
+  double overlap() const { return overlap_; }
+  double work() const { return work_; }
+
+ private:
+  void land(double now);
+  void submit(double now);
+  void note_token(Request& request, bool ends, double now);
+
+  Scheduler scheduler_;
+  int number_;
+  std::shared_ptr<StepTimes> times_;
+  StepTimes::Strip strip_;
+  HostSeconds host_;
+  Common& common_;
+  StepTable steps_;
+
+  bool idle_ = true;  // the scheduler had nothing to give, and nothing has happened since
+  bool in_flight_ = false;
+  Shape shape_;  // of what is in flight
+  double due_ = kNever, accepts_at_ = 0.0, device_now_ = 0.0;
+  int unscheduled_ = 0;
+
+  // The time line.
+  double host_free_ = 0.0, free_ = 0.0, busy_ = 0.0, overlap_ = 0.0, work_until_ = 0.0, work_ = 0.0;
+  int decoding_ = 0;
+};
+
+}  // namespace corepipe::sim

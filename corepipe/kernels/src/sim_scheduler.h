@@ -1,0 +1,116 @@
+// What of simulated requests the next batch computes.  The twin of corepipe/scheduler/scheduler.py, with its running
+// requests, queue, policies and next batch, for one stage, requests of one owner and one priority, and no drafts: the
+// same decisions, to the last KV block.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "sim_kv_cache.h"
+
+namespace corepipe::sim {
+
+enum class Policy { kMixed, kSegregated };
+enum class Admission { kTaken, kOverloaded, kInvalid };
+
+struct Chunk {
+  Request* request;
+  int start, count;
+  bool samples;
+};
+
+// What decides a step's time; see corepipe/neuron/step.py.
+struct Shape {
+  int rows = 0, logit_rows = 0, sequences = 0;
+  int64_t kv_tokens = 0, attended = 0;
+
+  bool decodes() const { return rows == sequences; }
+  bool operator==(const Shape& other) const {
+    return rows == other.rows && logit_rows == other.logit_rows && sequences == other.sequences &&
+           kv_tokens == other.kv_tokens && attended == other.attended;
+  }
+};
+
+class Scheduler {
+ public:
+  Scheduler(const Limits& limits, Policy policy, PrefixIndex* index, int replica)
+      : limits_(limits), policy_(policy), kv_(limits, index, replica) {}
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // A request that is to be filled in and given to `add`.
+  Request& fresh();
+  Admission add(Request& request);
+  bool schedule();  // the next batch; false where nothing can run now
+  // Takes the batch back, each of whose chunks that samples draws a token; `tell(request, ends)` of each that does.
+  template <class Tell>
+  void update(Tell tell);
+
+  const std::vector<Chunk>& batch() const { return batch_; }
+  Shape shape() const;
+  int rounds_left() const;  // of those in the batch, which all generate, until the first of them ends
+  // Whether so many batches, this one included, are alike but for a token more of each, if nobody comes.
+  bool goes_round(int rounds) const;
+  int running() const { return static_cast<int>(running_.size()); }
+  int waiting() const { return static_cast<int>(queue_.size()); }
+  int unfinished() const { return running() + waiting(); }
+  int64_t preemptions() const { return preemptions_; }
+  KVCache& kv() { return kv_; }
+  const KVCache& kv() const { return kv_; }
+  void check() const;  // throws std::logic_error unless blocks and references match the requests that hold them
+
+ private:
+  using Turn = std::tuple<bool, double, int64_t>;  // the smaller, the sooner
+  static Turn turn(const Request& request) {
+    return {request.status != Status::kPreempted, request.arrival, request.rank};
+  }
+  static std::pair<double, int64_t> rank(const Request& request) { return {request.arrival, request.rank}; }
+
+  void mix();
+  void segregate();
+  bool run(Request& request);
+  bool run_chunk(Request& request);
+  bool admit();
+  Request* admitted();
+  bool reserve(Request& request, int tokens);
+  void preempt(Request& request);
+  void push(Request& request);
+  void take(Request& request);
+  void leave(Request& request);
+  void end(Request& request);
+  void queue_up();
+
+  Limits limits_;
+  Policy policy_;
+  KVCache kv_;
+  std::deque<Request> requests_;
+  std::vector<Request*> unused_;
+  std::vector<Request*> running_;  // who was scheduled longest ago first
+  std::map<Turn, Request*> queue_;
+  int64_t waiting_tokens_ = 0, added_ = 0, preemptions_ = 0;
+  std::vector<Chunk> batch_;
+  std::vector<Request*> ready_, others_;
+  int tokens_ = 0, seats_ = 0;  // that the batch has left
+  bool short_ = false;          // somebody who runs lacks blocks
+};
+
+template <class Tell>
+void Scheduler::update(Tell tell) {
+  for (const Chunk& chunk : batch_) {
+    Request& request = *chunk.request;
+    request.done += chunk.count;
+    if (request.done % limits_.block_size < chunk.count) kv_.commit(request, chunk.count);
+    if (!chunk.samples) continue;
+    ++request.tokens;
+    const bool ends = request.generated() >= request.most_tokens || request.tokens >= limits_.longest;
+    tell(request, ends);
+    if (ends) end(request);
+  }
+  batch_.clear();
+}
+
+}  // namespace corepipe::sim

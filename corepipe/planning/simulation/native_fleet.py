@@ -1,0 +1,154 @@
+"""A workload through native replicas: twins of those that serve, for what most simulations are of.
+
+They decide as `Scheduler` does, are routed to as by `Router` and take as long as by `Timeline`, step by step:
+one stage, requests of one priority, and nobody who guesses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from corepipe.neuron.clock import VirtualClock
+from corepipe.neuron.timeline import Timeline
+from corepipe.planning.simulation.packed_record import PackedRecord
+from corepipe.planning.simulation.patience import Patience
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.simulated import SimulatedRequest
+from corepipe.planning.simulation.source import WorkloadSource
+from corepipe.planning.simulation.step_times import StepTimes
+from corepipe.planning.workload import Workload
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.policy import Policy, mixed, segregated
+from corepipe.scheduler.queue import QueueFull
+from corepipe.serving.engine.router import load_margin
+
+if TYPE_CHECKING:
+    from corepipe.kernels import _native
+
+AT_ONCE = 100
+"""Requests after which progress is told."""
+
+MOST_TOKENS = 1 << 30
+"""No request that can run has so many."""
+
+
+def has_twins(limits: SchedulerConfig, policy: Policy) -> bool:
+    """Whether there are native replicas of these: the native module may not be built."""
+    known = limits.stages == 1 and limits.keeps_state and policy in {mixed, segregated}
+    return known and _module() is not None
+
+
+@dataclass(slots=True)
+class NativeReplica:
+    """What reports ask of a replica, as its `number`, its `timeline` and its `scheduler`."""
+
+    number: int
+    timeline: Timeline
+    scheduler: _native.SimulatedReplica
+
+
+class NativeSimulation:
+    """One run of a workload over native replicas, a timeline for each; see `Simulation`."""
+
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        policy: Policy,
+        timelines: Sequence[Timeline],
+        workload: Workload,
+        patience: Patience | None = None,
+    ) -> None:
+        module = _module()
+        assert module is not None
+        times: dict[int, _native.SimulatedStepTimes] = {}
+        parts = []
+        for timeline in timelines:
+            cost, profile = timeline.cost, timeline.profile
+            if id(cost) not in times:
+                times[id(cost)] = module.SimulatedStepTimes(StepTimes(cost))
+            parts.append((times[id(cost)], profile.host_seconds, profile.change_seconds))
+        self._told = workload.chained or patience is not None
+        margin = load_margin(limits.max_num_seqs)
+        self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
+            limits, policy is segregated, parts, margin, self._told
+        )
+        numbered = enumerate(timelines)
+        self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
+        self.record = PackedRecord(limits, self._replicas, self._fleet, patience)
+        self._patience = patience
+        self._alive: dict[int, SimulatedRequest] = {}
+        self._sent = 0
+        self._source = WorkloadSource(workload, self, VirtualClock(), self.record)
+
+    def next_event(self) -> float:
+        """When a replica does anything next; infinity: not before a request comes."""
+        return self._fleet.next_event()
+
+    def run(self, progress: Callable[[str, float], None]) -> Record:
+        """Plays all arrivals and runs until the last request has ended, or the run is lost."""
+        shown = 0
+        while self._play_until_next() < inf:
+            self._source.receive()
+            if self.record.sent >= shown:
+                progress("simulating", self._source.share)
+                shown = self.record.sent + AT_ONCE
+        for replica in self._replicas:
+            ran = replica.scheduler
+            replica.timeline.ran(ran.busy_seconds, ran.overlap_seconds, ran.work_seconds)
+        progress("simulating", 1.0)
+        return self.record
+
+    def _play_until_next(self) -> float:
+        """All that happens before the next request comes; when that is.  Infinity: none does, or the run is
+        lost."""
+        while self._fleet.advance(until := self._source.next_arrival()):
+            self._hear()
+            if self.record.lost:
+                return inf
+        return until
+
+    def add(self, request: SimulatedRequest) -> NativeReplica:
+        """Raises QueueFull, and ValueError for one that can never run."""
+        prompt, asked = len(request.prompt), request.asked
+        if prompt >= MOST_TOKENS:
+            raise ValueError(f"a prompt of {prompt} tokens")
+        number = self._sent
+        self._sent += 1
+        refused = self._fleet.add(
+            number, request.arrival, prompt, request.max_tokens, asked.answer, asked.prompt
+        )
+        if refused == "overloaded":
+            raise QueueFull
+        if refused is not None:
+            raise ValueError("the request can never run")
+        if self._told:
+            self._alive[number] = request
+        return self._replicas[0]
+
+    def _hear(self) -> None:
+        """Takes what has happened to requests."""
+        firsts, ends = self._fleet.news()
+        if self._patience is not None:
+            for number, at in firsts:
+                request = self._alive[number]
+                request.first_at = at
+                self._patience.started(request)
+        for number, tokens, at in ends:
+            request = self._alive.pop(number)
+            request.num_tokens, request.last_at = tokens, at
+            if self._patience is not None:
+                self._patience.ended(request)
+            self._source.ended(request, at)
+
+
+def _module() -> ModuleType | None:
+    """Where it is built."""
+    try:
+        return importlib.import_module("corepipe.kernels._native")
+    except ImportError:
+        return None
