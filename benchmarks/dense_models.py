@@ -1,4 +1,4 @@
-"""Models in the forms that the servers of dense_peers.py take.  Needs torch and transformers; vLLM has both.
+"""Models in the forms that the servers of side_by_side.py take.  Needs torch and transformers; vLLM has both.
 
     python benchmarks/dense_models.py random neox|phi TOKENIZER OUT   # a bf16 checkpoint
     python benchmarks/dense_models.py gguf FILE OUT                   # a GGUF file's weights in that form

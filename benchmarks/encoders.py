@@ -38,8 +38,8 @@ import msgspec
 import numpy as np
 import psutil
 import uvloop
-from dense_peers import Server, started  # the scripts beside this one
-from roofline import Limits, measure_limits
+from roofline import Limits, measure_limits  # the scripts beside this one
+from side_by_side import Server, started
 from step import Demand
 from turns import Contender
 

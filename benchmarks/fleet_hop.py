@@ -18,20 +18,20 @@ import argparse
 import asyncio
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import psutil
-from side_by_side import Server, Work, speed  # the script beside this one
+from works import Work, speed  # the script beside this one
 
 from corepipe.models import hub
-from corepipe.planning.bench.prompts import all_words
 from tests.fleet.machines import Machines
 from tests.servers import Served, served, until
 
 PORT = 6413
+VOCABULARY = range(1_000, 30_000)
+"""Ids that no model has for special tokens."""
 Pair = tuple[float, float]
 WORKS = {
     "1 stream": Work(32, 128, 1, 3),
@@ -48,10 +48,10 @@ class Side:
     model: str
     processes: Callable[[], Iterable[psutil.Process]]
 
-    def run(self, work: Work, vocabulary: list[str]) -> tuple[float, float]:
+    def run(self, work: Work) -> tuple[float, float]:
         """What `speed` tells, and milliseconds of processor time a token."""
         before = self._seconds()
-        found = asyncio.run(speed(Server(self.server.url, self.model), work, vocabulary, time.time_ns()))
+        found = asyncio.run(speed(self.server.url, self.model, work, VOCABULARY))
         return found, 1e3 * (self._seconds() - before) / (work.requests * work.output)
 
     def _seconds(self) -> float:
@@ -100,7 +100,6 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
-    vocabulary = list(all_words())
     with contextlib.ExitStack() as stack:
         machines = Machines(PORT)
         stack.callback(machines.close)
@@ -119,7 +118,7 @@ def main() -> None:
         away = Side(fleet, model, answering)
         print(f"{'':>24} {'local':>9} {'fleet':>9}   medians of {args.rounds}, in turn")
         for name, work in WORKS.items():
-            sides = (partial(side.run, work, vocabulary) for side in (beside, away))
+            sides = (partial(side.run, work) for side in (beside, away))
             report(name, work, in_turn(*sides, args.rounds))
         print({kind: f"{size:.0f} MB" for kind, size in machines.memory("a").items()})
 

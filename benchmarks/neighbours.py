@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import psutil
-from side_by_side import Server, Work, speed  # the scripts beside this one
-from step import BLOCK, greedy, inputs
+from step import BLOCK, greedy, inputs  # the scripts beside this one
 from turns import Contender
+from works import Work, speed
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -33,10 +33,11 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.weights import packed_weights
-from corepipe.planning.bench.prompts import all_words
 
 STREAMS = (1, 8, 32)
 CONTEXT = 128
+VOCABULARY = range(1_000, 30_000)
+"""Ids that no model has for special tokens."""
 SECONDS = 1.0
 """Of a turn of the executor: hundreds of a scheduler's slices."""
 LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -87,11 +88,8 @@ def of_executor(name: str, threads: int) -> Rate:
 
 
 def of_server(url: str, name: str) -> Rate:
-    vocabulary = list(all_words())
-
     def rate(streams: int) -> float:
-        work = Work(CONTEXT, 64, streams, 2 * streams)
-        return asyncio.run(speed(Server(url, name), work, vocabulary, time.time_ns()))
+        return asyncio.run(speed(url, name, Work(CONTEXT, 64, streams, 2 * streams), VOCABULARY))
 
     return rate
 

@@ -1,124 +1,168 @@
-"""corepipe and another OpenAI-compatible server, in turn in one run: medians and their ratio.
+"""corepipe beside other servers of the same model: medians, ratios, shares of the nearer limit.
 
-    python benchmarks/side_by_side.py http://127.0.0.1:8000 http://127.0.0.1:9000 --model-b other --rounds 3
+    python benchmarks/side_by_side.py MODEL [--dtype int8] \\
+        --peer 'llama.cpp=llama-server -m MODEL-q8_0.gguf --port {port} -t 2 -np 32 -c 32768 --cache-ram 0' \\
+        --peer 'vllm=vllm serve MODEL-w8a8 --port {port} --dtype bfloat16 --max-model-len 2048'
 
-Both servers must be running, with models of one vocabulary.  Prompts are random words; each round uses new
-ones, so that no prefix cache has seen them (but in the `prefix` work).  All requests stream greedily and
-ignore eos.  The ratio is A's speed over B's: above 1 A is faster.  The servers take turns (A B A B ...),
-because a shared machine drifts.
+Each server is started once and suspended but for its turns, so that one runs at a time; turns are short: a
+shared machine drifts.  A ratio is corepipe's speed over the peer's: above 1 corepipe is faster.  The limit is
+the larger of reading the weights and of the Linears' operations, at the rates of the same round; attention,
+sampling and HTTP are not in it.  benchmarks/dense_models.py makes the models that the peers take.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import random
+import os
+import shlex
+import socket
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-import aiohttp
+import httpx
+import psutil
+from roofline import Limits, measure_limits  # the scripts beside this one
+from step import Demand
+from turns import Contender
+from works import Work, speed
 
-from corepipe.planning.bench.prompts import all_words
+from corepipe.models import hub, registry
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.weights import packed_weights
 
-REST_SECONDS = 2.0
-"""Before each turn: threads of the other server that spin for their next piece of work go to sleep."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """`requests` of `prompt` words in and `output` tokens out, `streams` at a time; `shared` words more are
-    common to all."""
-
-    prompt: int
-    output: int
-    streams: int
-    requests: int
-    shared: int = 0
-    first_token: bool = False
-    """Measured by the median time to the first token; otherwise by output tokens a second."""
-
+START_SECONDS = 600.0
+OURS = "corepipe={python} -m corepipe serve {model} --dtype {dtype} --max-model-len 2048 --port {{port}}"
 
 WORKS = {
-    "single": Work(512, 128, 1, 2),
-    "closed-8": Work(128, 64, 8, 24),
-    "closed-32": Work(128, 64, 32, 64),
-    "prefill": Work(512, 1, 1, 3, first_token=True),
-    "prefix": Work(32, 64, 16, 32, shared=512),
-    "one-token": Work(4, 1, 16, 400),
+    "1 stream": Work(prompt=512, output=128, streams=1, requests=2),
+    "8 streams": Work(prompt=128, output=64, streams=8, requests=16),
+    "32 streams": Work(prompt=128, output=64, streams=32, requests=64),
+    "512 in, 1 out": Work(prompt=512, output=1, streams=1, requests=3, first_token=True),
+    "shared prefix": Work(prompt=32, output=64, streams=16, requests=32, shared=512),
+    "one token": Work(prompt=4, output=1, streams=16, requests=400),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Server(Contender):
+    """A running server: where it answers, as what it serves its model."""
+
     url: str
     model: str
 
 
-def words(rng: random.Random, count: int, vocabulary: list[str]) -> str:
-    return "".join(" " + rng.choice(vocabulary) for _ in range(count))
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-async def request(session: aiohttp.ClientSession, server: Server, prompt: str, output: int) -> float:
-    """Seconds to the first event of one streamed completion, which is read to its end."""
-    body = {"model": server.model, "prompt": prompt, "max_tokens": output, "temperature": 0, "stream": True}
-    start, first = time.perf_counter(), 0.0
-    async with session.post(f"{server.url}/v1/completions", json={**body, "ignore_eos": True}) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            if line.startswith(b"data: {") and not first:
-                first = time.perf_counter() - start
-                if "error" in json.loads(line[6:]):
-                    raise RuntimeError(line.decode())
-    return first
+def served_model(name: str, url: str, process: psutil.Process) -> str:
+    """The id of the one model, once the server takes requests; RuntimeError if it never does."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health").is_success:
+                return str(httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise RuntimeError(f"{name}: does not serve; see {name}.log")
 
 
-async def speed(server: Server, work: Work, vocabulary: list[str], seed: int) -> float:
-    """Output tokens a second, or first tokens a second where the first token is what counts."""
-    rng = random.Random(seed)
-    common = words(rng, work.shared, vocabulary)
-    prompts = [common + words(rng, work.prompt, vocabulary) for _ in range(work.requests)]
-    firsts: list[float] = []
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=600)
-    ) as session:
-        await request(session, server, "warm up", 2)
-        start = time.perf_counter()
+@contextmanager
+def started(named_command: str, logs: Path) -> Iterator[Server]:
+    """NAME=COMMAND as a suspended server; what it says goes to NAME.log."""
+    name, command = named_command.split("=", 1)
+    port = free_port()
+    words = shlex.split(command.format(port=port))
+    with (logs / f"{name}.log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as child:
+        process = psutil.Process(child.pid)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            server = Server(name, process, url, served_model(name, url, process))
+            server.suspend()
+            yield server
+        finally:
+            Contender(name, process).end()
 
-        async def stream() -> None:
-            while prompts:
-                firsts.append(await request(session, server, prompts.pop(), work.output))
 
-        await asyncio.gather(*(stream() for _ in range(work.streams)))
-        seconds = time.perf_counter() - start
-    return 1 / statistics.median(firsts) if work.first_token else work.requests * work.output / seconds
+def least_seconds(work: Work, demand: Demand, limits: Limits) -> float:
+    """Of the whole work in full batches: what is shared once, all prompts of a batch, then a step for each
+    further token."""
+    shared = demand.seconds(limits, work.shared, 0) if work.shared else 0.0
+    prompts = demand.seconds(limits, work.streams * work.prompt, work.streams)
+    step = demand.seconds(limits, work.streams, work.streams)
+    return shared + work.requests / work.streams * (prompts + (work.output - 1) * step)
+
+
+def limit(work: Work, demand: Demand, limits: Limits) -> float:
+    """The speed, in what `works.speed` tells, that the limits allow."""
+    least = least_seconds(work, demand, limits)
+    return work.requests / least if work.first_token else work.requests * work.output / least
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One work in one round: the speed of each server, and what the limits allow."""
+
+    speeds: dict[str, float]
+    limit: float
+
+
+def measure(servers: list[Server], work: Work, kind: str, demand: Demand, vocabulary: range) -> Turn:
+    limits = measure_limits(kind, len(os.sched_getaffinity(0)))
+    speeds = {}
+    for server in servers:
+        with server.turn():
+            speeds[server.name] = asyncio.run(speed(server.url, server.model, work, vocabulary))
+    return Turn(speeds, limit(work, demand, limits))
+
+
+def row(name: str, turns: list[Turn]) -> str:
+    """Medians: corepipe's speed, ratios to the peers, the share of the limit."""
+    ours, *peers = turns[0].speeds
+    speed = statistics.median(turn.speeds[ours] for turn in turns)
+    ratios = [statistics.median(turn.speeds[ours] / turn.speeds[peer] for turn in turns) for peer in peers]
+    share = statistics.median(turn.speeds[ours] / turn.limit for turn in turns)
+    return f"{name:<14} {speed:>9.2f}" + "".join(f" {ratio:>10.2f}" for ratio in ratios) + f" {share:>10.0%}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("a", help="URL of the server in question")
-    parser.add_argument("b", help="URL of the server to compare with")
-    parser.add_argument("--model-a", default="smollm2-135m-instruct")
-    parser.add_argument("--model-b", default="m")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("model", help="what corepipe serves: a directory, a GGUF file, a packaged model")
+    parser.add_argument("--dtype", default="int8", choices=FORMATS, help="of corepipe")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=COMMAND", help="has {port} in it"
+    )
     parser.add_argument("--work", choices=WORKS, nargs="*", default=list(WORKS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--logs", type=Path, default=Path(), help="directory for what servers print")
     args = parser.parse_args()
-    vocabulary = list(all_words())
-    servers = (Server(args.a, args.model_a), Server(args.b, args.model_b))
-    print(f"{'work':<10} {'A':>9} {'B':>9} {'A / B':>7}   medians of {args.rounds}, in turn")
-    for name in args.work:
-        speeds: tuple[list[float], list[float]] = ([], [])
+    model = registry.load(hub.resolve(args.model))
+    graph = model.graph(FORMATS[args.dtype], 2048)
+    demand = Demand.of(graph, packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed"))
+    vocabulary = range(graph.vocab_size // 10, graph.vocab_size * 9 // 10)  # no special tokens, no padding
+    ours = OURS.format(python=sys.executable, model=shlex.quote(args.model), dtype=args.dtype)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(started(command, args.logs)) for command in (ours, *args.peer)]
+        heads = "".join(f" {server.name:>10}" for server in servers[1:])
+        print(f"{'':<14} {'a second':>9}{heads} {'limit':>10}   medians of {args.rounds}, in turn")
+        turns: dict[str, list[Turn]] = {name: [] for name in args.work}
         for _ in range(args.rounds):
-            for server, measured in zip(servers, speeds, strict=True):
-                time.sleep(REST_SECONDS)
-                measured.append(asyncio.run(speed(server, WORKS[name], vocabulary, time.time_ns())))
-        a, b = (statistics.median(measured) for measured in speeds)
-        ratio = statistics.median(x / y for x, y in zip(*speeds, strict=True))
-        print(f"{name:<10} {a:>9.1f} {b:>9.1f} {ratio:>7.2f}", flush=True)
+            for name, found in turns.items():
+                found.append(measure(servers, WORKS[name], args.dtype, demand, vocabulary))
+        for name, found in turns.items():
+            print(row(name, found))
 
 
 if __name__ == "__main__":

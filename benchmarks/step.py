@@ -149,7 +149,8 @@ def main() -> None:
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
     pool = native().Pool(args.threads)
     cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
-    executor = NativeExecutor(compile_graph(graph, Placement()), weights, 512, BLOCK, 512, pool)
+    blocks = max(batch * -(-(context + rows) // BLOCK) for batch, rows, context in cases)
+    executor = NativeExecutor(compile_graph(graph, Placement()), weights, blocks, BLOCK, 512, pool)
     report(executor, Demand.of(graph, weights), cases, graph.vocab_size, args)
     pool.close()
 

@@ -186,10 +186,9 @@ CP_INLINE void start_from(i32x16 (&acc)[R][C], const uint8_t* x) {
   unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_word(x + 4 * (i.value / C)); });
 }
 
-// out [R][32], of which 16 C columns, += the panel's halves from w on times the rows.
+// out [R][32], of which 16 C columns, += `groups` groups of the panel's halves from w on times the rows.
 template <class Products, int R, int C>
-static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
-  unrolled<R * C>([&](auto i) CP_LAMBDA { store(out + kPanel * (i.value / C) + kLanes * (i.value % C), zero()); });
+__attribute__((noinline)) static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
   for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup<Products>) {
     i32x16 acc[R][C];
     start_from(acc, x);
@@ -203,13 +202,19 @@ static void multiply_halves(const uint8_t* w, const uint8_t* x, int groups, floa
   }
 }
 
+// A panel that comes from memory is taken group by group, both halves of each, so that it comes in order and all the
+// time; one that another block has brought in, half after half.
 template <class Products, int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kHalves = R > 2 ? 1 : 2;  // the sums of 3 rows and 32 columns would leave too few for the weights
-  const int step = fetch_step(ahead, kInt8StepBytes);
-  for (int c = 0; c < 2; c += kHalves) {
-    multiply_halves<Products, R, kHalves>(w + 64 * c, x, groups, out + kLanes * c, {ahead.from + 64 * c, ahead.parts},
-                                          step);
+  const int step = fetch_step(ahead, kInt8StepBytes), run = ahead.parts > 1 ? groups : 1;
+  unrolled<2 * R>([&](auto i) CP_LAMBDA { store(out + kLanes * i.value, zero()); });
+  for (int g = 0; g < groups; g += run, w += run * kPanel * kGroup, x += run * R * kInt8RowGroup<Products>) {
+    for (int c = 0; c < 2; c += kHalves) {
+      const Fetch part = {ahead.from + 64 * c, ahead.parts};
+      multiply_halves<Products, R, kHalves>(w + 64 * c, x, run, out + kLanes * c, part, step);
+    }
+    ahead.from += run * (kGroup / 4) * step;
   }
 }
 
@@ -272,7 +277,7 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   };
 }
 
-constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 4);  // measured on Zen 4
+constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
 constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
 #endif
