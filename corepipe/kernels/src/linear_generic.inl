@@ -277,7 +277,7 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   };
 }
 
-constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4
+constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
 constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
 #endif
