@@ -81,6 +81,10 @@ class HybridKVCache(KVCache):
             table += block, states[-1]
         request.room += blocks * self.block_size
 
+    def is_due(self, request: Request, count: int) -> bool:
+        """Where they have begun a block, too: the state before may be read no more."""
+        return request.num_done % self.block_size <= count
+
     def commit(self, request: Request, count: int) -> None:
         """Publishes blocks that are full and states at the ends of places, and gives back what has been
         read."""

@@ -110,10 +110,13 @@ class KVCache:
         request.block_ids += self.pool.allocate(blocks)
         request.room += blocks * self.block_size
 
-    def commit(self, request: Request, count: int) -> None:
-        """Lets the blocks be found that the last `count` tokens up to `num_done` have filled.
+    def is_due(self, request: Request, count: int) -> bool:
+        """Whether the last `count` tokens up to `num_done` are something to commit: they have filled a
+        block."""
+        return request.num_done % self.block_size < count
 
-        Called wherever these tokens reach the end of a block, or begin there."""
+    def commit(self, request: Request, count: int) -> None:
+        """Lets the blocks be found that the last `count` tokens up to `num_done` have filled."""
         if not self._prefix_cache:
             return
         size = self.block_size

@@ -273,7 +273,7 @@ class Scheduler:
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request = chunk.request
         request.num_done += chunk.count
-        if request.num_done % self._config.block_size <= chunk.count:  # a block is full, or begun
+        if self._kv.is_due(request, chunk.count):
             self._kv.commit(request, chunk.count)
         if not drawn:
             return self._computed(chunk)
@@ -297,7 +297,7 @@ class Scheduler:
                 break
         request.num_computed = request.num_done = request.num_tokens - 1
         count = request.num_done - done
-        if request.num_done % self._config.block_size <= count:
+        if self._kv.is_due(request, count):
             self._kv.commit(request, count)
         accepted = min(len(events), len(standing) - 1)
         request.drafted = request.drafted or Drafted()

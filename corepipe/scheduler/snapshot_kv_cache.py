@@ -120,6 +120,10 @@ class SnapshotKVCache(KVCache):
             self._states.enter(request.block_ids)
         request.room += blocks * self.block_size
 
+    def is_due(self, request: Request, count: int) -> bool:
+        """Where they have begun a place, too: the state before is read no more."""
+        return request.num_done % self.block_size <= count
+
     def commit(self, request: Request, count: int) -> None:
         """Publishes the state after a place that is full, and gives back the one before where it has been
         read."""

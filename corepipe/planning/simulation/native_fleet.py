@@ -39,7 +39,8 @@ MOST_TOKENS = 1 << 30
 
 def has_twins(limits: SchedulerConfig, policy: Policy) -> bool:
     """Whether there are native replicas of these: the native module may not be built."""
-    known = limits.stages == 1 and limits.keeps_state and policy in {mixed, segregated}
+    has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
+    known = limits.stages == 1 and has_blocks and policy in {mixed, segregated}
     return known and _module() is not None
 
 

@@ -117,3 +117,11 @@ def test_steps_that_are_computed_together_are_the_same_to_the_last_bit(profile: 
     fast = play(load, cost=cost, profile=profile)
     slow = play(load, cost=cost, profile=profile, step_by_step=True)
     assert bytes_of(fast) == bytes_of(slow)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_of_models_that_keep_a_state_beside_blocks_too(seed: int) -> None:
+    of = situation(seed)
+    of |= {"state_span": 2048, "num_states": of["max_num_seqs"]}
+    assert bytes_of(play(**of)) == bytes_of(play(**of, step_by_step=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,3 +154,5 @@ def test_sums_over_parts_of_a_table_are_those_of_the_whole(
 def test_it_is_native_by_default() -> None:
     assert simulate.has_twins(limits(), policy("segregated"))
     assert not simulate.has_twins(limits(stages=2), policy("segregated"))
+    states = {"state_span": limits().block_size, "num_states": limits().max_num_seqs}
+    assert not simulate.has_twins(replace(limits(), **states), policy("segregated"))
