@@ -77,9 +77,10 @@ def compared(rounds: list[tuple[float, float]], *, apart: bool = False) -> str:
     """Both medians; of the rounds the middle ratio (`apart`: difference), and the quarters around it."""
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
     costs = [other - one if apart else other / one for one, other in rounds]
-    low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
-    form = "+.1f" if apart else ".2f"
-    return f"{ours:>9.1f} {theirs:>9.1f} {middle:>8{form}} ({low:{form}} to {high:{form}})"
+    sign, digits = ("+", 1) if apart else ("", 2)
+    quarters = statistics.quantiles(costs, n=4, method="inclusive")
+    low, middle, high = (f"{cost:{sign}.{digits}f}" for cost in quarters)
+    return f"{ours:>9.1f} {theirs:>9.1f} {middle:>8} ({low} to {high})"
 
 
 def report(name: str, work: Work, rounds: list[tuple[Pair, Pair]]) -> None:
