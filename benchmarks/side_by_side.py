@@ -157,12 +157,10 @@ def main() -> None:
         servers = [stack.enter_context(started(command, args.logs)) for command in (ours, *args.peer)]
         heads = "".join(f" {server.name:>10}" for server in servers[1:])
         print(f"{'':<14} {'a second':>9}{heads} {'limit':>10}   medians of {args.rounds}, in turn")
-        turns: dict[str, list[Turn]] = {name: [] for name in args.work}
-        for _ in range(args.rounds):
-            for name, found in turns.items():
-                found.append(measure(servers, WORKS[name], args.dtype, demand, vocabulary))
-        for name, found in turns.items():
-            print(row(name, found))
+        for name in args.work:
+            work = WORKS[name]
+            turns = [measure(servers, work, args.dtype, demand, vocabulary) for _ in range(args.rounds)]
+            print(row(name, turns), flush=True)
 
 
 if __name__ == "__main__":
