@@ -6,13 +6,14 @@ one stage, requests of one priority, and nobody who guesses.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from corepipe.errors import UserError
+from corepipe.kernels import native
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.packed_record import PackedRecord
@@ -150,6 +151,6 @@ class NativeSimulation:
 def _module() -> ModuleType | None:
     """Where it is built."""
     try:
-        return importlib.import_module("corepipe.kernels._native")
-    except ImportError:
+        return native()
+    except UserError:
         return None
