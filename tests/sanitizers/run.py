@@ -42,6 +42,9 @@ CHAINS = (
 )
 """Threads that take rows, and in the last two whole sequences, through several Ops each by itself."""
 
+TWINS = "tests/planning/simulation/test_native_fleet.py"
+"""Native replicas of simulations: tables and packed bytes, in one thread."""
+
 OTHER_ISAS = "test_other_isas"
 """What differs with them is what a thread does, not what it does beside others; ASan sees it on all of them.
 The Linears run on each in either build."""
@@ -96,7 +99,7 @@ SANITIZERS = (
         {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
         {"beyond_the_end": 4, "undefined": 40},
         LIMITED,
-        KERNELS,
+        (*KERNELS, TWINS),
     ),
     Sanitizer(
         "thread",
