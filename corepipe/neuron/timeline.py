@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from functools import reduce
-from itertools import accumulate
-from operator import add, sub
-
-import numpy as np
 
 from corepipe.neuron.cost import CostModel, RuntimeProfile, StepShape
 from corepipe.neuron.draft_times import DraftTimes
@@ -38,35 +32,6 @@ class Timing:
         """(core, start, end), one a core, by core."""
         cores = (span for span in self.stages for _ in range(self.tensor))
         return tuple((core, start, end) for core, (start, end) in enumerate(cores))
-
-
-@dataclass(slots=True)
-class Repeated:
-    """Batches that followed one another: when each was handed over, began and was ready; the last one's
-    Timing."""
-
-    submitted_at: list[float]
-    starts_at: list[float]
-    ready_at: list[float]
-    last: Timing
-
-
-@dataclass(slots=True)
-class Foreseen:
-    """Batches that will follow one another if nothing comes between.
-
-    moments: of each when it is handed over, begins and ends, and at last when the last one is ready.
-    host: seconds of the host for the first one and for each of the others.
-    """
-
-    sequences: int
-    moments: list[float]
-    host: tuple[float, float]
-
-    @property
-    def end(self) -> float:
-        """When the last one is ready."""
-        return self.moments[-1]
 
 
 class Timeline:
@@ -141,43 +106,6 @@ class Timeline:
         ready_at = end + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, start, accepts_at, ready_at, ((start, end),), self._cost.tensor)
 
-    def foresee(self, sequences: int, contexts: range, now: float) -> Foreseen:
-        """Of a single stage that is idle at `now`: decode steps with so many tokens of context in all, the
-        first handed over now, each of the others when the one before is ready.
-
-        The same as `submit` for each, to the last bit: the sums are taken in the same order.
-        """
-        step = StepShape.decoding(sequences, contexts[0])
-        first, host = (self._host_seconds(step, before) for before in (self._decoding, sequences))
-        drawn, seconds = self._cost.sampling_seconds(step), self._decoded(sequences, contexts)
-        if isinstance(seconds, float):
-            terms = [host, seconds, drawn] * len(contexts)
-        else:
-            terms = [term for each in seconds for term in (host, each, drawn)]
-        terms[0] = first
-        return Foreseen(sequences, list(accumulate(terms, initial=now)), (first, host))
-
-    def repeat(self, foreseen: Foreseen, until: float) -> Repeated | None:
-        """Runs what was foreseen, as far as it is handed over at `until` at the latest; None: nothing is."""
-        moments, (first, host) = foreseen.moments, foreseen.host
-        submitted = moments[:-1:3]
-        count = len(submitted) if until >= submitted[-1] else bisect_right(submitted, until)
-        if count == 0:
-            return None
-        self._decoding = foreseen.sequences
-        starts, ends = moments[1 : 3 * count : 3], moments[2 : 3 * count : 3]
-        ready = moments[3 : 3 * count + 1 : 3]
-        worked = list(map(sub, ends, starts))
-        self._host_free = start = starts[-1]
-        self._free[0] = end = ends[-1]
-        self._busy[0] = reduce(add, worked, self._busy[0])
-        self._overlap.seconds = reduce(add, worked, self._overlap.seconds)
-        self._work_seconds = reduce(add, worked, self._work_seconds)
-        self._work_until = end
-        accepts_at = max(start, end - (host if count > 1 else first))
-        last = Timing(submitted[count - 1], start, accepts_at, ready[-1], ((start, end),), self._cost.tensor)
-        return Repeated(submitted[:count], starts, ready, last)
-
     def _host_seconds(self, shape: StepShape, before: int) -> float:
         """Of the host for the next batch, before the device has all of it: more where its sequences are not
         those of the one before, in which so many generated and nobody else was.
@@ -188,15 +116,6 @@ class Timeline:
         if changed is None or (shape.decodes and before == shape.sequences):
             return self._profile.host_seconds + sent
         return changed + sent
-
-    def _decoded(self, sequences: int, contexts: range) -> list[float] | float:
-        """Seconds of each step; of all where they are padded to one graph."""
-        cost = self._cost.lone
-        first, last = (StepShape.decoding(sequences, tokens) for tokens in (contexts[0], contexts[-1]))
-        if cost.padded(first) == cost.padded(last):
-            return cost.stage_seconds(first)[0]
-        each: list[float] = cost.decode_seconds(sequences, np.array(contexts, np.int64))[0].tolist()
-        return each
 
     @property
     def cost(self) -> CostModel:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from device_graphs import LLAMA_70B, SMOLLM2, llama, whole
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.neuron.catalog import instance
@@ -174,22 +174,3 @@ def test_a_step_is_synchronous_where_its_sequences_change():
         host.append(round((timing.starts_at - now) * 1e6))
         now = timing.ready_at
     assert host == [437, 437, 28, 437, 28]
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 8), st.integers(2, 40), st.booleans())
-def test_repeated_steps_are_the_same_steps(sequences, count, fresh):
-    """To the last bit, as `Timeline.repeat` says."""
-    model = CostModel(whole(llama(replace(SMOLLM2, layers=2))), TRN2, NATIVE, batch=8, longest=2048)
-    contexts = range(sequences * 10, sequences * 10 + count * sequences, sequences)
-    one, many = Timeline(model), Timeline(model)
-    now = 0.0
-    if not fresh:
-        first = StepShape.decoding(sequences, 9 * sequences)
-        now = one.submit(first, now).ready_at
-        many.submit(first, 0.0)
-    repeated = many.repeat(many.foresee(sequences, contexts, now), until=1e9)
-    assert repeated is not None
-    for context, ready in zip(contexts, repeated.ready_at, strict=True):
-        now = one.submit(StepShape.decoding(sequences, context), now).ready_at
-        assert now == ready

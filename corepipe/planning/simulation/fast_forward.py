@@ -1,4 +1,4 @@
-"""Runs through the steps of pipelines in which nothing happens but one more token for everyone.
+"""Runs through the steps in which nothing happens but one more token for everyone.
 
 What comes out is what `Loop.complete` and `Loop.submit` would have done, step for step and to the last
 bit, without touching every request at every step.
@@ -26,7 +26,7 @@ WORTHWHILE = 2
 def fast_forward(loop: Loop, until: float, record: Record) -> None:
     """Runs each replica on its own to `until` at most, as far as it only repeats itself."""
     for replica in loop.replicas:
-        ahead = FastForward.of(replica, record)
+        ahead = FastForward.of(replica, record, until)
         if ahead is not None:
             ahead.move_alone(until)
             ahead.end()
@@ -37,7 +37,7 @@ def fast_forward_together(loop: Loop, until: float, record: Record) -> None:
     """As `fast_forward`, but no replica gets to the moment at which another one does something new."""
     moving, news = [], inf
     for replica in loop.replicas:
-        ahead = FastForward.of(replica, record)
+        ahead = FastForward.of(replica, record, until)
         if ahead is None:
             news = min(news, replica.next_event())
         else:
@@ -93,8 +93,10 @@ class FastForward:
         self.next_move = self._plan(replica.accepts_at)
 
     @classmethod
-    def of(cls, replica: Replica, record: Record) -> FastForward | None:
-        """None where there is nothing to run through."""
+    def of(cls, replica: Replica, record: Record, until: float) -> FastForward | None:
+        """None where there is nothing to run through up to `until`."""
+        if replica.due > until:
+            return None
         scheduler, sequences = replica.scheduler, 0
         for batch in replica.in_flight:
             shape = batch.step.shape

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from corepipe.neuron.program import StepOutput
-from corepipe.planning.simulation.crowd import Together
 from corepipe.scheduler.request import Batch, Chunk, Request
 from corepipe.serving.engine.assuming import shape_of
 from corepipe.serving.engine.encoding import Encoding
@@ -35,14 +34,7 @@ class NullRunner:
     def remove(self, request_id: str) -> None:
         """Nothing was kept of it."""
 
-    @staticmethod
-    def together(batch: Together) -> Step:
-        """What is made of a batch of the crowd."""
-        return Step(0, batch, [], {}, _NO_IDS, batch.shape)
-
     def submit(self, batch: Batch) -> Step:
-        if isinstance(batch, Together):
-            return self.together(batch)
         chunks = batch.chunks
         results = sum([c.samples for c in chunks])
         if self._encoding is not None:
@@ -50,8 +42,6 @@ class NullRunner:
         return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
 
     def wait(self, step: Step) -> StepResult:
-        if not step.batch.chunks:
-            return StepResult(step, _NO_OUTPUT, ())
         if self._encoding is not None:
             return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
         if step.shape.each > 1:

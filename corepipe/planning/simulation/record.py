@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import sub
 from typing import Protocol
 
 import numpy as np
 
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timeline import Repeated, Timeline, Timing
+from corepipe.neuron.timeline import Timeline, Timing
 from corepipe.planning.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats, Table
-from corepipe.planning.simulation.crowd import Together
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.drafts import Drafted
@@ -106,23 +103,6 @@ class Record:
             blocks_held, scheduler.running, scheduler.waiting, longest, each,
         )  # fmt: skip
 
-    def steps_of(
-        self,
-        replica: Replica,
-        size: int,
-        contexts: range,
-        times: Repeated,
-        held: Sequence[int],
-    ) -> None:
-        """Decode steps of `size` sequences, one after the other, and the KV blocks held with each."""
-        scheduler, steps = replica.scheduler, len(held)
-        same = [size] * steps
-        self._steps[replica.number].extend(
-            times.starts_at, times.ready_at, same, same, contexts, contexts, same, held,
-            [scheduler.running] * steps, [scheduler.waiting] * steps,
-            [0] * steps, [1] * steps,  # they grow, and nobody guesses
-        )  # fmt: skip
-
     def tokens(self, requests: Sequence[Request], now: float) -> None:
         """Each of these has got a token."""
         gaps: dict[float, int] = {}  # most are alike, and a long run has many
@@ -142,18 +122,6 @@ class Record:
         """So many tokens came so long after the ones before."""
         self._gaps.append(seconds, tokens)
 
-    def gaps_between(self, moments: Sequence[float], tokens: int) -> None:
-        """So many tokens came at each of these moments but the first, after those of the one before."""
-        self._gaps.extend(map(sub, moments[1:], moments), repeat(tokens, len(moments) - 1))
-
-    def together(self, batch: Together, now: float) -> None:
-        """Each of the crowd in this batch has got a token."""
-        for request in batch.fresh:
-            self.gap(now - request.last_at, 1)
-        if others := batch.members - len(batch.fresh):
-            self.gap(now - batch.crowd.landed_at, others)
-        batch.crowd.landed_at = now
-
     def repeated(self, requests: Sequence[Request], now: float) -> None:
         """The last token that each of these has got, all told, came at `now`."""
         for request in requests:
@@ -161,12 +129,7 @@ class Record:
 
     def completed(self, replica: Replica, batch: Completed, now: float) -> list[SimulatedRequest]:
         """A batch is complete at `now`; the requests that ended with it."""
-        events, step = batch.events, batch.result.step.batch
-        told = [e.request for e in events if e.token is not None or e.finish_reason is not None]
-        if isinstance(step, Together):
-            self.together(step, now)
-            own = {chunk.request for chunk in step.chunks}
-            told = [request for request in told if request in own]
+        told = [e.request for e in batch.events if e.token is not None or e.finish_reason is not None]
         self.tokens(told, now)
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:

@@ -102,11 +102,11 @@ def _hits_of_the_blocked(queue: WaitingQueue, kv: KVCache, batches: int) -> int 
     head = queue.peek()
     if head is None:
         return 0
-    hits, short = shortage(head, kv)
+    hits, short = _shortage(head, kv)
     return None if short <= 0 or (hits and batches > 1) else hits
 
 
-def shortage(request: Request, kv: KVCache) -> tuple[int, int]:
+def _shortage(request: Request, kv: KVCache) -> tuple[int, int]:
     """Of a request without blocks: how many of them are in the cache, and how many the pool would lack for
     all of its known tokens (0 or less: there is room)."""
     found = [] if request.prompt_logits else kv.find_prefix(request)

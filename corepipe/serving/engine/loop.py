@@ -75,11 +75,6 @@ class Loop:
         """When there is anything to do, on the clock; infinity: not before a request comes."""
         return min(self._dues.first[0], self._starts.first[0])
 
-    def next_due(self, until: float) -> Replica | None:
-        """The replica whose batch is due first, if that is before `until`."""
-        due, number = self._dues.first
-        return self.replicas[number] if due < until else None
-
     def patience(self) -> float | None:
         """Host seconds to wait for what comes from outside; None: as long as it takes."""
         event = self.next_event()

@@ -55,11 +55,6 @@ class Router:
         announced = several and all(s.announce(index, 1 << n) for n, s in enumerate(schedulers))
         self._index = index if announced else None
 
-    @property
-    def indexed(self) -> bool:
-        """Whether blocks decide which prefix a replica has, and nobody is asked."""
-        return self._index is not None or len(self._schedulers) == 1
-
     def loaded(self, number: int) -> None:
         """Replica `number` may have another number of unfinished requests than before."""
         load, before = self._schedulers[number].unfinished, self._loads[number]

@@ -10,8 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from corepipe.planning.simulation import fast_forward, rotation
-from corepipe.planning.simulation.crowd import Together
-from corepipe.planning.simulation.crowd_scheduler import CrowdScheduler
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.rotation import Rotation
 from corepipe.planning.workload import PrefixTree
@@ -97,13 +95,6 @@ def test_most_steps_are_run_through(
         return make(scheduler, repeated, times)
 
     monkeypatch.setattr(fast_forward, "advance", counted)
-    repeat = CrowdScheduler.repeat
-
-    def repeated(scheduler: CrowdScheduler, batch: Together, times: int) -> Together:
-        moves.append(times)
-        return repeat(scheduler, batch, times)
-
-    monkeypatch.setattr(CrowdScheduler, "repeat", repeated)
     load = workload(30, None if users else 0.5, input_len=20, output_len=200, users=users)
     record = play(load, cost=[Cost(stages)] * replicas, native=False)
     assert sum(moves) > 0.7 * sum(len(steps) for steps in record.steps)

@@ -19,6 +19,7 @@ from corepipe.planning.simulation.looped import LoopedSimulation
 from corepipe.planning.simulation.packed_record import PackedRecord
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import STEP_COLUMNS
+from corepipe.planning.simulation.simulate import Simulation
 from corepipe.planning.simulation.usage import _Held
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
@@ -86,16 +87,18 @@ def test_a_prompt_may_be_what_another_one_was_answered(seed: int) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_run_is_lost_at_the_same_request(replicas: int) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_run_is_lost_at_the_same_request(replicas: int, stages: int) -> None:
+    """However it is played: `Simulation` does so natively where there is one stage."""
     found = []
-    for make in (native_fleet.NativeSimulation, LoopedSimulation):
+    for make, slow in ((Simulation, False), (LoopedSimulation, False), (LoopedSimulation, True)):
         patience = Patience(Slo(ttft=0.4, tpot=0.05), most=20)
-        cost: Any = Cost(fixed=0.03)
+        cost: Any = Cost(stages, fixed=0.03)
         timelines = [Timeline(cost, PROFILES["ideal"]) for _ in range(replicas)]
         load = workload(400, 8.0 * replicas, prefixes=PrefixTree(((2, 40),)))
-        make(limits(), policy("mixed"), timelines, load, patience).run(lambda _what, _done: None)
+        make(limits(stages=stages), policy("mixed"), timelines, load, patience, step_by_step=slow).run()
         found.append((patience.lost, patience.ttfts, patience.tpots))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert found[0][0]
 
 
