@@ -21,7 +21,8 @@ from corepipe.neuron.timeline import Timeline
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.simulation.scenario import Scenario
+from corepipe.planning.simulation.simulate import run
 from corepipe.planning.slo import NO_SLO
 from corepipe.planning.workload import PrefixTree, Synthetic, Workload
 from corepipe.serving.config import EngineConfig
@@ -76,7 +77,7 @@ def simulated(device: DevicePlan, requests: int, replicas: int) -> Cost:
     cost = device.timeline(0).cost
     timelines = [Timeline(cost) for _ in range(replicas)]
     load = workload(requests, replicas)
-    record = Simulation(limits, batch_policy(ENGINE, device), timelines, load).run()
+    record = run(Scenario(limits, batch_policy(ENGINE, device), timelines, load))
     Report.of(record, device, NO_SLO, load).to_json()
     steps = sum(map(len, record.steps))
     return Cost(requests, replicas, steps, time.process_time() - start, record.nbytes)

@@ -16,7 +16,8 @@ from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.lengths import Lengths
 from corepipe.planning.simulation.looped import LoopedSimulation
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.simulation.scenario import Scenario
+from corepipe.planning.simulation.simulate import run
 from corepipe.planning.workload import Synthetic, Workload
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
@@ -104,10 +105,10 @@ def play(
     stages = costs[0].stages
     config = limits(**{"stages": stages, **changes})
     timelines = [Timeline(each, PROFILES[profile]) for each in costs]  # type: ignore[arg-type]
-    of = config, policy(batches), timelines, load
+    of = Scenario(config, policy(batches), timelines, load)
     if native:
-        return Simulation(*of, step_by_step=step_by_step).run()
-    return LoopedSimulation(*of, step_by_step=step_by_step).run()
+        return run(of, step_by_step=step_by_step)
+    return LoopedSimulation(of, step_by_step=step_by_step).run()
 
 
 def bytes_of(record: Record) -> list[bytes]:

@@ -19,7 +19,8 @@ from corepipe.planning.calibration.assumed import LLMPERF
 from corepipe.planning.calibration.cases import Case
 from corepipe.planning.calibration.rows import Raw, Unpredictable, count, number, text
 from corepipe.planning.lengths import Lengths
-from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.simulation.scenario import Scenario
+from corepipe.planning.simulation.simulate import run
 from corepipe.planning.workload import Synthetic, Workload
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
@@ -182,8 +183,8 @@ def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -
     )
     timelines = [Timeline(cost) for _ in range(case.degrees.data)]
     workload = _workload(case, offered, requests)
-    run = Simulation(limits, policy(case.profile.policy), timelines, workload).run()
-    seen, (gaps, counts) = run.requests, run.gaps
+    record = run(Scenario(limits, policy(case.profile.policy), timelines, workload))
+    seen, (gaps, counts) = record.requests, record.gaps
     ended = seen["last_at"] <= (inf if offered.once else MEASURED_SECONDS)
     if not ended.any():
         raise Unpredictable(f"no request ends within {MEASURED_SECONDS:g} s")

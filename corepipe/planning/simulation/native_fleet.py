@@ -6,7 +6,6 @@ one stage, requests of one priority, and nobody who guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import ModuleType
@@ -17,14 +16,12 @@ from corepipe.kernels import native
 from corepipe.neuron.clock import VirtualClock
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.packed_record import PackedRecord
-from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.scenario import Progress, Scenario, silent
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.planning.simulation.source import WorkloadSource
 from corepipe.planning.simulation.step_times import StepTimes
-from corepipe.planning.workload import Workload
-from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.policy import Policy, mixed, segregated
+from corepipe.scheduler.policy import mixed, segregated
 from corepipe.scheduler.queue import QueueFull
 from corepipe.serving.engine.router import load_margin
 
@@ -38,11 +35,12 @@ MOST_TOKENS = 1 << 30
 """No request that can run has so many."""
 
 
-def has_twins(limits: SchedulerConfig, policy: Policy) -> bool:
+def has_twins(scenario: Scenario) -> bool:
     """Whether there are native replicas of these: the native module may not be built."""
+    limits = scenario.limits
     has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
-    known = limits.stages == 1 and has_blocks and policy in {mixed, segregated}
-    return known and _module() is not None
+    known = limits.stages == 1 and has_blocks and scenario.policy in {mixed, segregated}
+    return scenario.plain and known and _module() is not None
 
 
 @dataclass(slots=True)
@@ -55,18 +53,12 @@ class NativeReplica:
 
 
 class NativeSimulation:
-    """One run of a workload over native replicas, a timeline for each; see `Simulation`."""
+    """One run of a workload over native replicas, of which `has_twins` says that there are."""
 
-    def __init__(
-        self,
-        limits: SchedulerConfig,
-        policy: Policy,
-        timelines: Sequence[Timeline],
-        workload: Workload,
-        patience: Patience | None = None,
-    ) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         module = _module()
         assert module is not None
+        limits, timelines = scenario.limits, scenario.timelines
         times: dict[int, _native.SimulatedStepTimes] = {}
         parts = []
         for timeline in timelines:
@@ -74,24 +66,24 @@ class NativeSimulation:
             if id(cost) not in times:
                 times[id(cost)] = module.SimulatedStepTimes(StepTimes(cost))
             parts.append((times[id(cost)], profile.host_seconds, profile.change_seconds))
-        self._told = workload.chained or patience is not None
+        self._told = scenario.told
         margin = load_margin(limits.max_num_seqs)
         self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
-            limits, policy is segregated, parts, margin, self._told
+            limits, scenario.policy is segregated, parts, margin, self._told
         )
         numbered = enumerate(timelines)
         self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
-        self.record = PackedRecord(limits, self._replicas, self._fleet, patience)
-        self._patience = patience
+        self._patience = scenario.patience
+        self.record = PackedRecord(limits, self._replicas, self._fleet, self._patience)
         self._alive: dict[int, SimulatedRequest] = {}
         self._sent = 0
-        self._source = WorkloadSource(workload, self, VirtualClock(), self.record)
+        self._source = WorkloadSource(scenario.workload, self, VirtualClock(), self.record)
 
     def next_event(self) -> float:
         """When a replica does anything next; infinity: not before a request comes."""
         return self._fleet.next_event()
 
-    def run(self, progress: Callable[[str, float], None]) -> Record:
+    def run(self, progress: Progress = silent) -> Record:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
         shown = 0
         while self._play_until_next() < inf:

@@ -3,25 +3,20 @@ serve HTTP, with nothing computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.neuron.timeline import Timeline
-from corepipe.planning.simulation.looped import LoopedSimulation, Progress, silent
+from corepipe.planning.simulation.looped import LoopedSimulation
 from corepipe.planning.simulation.native_fleet import NativeSimulation, has_twins
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
 from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.source import Guess, nobody
+from corepipe.planning.simulation.scenario import Progress, Scenario, silent
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Workload
-from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.policy import Policy
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
-from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.speculation import assumed_drafters
 
 NO_TEXTS = (
@@ -73,7 +68,7 @@ def play(
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
         limits = replace(limits, prefix_cache=False)
-    simulation = Simulation(
+    scenario = Scenario(
         limits,
         batch_policy(engine, device),
         device.timelines(),
@@ -83,7 +78,7 @@ def play(
         max_batch_delay=engine.max_batch_delay,
         guess=assumed_drafters(engine.speculative_config, engine.seed),
     )
-    return simulation.run(progress or silent)
+    return run(scenario, progress or silent)
 
 
 def _check_guesses(engine: EngineConfig) -> None:
@@ -97,46 +92,12 @@ def _virtual(engine: EngineConfig) -> EngineConfig:
     return engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
 
 
-class Simulation:
-    """One run of a workload over replicas: a timeline for each, and the limits and the policy of all.
+def run(scenario: Scenario, progress: Progress = silent, *, step_by_step: bool = False) -> Record:
+    """Plays all arrivals and runs until the last request has ended, or the run is lost.
 
-    patience: ends the run when it is lost.  step_by_step: in the loop and by the schedulers that serve,
-    without native twins and without running through repetitions; the same result, later.  encoding: of a
-    model that generates nothing (None: it does).  max_batch_delay: seconds for which a replica waits for
-    more.  guess: see `WorkloadSource`.
+    step_by_step: in the loop and by the schedulers that serve, without native twins and without running
+    through repetitions; the same result, later.
     """
-
-    def __init__(  # noqa: PLR0913 -- what a run is made of
-        self,
-        limits: SchedulerConfig,
-        policy: Policy,
-        timelines: Sequence[Timeline],
-        workload: Workload,
-        patience: Patience | None = None,
-        *,
-        step_by_step: bool = False,
-        encoding: Encoding | None = None,
-        max_batch_delay: float = 0.0,
-        guess: Guess = nobody,
-    ) -> None:
-        plain = encoding is None and guess is nobody and not (max_batch_delay or step_by_step)
-        self._played: NativeSimulation | LoopedSimulation
-        if plain and has_twins(limits, policy):
-            self._played = NativeSimulation(limits, policy, timelines, workload, patience)
-        else:
-            self._played = LoopedSimulation(
-                limits,
-                policy,
-                timelines,
-                workload,
-                patience,
-                step_by_step=step_by_step,
-                encoding=encoding,
-                max_batch_delay=max_batch_delay,
-                guess=guess,
-            )
-        self.record = self._played.record
-
-    def run(self, progress: Progress = silent) -> Record:
-        """Plays all arrivals and runs until the last request has ended, or the run is lost."""
-        return self._played.run(progress)
+    if has_twins(scenario) and not step_by_step:
+        return NativeSimulation(scenario).run(progress)
+    return LoopedSimulation(scenario, step_by_step=step_by_step).run(progress)

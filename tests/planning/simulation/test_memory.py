@@ -9,6 +9,7 @@ import pytest
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.looped import LoopedSimulation
+from corepipe.planning.simulation.scenario import Scenario
 from corepipe.planning.simulation.simulated import SimulatedRequest
 from corepipe.scheduler.policy import policy
 from tests.planning.simulations import Cost, limits, play, workload
@@ -23,7 +24,7 @@ def test_memory_is_that_of_who_is_there_and_a_few_figures_of_who_was(replicas: i
     """Requests that have ended are gone, and those to come are not there yet."""
     load = workload(600, 6.0 * replicas, input_len="uniform:10:100", output_len="uniform:1:60")
     timelines = [Timeline(Cost(fixed=0.01), PROFILES["ideal"]) for _ in range(replicas)]  # type: ignore[arg-type]
-    simulation = LoopedSimulation(limits(), policy("mixed"), timelines, load)
+    simulation = LoopedSimulation(Scenario(limits(), policy("mixed"), timelines, load))
     before, seen = alive(), []
 
     def look(_what: str, _done: float) -> None:

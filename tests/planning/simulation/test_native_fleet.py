@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.profiles import PROFILES
 from corepipe.neuron.timeline import Timeline
-from corepipe.planning.simulation import native_fleet, simulate
+from corepipe.planning.simulation import native_fleet
 from corepipe.planning.simulation.columns import Columns
 from corepipe.planning.simulation.looped import LoopedSimulation
+from corepipe.planning.simulation.native_fleet import has_twins
 from corepipe.planning.simulation.packed_record import PackedRecord
 from corepipe.planning.simulation.patience import Patience
-from corepipe.planning.simulation.record import STEP_COLUMNS
-from corepipe.planning.simulation.simulate import Simulation
+from corepipe.planning.simulation.record import STEP_COLUMNS, Record
+from corepipe.planning.simulation.scenario import Scenario
+from corepipe.planning.simulation.simulate import run
 from corepipe.planning.simulation.usage import _Held
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree, Segment, Session, Turn, Workload
@@ -86,17 +88,25 @@ def test_a_prompt_may_be_what_another_one_was_answered(seed: int) -> None:
     assert sum(replica.scheduler.prefix_hits for replica in record.replicas) > 100
 
 
+def looped(scenario: Scenario) -> Record:
+    return LoopedSimulation(scenario).run()
+
+
+def step_by_step(scenario: Scenario) -> Record:
+    return run(scenario, step_by_step=True)
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_run_is_lost_at_the_same_request(replicas: int, stages: int) -> None:
-    """However it is played: `Simulation` does so natively where there is one stage."""
+    """However it is played: natively, where there is one stage, in the loop, and step by step."""
     found = []
-    for make, slow in ((Simulation, False), (LoopedSimulation, False), (LoopedSimulation, True)):
+    for play_it in (run, looped, step_by_step):
         patience = Patience(Slo(ttft=0.4, tpot=0.05), most=20)
         cost: Any = Cost(stages, fixed=0.03)
         timelines = [Timeline(cost, PROFILES["ideal"]) for _ in range(replicas)]
         load = workload(400, 8.0 * replicas, prefixes=PrefixTree(((2, 40),)))
-        make(limits(stages=stages), policy("mixed"), timelines, load, patience, step_by_step=slow).run()
+        play_it(Scenario(limits(stages=stages), policy("mixed"), timelines, load, patience))
         found.append((patience.lost, patience.ttfts, patience.tpots))
     assert found[0] == found[1] == found[2]
     assert found[0][0]
@@ -155,7 +165,9 @@ def test_sums_over_parts_of_a_table_are_those_of_the_whole(
 
 
 def test_it_is_native_by_default() -> None:
-    assert simulate.has_twins(limits(), policy("segregated"))
-    assert not simulate.has_twins(limits(stages=2), policy("segregated"))
+    of = Scenario(limits(), policy("segregated"), [], workload(1))
+    assert has_twins(of)
+    assert not has_twins(replace(of, limits=limits(stages=2)))
+    assert not has_twins(replace(of, max_batch_delay=0.1))
     states = {"state_span": limits().block_size, "num_states": limits().max_num_seqs}
-    assert not simulate.has_twins(replace(limits(), **states), policy("segregated"))
+    assert not has_twins(replace(of, limits=replace(limits(), **states)))
