@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The set-up is redone when the native sources, the dependencies or the set of modules change.
-SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt corepipe/kernels/src/*) | cksum | cut -d' ' -f1)
+SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt; find corepipe/kernels/src -type f | sort | xargs cat) | cksum | cut -d' ' -f1)
 # Files of tests that run side by side: one more than two cores, as whoever started a server waits for it.
 WORKERS ?= 3
 # Where it is set, each of the servers that tests start would compile all modules anew.

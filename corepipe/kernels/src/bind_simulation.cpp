@@ -8,7 +8,7 @@
 
 #include "binding.h"
 #include "checked.h"
-#include "sim_fleet.h"
+#include "simulation/fleet.h"
 
 namespace corepipe {
 

@@ -10,7 +10,7 @@ set(CMAKE_CXX_STANDARD 17)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp")
+file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp" "${CMAKE_CURRENT_LIST_DIR}/simulation/*.cpp")
 # -ffp-contract=off: a fused multiply-add happens where it is written and nowhere else.
 set(KERNEL_OPTIONS $<$<CONFIG:Release>:-O3> -Wall -Wextra -ffp-contract=off -fno-math-errno)
 set(KERNEL_DEFINITIONS)

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "sim_scheduler.h"
+#include "scheduler.h"
 
 namespace corepipe::sim {
 

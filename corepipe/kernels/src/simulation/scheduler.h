@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim_kv_cache.h"
+#include "kv_cache.h"
 
 namespace corepipe::sim {
 

@@ -1,4 +1,4 @@
-#include "sim_step_times.h"
+#include "step_times.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "sim_blocks.h"
+#include "blocks.h"
 
 #include <utility>
 

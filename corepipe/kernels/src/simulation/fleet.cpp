@@ -1,4 +1,4 @@
-#include "sim_fleet.h"
+#include "fleet.h"
 
 #include <algorithm>
 #include <functional>

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "sim_step_times.h"
+#include "step_times.h"
 
 namespace corepipe::sim {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim_replica.h"
+#include "replica.h"
 
 namespace corepipe::sim {
 

@@ -1,4 +1,4 @@
-#include "sim_record.h"
+#include "record.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "sim_replica.h"
+#include "replica.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "sim_scheduler.h"
+#include "scheduler.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "sim_kv_cache.h"
+#include "kv_cache.h"
 
 #include <algorithm>
 

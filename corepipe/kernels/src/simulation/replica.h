@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "sim_record.h"
-#include "sim_scheduler.h"
-#include "sim_step_times.h"
+#include "record.h"
+#include "scheduler.h"
+#include "step_times.h"
 
 namespace corepipe::sim {
 

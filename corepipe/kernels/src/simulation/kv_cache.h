@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim_blocks.h"
+#include "blocks.h"
 
 namespace corepipe::sim {
 
