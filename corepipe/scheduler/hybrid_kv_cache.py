@@ -21,12 +21,7 @@ class HybridKVCache(KVCache):
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(
-            config.num_blocks,
-            config.block_size,
-            prefix_cache=config.prefix_cache,
-            max_cached=config.max_cached_blocks,
-        )
+        super().__init__(config)
         span = config.state_span or config.max_model_len
         self.states = States(config.num_states, span, config.max_cached_states)
         self._rows = span // config.block_size

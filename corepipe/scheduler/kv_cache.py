@@ -7,9 +7,11 @@ once it is computed, not before.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from corepipe.scheduler.block_pool import BlockPool
+from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
 
@@ -25,17 +27,13 @@ class CacheListener(Protocol):
 
 
 class KVCache:
-    """`num_blocks` blocks of `block_size` tokens.
+    """`config.num_blocks` blocks of `config.block_size` tokens; whether full ones are found again, and how
+    many that nobody holds are kept, it says, too."""
 
-    `prefix_cache`: whether full blocks are found again; `max_cached`: how many that nobody holds are kept.
-    """
-
-    def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_cache: bool, max_cached: int | None = None
-    ) -> None:
-        self.pool = BlockPool(num_blocks, max_cached)
-        self.block_size = block_size
-        self._prefix_cache = prefix_cache
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = BlockPool(config.num_blocks, config.max_cached_blocks)
+        self.block_size = config.block_size
+        self._prefix_cache = config.prefix_cache
         self._listener: CacheListener | None = None
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -153,8 +151,8 @@ class KVCache:
 class NothingKept(KVCache):
     """Of a model that keeps nothing from batch to batch: whoever asks needs no block."""
 
-    def __init__(self, block_size: int) -> None:
-        super().__init__(0, block_size, prefix_cache=False)
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(replace(config, num_blocks=0, prefix_cache=False))
 
     def blocks_for(self, tokens: int) -> int:  # noqa: ARG002 -- however many
         return 0

@@ -350,16 +350,11 @@ def _fits(chunk: Chunk, tokens: int) -> bool:
 
 def _kv_cache(config: SchedulerConfig) -> KVCache:
     if not config.keeps_state:
-        return NothingKept(config.block_size)
+        return NothingKept(config)
     if config.num_states:
         return HybridKVCache(config)
     if config.state_span is not None:
         return SnapshotKVCache(config)
     if config.windows != (None,):
         return WindowedKVCache(config)
-    return KVCache(
-        config.num_blocks,
-        config.block_size,
-        prefix_cache=config.prefix_cache,
-        max_cached=config.max_cached_blocks,
-    )
+    return KVCache(config)

@@ -72,7 +72,7 @@ class SnapshotKVCache(KVCache):
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        super().__init__(config)
         self._states = States(config.num_blocks, config.block_size, config.max_cached_blocks)
         self.pool = self._states.pool
 

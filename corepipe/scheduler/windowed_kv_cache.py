@@ -24,12 +24,7 @@ class WindowedKVCache(KVCache):
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(
-            config.num_blocks,
-            config.block_size,
-            prefix_cache=config.prefix_cache,
-            max_cached=config.max_cached_blocks,
-        )
+        super().__init__(config)
         self._windows = config.windows
         self._chunk = config.max_num_batched_tokens
         self._groups = len(config.windows)

@@ -27,7 +27,7 @@ def compute(kv: KVCache, owner: Request, count: int) -> None:
 
 
 def test_a_block_is_found_once_it_is_full_and_done():
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     owner, prompt = request(list(range(9))), list(range(9))
     assert kv.cached_prefix(request(prompt)) == 0
     compute(kv, owner, 3)
@@ -43,7 +43,7 @@ def test_a_block_is_found_once_it_is_full_and_done():
 
 
 def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     owner = request(list(range(12)))
     owner.num_computed = 12
     kv.grow(owner, 3)
@@ -56,7 +56,7 @@ def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
 
 
 def test_a_token_is_left_to_compute():
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     compute(kv, request(list(range(8))), 8)
     assert kv.cached_prefix(request(list(range(8)))) == 4
     assert kv.cached_prefix(request(list(range(9)))) == 8
@@ -64,7 +64,7 @@ def test_a_token_is_left_to_compute():
 
 
 def test_another_salt_or_another_past_is_another_block():
-    kv = KVCache(8, 2, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=2))
     compute(kv, request([1, 2, 3, 4, 5], cache_salt="a"), 5)
     assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="a")) == 4
     assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="")) == 0
@@ -72,7 +72,7 @@ def test_another_salt_or_another_past_is_another_block():
 
 
 def test_taken_blocks_are_shared_and_survive_their_first_owner():
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     first, second = request(list(range(10))), request(list(range(10)))
     compute(kv, first, 10)
     assert kv.take_prefix(second) == 8
@@ -83,7 +83,7 @@ def test_taken_blocks_are_shared_and_survive_their_first_owner():
 
 
 def test_who_wants_prompt_logits_takes_nothing_but_gives():
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     first, second = (request(list(range(10)), prompt_logits=True) for _ in range(2))
     compute(kv, first, 10)
     assert kv.take_prefix(second) == 0
@@ -93,7 +93,7 @@ def test_who_wants_prompt_logits_takes_nothing_but_gives():
 
 
 def test_without_a_prefix_cache_nothing_is_found():
-    kv = KVCache(8, 4, prefix_cache=False)
+    kv = KVCache(config(num_blocks=8, block_size=4, prefix_cache=False))
     owner = request(list(range(10)))
     compute(kv, owner, 10)
     assert kv.take_prefix(request(list(range(10)))) == kv.cached_prefix(request(list(range(10)))) == 0
@@ -109,7 +109,7 @@ def test_keys_are_computed_once_a_request(monkeypatch):
         return sha256(data)
 
     monkeypatch.setattr("corepipe.scheduler.request.sha256", counting)
-    kv = KVCache(8, 4, prefix_cache=True)
+    kv = KVCache(config(num_blocks=8, block_size=4))
     owner = request(list(range(13)))
     assert kv.take_prefix(owner) == 0
     compute(kv, owner, 13)
@@ -121,7 +121,7 @@ def test_keys_are_computed_once_a_request(monkeypatch):
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 1), min_size=1, max_size=30), st.data())
 def test_cached_prefix_is_the_longest_common_run_of_full_blocks(block_size, prompt, data):
-    kv = KVCache(64, block_size, prefix_cache=True)
+    kv = KVCache(config(num_blocks=64, block_size=block_size))
     compute(kv, request(prompt), len(prompt))
     other = data.draw(st.one_of(st.just(prompt), st.lists(st.integers(0, 1), min_size=1, max_size=30)))
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
 
-from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 from corepipe.serving.engine.kv_events import CacheEvents, CacheLog
+from tests.scheduler.world import config
 from tests.serving.kv_reader import EventBatch, Reader
 
 SIZE = 16
@@ -84,15 +83,14 @@ def keys(cache: KVCache) -> Iterator[bytes]:
 
 
 def plain(blocks: int) -> KVCache:
-    return KVCache(blocks, SIZE, prefix_cache=True, max_cached=blocks // 2)
+    return KVCache(config(num_blocks=blocks, block_size=SIZE, max_cached_blocks=blocks // 2))
 
 
 def windowed(blocks: int) -> KVCache:
-    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 3 * SIZE, "max_model_len": 256}
-    queued = {"max_queued_requests": 9, "max_queued_tokens": 999}
     windows = (None, 2 * SIZE, None)
-    config = SchedulerConfig(blocks, SIZE, prefix_cache=True, windows=windows, **limits, **queued)
-    return WindowedKVCache(config)
+    return WindowedKVCache(
+        config(num_blocks=blocks, block_size=SIZE, max_num_batched_tokens=3 * SIZE, windows=windows)
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_events_read_back_are_what_the_pools_find(caches: list[KVCache], operati
 def stored_batch(**fields: object) -> bytes:
     batches: list[bytes] = []
     log = CacheLog(SIZE)
-    cache = KVCache(8, SIZE, prefix_cache=True)
+    cache = KVCache(config(num_blocks=8, block_size=SIZE))
     cache.listen(log.of_replica(0))
     events = CacheEvents(log, batches.append)
     request = Request("r", range(3 * SIZE), 1, **fields)
