@@ -39,17 +39,14 @@ def two_threads() -> Iterator[Any]:
         yield pool
 
 
-def engine(path: Path, fmt: str, **options: Any) -> Driver:
-    degrees = {"pipeline": 1, "tensor": 1, "data": 1, **options}
-    config = EngineConfig(
-        model=str(path),
-        format=fmt,
-        max_model_len=POSITIONS,
-        block_size=BLOCK,
-        cache_dir=path / "cache",
-        **degrees,
-    )
-    return Driver(assemble(config, lambda _what, _done: None))
+def settings(path: Path, fmt: str = "bf16", **options: Any) -> EngineConfig:
+    """On one core, unless options say otherwise."""
+    roomy = {"pipeline": 1, "tensor": 1, "data": 1, "max_model_len": POSITIONS, "block_size": BLOCK}
+    return EngineConfig(model=str(path), format=fmt, cache_dir=path / "cache", **{**roomy, **options})
+
+
+def engine(path: Path, fmt: str = "bf16", **options: Any) -> Driver:
+    return Driver(assemble(settings(path, fmt, **options), lambda _what, _done: None))
 
 
 def submits(prompt: list[int]) -> list[Submit]:
@@ -60,6 +57,12 @@ def submits(prompt: list[int]) -> list[Submit]:
         Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 20, drawn if i % 2 else plain)
         for i in range(6)
     ]
+
+
+def drawn(prompt: list[int], count: int = 5, tokens: int = 12) -> list[Submit]:
+    """Prompts each of which has 50 tokens more than the one before; answers are drawn."""
+    sampling = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    return [Submit(f"r{i}", prompt[i : i + 50 * i + 1], tokens, sampling) for i in range(count)]
 
 
 def chosen(name: str) -> tuple[str, str]:

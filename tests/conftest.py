@@ -6,8 +6,9 @@ And how a server is watched while it is attacked.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from tests.attacks import Watch
+from tests.computed import folders
 from tests.servers import PATIENCE_SECONDS, Served
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +31,12 @@ for part in ("connect", "read", "write", "pool"):  # where httpx gives a server 
 
 # Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a small random model of a computed family, by its name."""
+    return folders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

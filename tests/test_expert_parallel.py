@@ -15,7 +15,7 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
-from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, folders, submits, two_threads
+from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits, two_threads
 from tests.parity import expected
 from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
@@ -31,11 +31,6 @@ EVERYWHERE = {
     "pipeline": {"expert": 2, "pipeline": 2},
     "replicas": {"expert": 2, "data": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return folders(tmp_path_factory.mktemp("mixtures"))
 
 
 @pytest.fixture(scope="module")

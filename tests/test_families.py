@@ -18,7 +18,7 @@ from corepipe.neuron.graph import FORMATS, DType, Graph
 from corepipe.neuron.ops import Experts
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
-from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, folders, submits, two_threads
+from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits, two_threads
 from tests.parity import expected
 from tests.parity.evaluate import Evaluator
 from tests.parity.families import TINY
@@ -40,11 +40,6 @@ EVERYWHERE = {
     "pipeline": {"pipeline": 2},
     "replicas": {"data": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return folders(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig, KVEventsConfig
-from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.engine.kv_publisher import published_events
 from corepipe.serving.engine.prefix_news import prefix_news
 from corepipe.serving.engine.snapshots import CLOSEST
 from corepipe.serving.messages import Abort, Sampling, Submit
+from tests import computed
 from tests.parity import expected
 from tests.support import answers
 
@@ -33,16 +33,8 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-    root = tmp_path_factory.mktemp("snapshots")
-    return cache(lambda name: expected.load(name).write(root / name))
-
-
 def engine(path: Path, **options: Any) -> Driver:
-    given = {"pipeline": 1, "tensor": 1, "data": 1, "format": "bf16", "max_model_len": POSITIONS, **options}
-    return Driver(assemble(EngineConfig(model=str(path), cache_dir=path / "cache", **given), lambda *_: None))
+    return computed.engine(path, **{"max_model_len": POSITIONS, "block_size": 32, **options})
 
 
 def submits(name: str, kind: str = "r") -> list[Submit]:

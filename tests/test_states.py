@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from corepipe.models import registry
 from corepipe.models.config import Fields
 from corepipe.neuron.graph import FORMATS
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.device_plan import plan_device
 from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Abort, Sampling, Submit
+from corepipe.serving.messages import Abort, Submit
 from corepipe.serving.speculative import SpeculativeConfig
+from tests import computed
 from tests.parity import expected
 from tests.support import answers
 
@@ -38,22 +37,12 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-    root = tmp_path_factory.mktemp("states")
-    return cache(lambda name: expected.load(name).write(root / name))
-
-
 def engine(path: Path, **options: Any) -> Driver:
-    given = {"pipeline": 1, "tensor": 1, "data": 1, "max_model_len": 512, "format": "bf16", **options}
-    return Driver(assemble(EngineConfig(model=str(path), cache_dir=path / "cache", **given), lambda *_: None))
+    return computed.engine(path, **{"max_model_len": 512, "block_size": 32, **options})
 
 
 def submits(count: int = 5, tokens: int = 12) -> list[Submit]:
-    prompt = expected.load(NAME).prompt
-    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
-    return [Submit(f"r{i}", prompt[i : i + 50 * i + 1], tokens, drawn) for i in range(count)]
+    return computed.drawn(expected.load(NAME).prompt, count, tokens)
 
 
 @pytest.mark.parametrize("longest", [64, 512, 1 << 20])

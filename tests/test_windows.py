@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
 from corepipe.serving.engine.driver import Driver
 from corepipe.serving.messages import Abort, Sampling, Submit
+from tests import computed
 from tests.parity import expected
 from tests.support import answers
 
@@ -37,17 +35,8 @@ ANSWERS = 50
 CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 24}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-    root = tmp_path_factory.mktemp("windows")
-    return cache(lambda name: expected.load(name).write(root / name))
-
-
 def engine(path: Path, fmt: str, **options: Any) -> Driver:
-    degrees = {"pipeline": 1, "tensor": 1, "data": 1, "max_model_len": POSITIONS, **options}
-    config = EngineConfig(model=str(path), format=fmt, block_size=BLOCK, cache_dir=path / "cache", **degrees)
-    return Driver(assemble(config, lambda _what, _done: None))
+    return computed.engine(path, fmt, **{"max_model_len": POSITIONS, "block_size": BLOCK, **options})
 
 
 def submits(name: str, kind: str) -> list[Submit]:
