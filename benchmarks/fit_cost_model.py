@@ -19,16 +19,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from residuals import folds
-
 from corepipe.cli.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, provenance, shipped
+from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, folds, provenance, shipped
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import Fit, Known, family, fit, leave_one_family_out, usable, version
+from corepipe.planning.calibration.fit import Fit, Known, fit, leave_one_family_out, usable, version
 from corepipe.planning.calibration.predict import Prediction, Predictor
+from corepipe.planning.calibration.residuals import left_out
 from corepipe.planning.calibration.rows import Raw
 from corepipe.planning.calibration.score import Cell, cells, pair
 
@@ -104,11 +103,10 @@ def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:
     return Fit({**start, **second.constants}, {**first.rows, **second.rows})
 
 
-def errors(table: Sequence[Raw], cases: Cases, chosen: Fit, folds: Mapping[str, Fit]) -> list[Cell]:
+def errors(table: Sequence[Raw], cases: Cases, chosen: Fit, without: Mapping[str, Fit]) -> list[Cell]:
     """The cells of the whole file, each row predicted without its family."""
-    predictors = {name: Predictor(constants=fold.constants, cases=cases) for name, fold in folds.items()}
-    other = Predictor(constants=chosen.constants, cases=cases)
-    predicted = [predictors.get(family(row), other).predict(row) for row in table]
+    predictor_of = left_out(cases, {name: fold.constants for name, fold in without.items()}, chosen.constants)
+    predicted = [predictor_of(row).predict(row) for row in table]
     return cells(pair(table, predicted, roofline(table, cases)))
 
 

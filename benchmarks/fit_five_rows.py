@@ -20,12 +20,11 @@ from math import log
 from pathlib import Path
 from statistics import median
 
-from residuals import folds  # the script beside this one
 from rich.table import Column
 
 from corepipe.cli.common import results
 from corepipe.cli.tables import Figures
-from corepipe.neuron.constants import shipped
+from corepipe.neuron.constants import folds, shipped
 from corepipe.neuron.uncertainty import GUESSED, LEVEL, Interval, shipped_uncertainty
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from step import BLOCK, inputs, seconds  # the script beside this one
+from step import BLOCK, blocks_of, inputs, seconds  # the script beside this one
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -60,7 +60,7 @@ class Contender:
         self.vocab = graph.vocab_size
         self._pool = native().Pool(threads)
         self.executor = NativeExecutor(
-            compile_graph(graph, Placement()), weights, 512, BLOCK, 512, self._pool
+            compile_graph(graph, Placement()), weights, blocks_of(CASES), BLOCK, 512, self._pool
         )
 
     def seconds(self, case: tuple[int, int, int]) -> float:

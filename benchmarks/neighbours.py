@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import psutil
-from step import BLOCK, greedy, inputs  # the scripts beside this one
+from step import BLOCK, blocks_of, greedy, inputs  # the scripts beside this one
 from turns import Contender
 from works import Work, speed
 
@@ -71,8 +71,9 @@ def of_executor(name: str, threads: int) -> Rate:
     model = registry.load(hub.resolve(name))
     graph = model.graph(FORMATS["int8"], 2048)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
+    blocks = blocks_of((streams, 1, CONTEXT) for streams in STREAMS)
     executor = NativeExecutor(
-        compile_graph(graph, Placement()), weights, 512, BLOCK, 512, native().Pool(threads)
+        compile_graph(graph, Placement()), weights, blocks, BLOCK, 512, native().Pool(threads)
     )
 
     def rate(streams: int) -> float:

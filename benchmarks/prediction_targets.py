@@ -15,18 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from residuals import folds  # the script beside this one
 from rich.console import Console
 from rich.table import Column
 from rule_ablation import kind_of_row
 
 from corepipe.cli.common import results
 from corepipe.cli.tables import Figures
+from corepipe.neuron.constants import folds
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import family
-from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.calibration.residuals import left_out
 from corepipe.planning.calibration.rows import text
 from corepipe.planning.calibration.score import Scored, pair
 
@@ -54,19 +53,18 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="measurements, as fit_cost_model.py takes them")
     parser.add_argument("--beyond", action="store_true", help="also the rows beyond a p90 that is wanted")
     given = parser.parse_args()
-    found, console = left_out(given.rows), results()
+    found, console = by_kind(given.rows), results()
     show(console, found)
     if given.beyond:
         for kind, scored in found.items():
             beyond(console, kind, scored)
 
 
-def left_out(path: Path) -> dict[str, list[Scored]]:
+def by_kind(path: Path) -> dict[str, list[Scored]]:
     """The rows of each kind that something is wanted of, with predictions that do not know their family."""
     cases, table = Cases(), tuple(completed(rows.read(path).rows))
-    without = {name: Predictor(constants, cases) for name, constants in folds().items()}
-    other = Predictor(cases=cases)
-    predicted = [without.get(family(row), other).predict(row) for row in table]
+    predictor_of = left_out(cases, folds())
+    predicted = [predictor_of(row).predict(row) for row in table]
     found: defaultdict[str, list[Scored]] = defaultdict(list)
     for one in pair(table, predicted):
         if not one.assumed and text(one.row, "percentile") in {"", "mean", "p50"}:

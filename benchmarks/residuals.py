@@ -21,7 +21,7 @@ from rich.console import Console
 
 from corepipe.cli.common import results
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
-from corepipe.neuron.constants import Constants, parse, provenance
+from corepipe.neuron.constants import folds
 from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
@@ -64,14 +64,6 @@ class Chosen:
 
     widths: Widths
     folds: dict[str, Widths]
-
-
-def folds() -> dict[str, dict[str, Constants]]:
-    """The constants of each fold, as they were stored."""
-    return {
-        name: {version: parse(values) for version, values in fold.items()}
-        for name, fold in provenance()["folds"].items()
-    }
 
 
 def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen) -> None:

@@ -14,6 +14,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,11 @@ def inputs(batch: int, rows: int, context: int, vocab: int) -> StepInputs:
     )
 
 
+def blocks_of(cases: Iterable[tuple[int, int, int]]) -> int:
+    """KV blocks for the largest of these (batch, rows, context)."""
+    return max(batch * -(-(context + rows) // BLOCK) for batch, rows, context in cases)
+
+
 def greedy(step: StepInputs) -> SamplingBatch:
     """The likeliest token of each row: logits that are copied out would take longer than they do to draw."""
     rows = LogitRows()
@@ -149,7 +155,7 @@ def main() -> None:
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
     pool = native().Pool(args.threads)
     cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
-    blocks = max(batch * -(-(context + rows) // BLOCK) for batch, rows, context in cases)
+    blocks = blocks_of(cases)
     executor = NativeExecutor(compile_graph(graph, Placement()), weights, blocks, BLOCK, 512, pool)
     report(executor, Demand.of(graph, weights), cases, graph.vocab_size, args)
     pool.close()

@@ -84,6 +84,14 @@ def provenance() -> dict[str, Any]:
     return found
 
 
+def folds() -> dict[str, dict[str, Constants]]:
+    """Constants that were fitted without a family of models, by generation, by that family."""
+    return {
+        name: {version: parse(values) for version, values in fold.items()}
+        for name, fold in provenance()["folds"].items()
+    }
+
+
 def parse(values: Mapping[str, object]) -> Constants:
     """Constants from JSON.  Raises ValueError for names or values that cannot be."""
     if set(values) not in ({*COMMON, GATHERS}, {*COMMON, SHARED_BANK}):

@@ -120,8 +120,13 @@ def _residual(one: Measured) -> Residual:
     )
 
 
-def left_out(cases: Cases, folds: Mapping[str, Mapping[str, Constants]]) -> PredictorOf:
-    """Predictors by a row's family: with constants that were fitted without it, or the shipped ones."""
+def left_out(
+    cases: Cases,
+    folds: Mapping[str, Mapping[str, Constants]],
+    others: Mapping[str, Constants] | None = None,
+) -> PredictorOf:
+    """Predictors by a row's family: with constants that were fitted without it, or else with `others` (None:
+    the shipped ones)."""
     predictors = {name: Predictor(constants, cases) for name, constants in folds.items()}
-    other = Predictor(cases=cases)
+    other = Predictor(others, cases)
     return lambda row: predictors.get(family(row), other)
