@@ -172,6 +172,9 @@ struct NibbleProducts {
              asm("vpaddw %1, %0, %0" : "+x"(sum.v[p]) : "x"(products)));
   }
 };
+using FourBitProducts = NibbleProducts;
+#else
+using FourBitProducts = PairProducts;
 #endif
 
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
@@ -326,12 +329,7 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   };
 }
 
-#if defined(__AVX2__)
-using SmallProducts = NibbleProducts;
-#else
-using SmallProducts = PairProducts;
-#endif
-constexpr LinearTable kLinear = linear_table<PairProducts, SmallProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
+constexpr LinearTable kLinear = linear_table<PairProducts, FourBitProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
 constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
 #endif
