@@ -28,6 +28,9 @@ BYTES: dict[str, float] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4} | {
 }
 """Of a weight."""
 
+PRODUCTS_OF_FOUR_BITS = {"avx2"}
+"""Tables whose products of four bits are faster than those of eight."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -69,9 +72,11 @@ class Limits:
 
 def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
     """Of the ISA in use, or of another."""
-    by_int8 = dict.fromkeys((*packing.INT4_KINDS, "int4-weights"), "int8")
-    products = (by_int8 | {"int8-weights": "bf16", "int8w": "bf16"}).get(kind, kind)
-    product = native().probe_products(isa or native().isa(), products, threads, 0.1)
+    isa = isa or native().isa()
+    instruction = {"int8-weights": "bf16", "int8w": "bf16"}.get(kind, kind)
+    if kind in {*packing.INT4_KINDS, "int4-weights"}:
+        instruction = "int4" if isa in PRODUCTS_OF_FOUR_BITS else "int8"
+    product = native().probe_products(isa, instruction, threads, 0.1)
     return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
 
 

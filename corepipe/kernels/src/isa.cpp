@@ -52,8 +52,8 @@ bool all(uint32_t word, std::initializer_list<int> bits) {
 }
 
 bool has_avx2(const Cpu& cpu) {
-  constexpr int kFma = 12, kAvx2 = 5;
-  return all(cpu.saved, {1, 2}) && all(cpu.leaf1_ecx, {kFma}) && all(cpu.leaf7_ebx, {kAvx2});
+  constexpr int kFma = 12, kF16c = 29, kAvx2 = 5;
+  return all(cpu.saved, {1, 2}) && all(cpu.leaf1_ecx, {kFma, kF16c}) && all(cpu.leaf7_ebx, {kAvx2});
 }
 
 #if defined(COREPIPE_AVX_VNNI)

@@ -27,7 +27,7 @@ if(CMAKE_OSX_ARCHITECTURES)  # macOS compiles for another architecture without a
 endif()
 if(ARCHITECTURE MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND TABLES avx2 avx512_vnni avx512)
-  set(AVX2_FLAGS -mavx2 -mfma)
+  set(AVX2_FLAGS -mavx2 -mfma -mf16c)
   set(AVX512_VNNI_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC takes its own _mm512_undefined_* for uninitialised variables (GCC bug 105593).

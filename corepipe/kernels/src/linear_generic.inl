@@ -113,15 +113,77 @@ struct PairProducts {
   }
 };
 
+#if defined(__AVX2__)
+// The low bytes of 32 lanes, in order.
+CP_INLINE void store_bytes(uint8_t* to, i32x16 a, i32x16 b) {
+  const i32x16 low = broadcast_i32(0xff), x = a & low, y = b & low;
+  const __m256i words[2] = {_mm256_packus_epi32((__m256i)x.v[0], (__m256i)x.v[1]),
+                            _mm256_packus_epi32((__m256i)y.v[0], (__m256i)y.v[1])};
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing goes by halves of a register
+  const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);
+  _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(bytes, order));
+}
+
+// q [64] s8.
+CP_INLINE void store_group_bytes(const QuantizedGroup& from, uint8_t* to) {
+  for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, from.q[i], from.q[i + 1]);
+}
+
+// Of weights below 16, by products of bytes: two of them make at most 2 * 15 * 127, of which s16 holds eight.
+// q [R][64] s8.
+struct NibbleProducts {
+  static constexpr int kValueBytes = kGroup;
+  static constexpr bool kKeepsOffset = true;
+
+  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) { store_group_bytes(from, to); }
+
+  template <int R, int C>
+  CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch&, int) {
+    for (int k = 0; k < count; k += 4 * kWords, w += kWords * kInt8StepBytes, q += 4 * kWords) {
+      i32x16 sums[R][C];
+      sum_words(w, q, sums);
+      unrolled<R * C>([&](auto i) CP_LAMBDA {
+        add_products(acc[i.value / C][i.value % C], sums[i.value / C][i.value % C], broadcast_i32(0x00010001));
+      });
+    }
+  }
+
+ private:
+  static constexpr int kWords = 8;
+
+  // Not inlined: what its caller has in registers would take them from the sums.
+  template <int R, int C>
+  __attribute__((noinline)) static void sum_words(const uint8_t* w, const uint8_t* q, i32x16 (&to)[R][C]) {
+    i32x16 sums[R][C] = {};
+#pragma GCC unroll 1
+    for (int i = 0; i < kWords; ++i, w += kInt8StepBytes, q += 4) {
+      i32x16 weights[C];
+      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = load((const int32_t*)(w + 64 * c.value)); });
+      unrolled<R>([&](auto r) CP_LAMBDA {
+        const i32x16 v = broadcast_word(q + kValueBytes * r.value);
+        unrolled<C>([&](auto c) CP_LAMBDA { add_bytes(sums[r.value][c.value], weights[c.value], v); });
+      });
+    }
+    unrolled<R * C>([&](auto i) CP_LAMBDA { to[i.value / C][i.value % C] = sums[i.value / C][i.value % C]; });
+  }
+
+  CP_INLINE void add_bytes(i32x16& sum, i32x16 weights, i32x16 x) {
+    CP_PARTS(const __m256i products = _mm256_maddubs_epi16((__m256i)weights.v[p], (__m256i)x.v[p]);
+             asm("vpaddw %1, %0, %0" : "+x"(sum.v[p]) : "x"(products)));
+  }
+};
+using FourBitProducts = NibbleProducts;
+#else
+using FourBitProducts = PairProducts;
+#endif
+
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
 // By AVX-VNNI, as bytes: q [R][64] s8.
 struct VnniProducts {
   static constexpr int kValueBytes = kGroup;
   static constexpr bool kKeepsOffset = true;
 
-  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
-    for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, from.q[i], from.q[i + 1]);
-  }
+  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) { store_group_bytes(from, to); }
 
   template <int R, int C>
   CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead, int step) {
@@ -140,16 +202,6 @@ struct VnniProducts {
   // Inline assembly, which takes no flag of the compiler's.  Without {vex} it would be AVX-512's instruction.
   CP_INLINE void dot_u8s8(i32x16& sum, i32x16 weights, i32x16 x) {
     CP_PARTS(asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.v[p]) : "x"(weights.v[p]), "x"(x.v[p])));
-  }
-
-  // The low bytes of 32 lanes, in order.
-  CP_INLINE void store_bytes(uint8_t* to, i32x16 a, i32x16 b) {
-    const i32x16 low = broadcast_i32(0xff), x = a & low, y = b & low;
-    const __m256i words[2] = {_mm256_packus_epi32((__m256i)x.v[0], (__m256i)x.v[1]),
-                              _mm256_packus_epi32((__m256i)y.v[0], (__m256i)y.v[1])};
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing goes by halves of a register
-    const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);
-    _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(bytes, order));
   }
 };
 #endif
@@ -277,7 +329,7 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
   };
 }
 
-constexpr LinearTable kLinear = linear_table<PairProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
+constexpr LinearTable kLinear = linear_table<PairProducts, FourBitProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
 #if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
 constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
 #endif

@@ -96,6 +96,8 @@ __attribute__((target("avx512f"))) void wide_fma_rounds() {
 
 // No instruction multiplies bytes and adds in place: products of s16 in pairs, and their addition.
 #define CP_PAIR_SUM(sum) "vpmaddwd %%ymm8, %%ymm8, %%ymm9\n\tvpaddd %%ymm9, %%ymm" sum ", %%ymm" sum "\n\t"
+// Four bits times bytes: pairs of products fit into s16.
+#define CP_NIBBLE_SUM(sum) "vpmaddubsw %%ymm8, %%ymm8, %%ymm9\n\tvpaddw %%ymm9, %%ymm" sum ", %%ymm" sum "\n\t"
 #define CP_BYTE_SUM(sum) "%{vex%} vpdpbusd %%ymm8, %%ymm8, %%ymm" sum "\n\t"
 // bf16 is widened to fp32.
 #define CP_FMA_SUM(sum) "vfmadd231ps %%ymm8, %%ymm8, %%ymm" sum "\n\t"
@@ -103,6 +105,11 @@ __attribute__((target("avx512f"))) void wide_fma_rounds() {
 __attribute__((target("avx2,fma"))) void pair_rounds() {
   asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
   CP_EIGHT(CP_PAIR_SUM)
+}
+
+__attribute__((target("avx2"))) void nibble_rounds() {
+  asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
+  CP_EIGHT(CP_NIBBLE_SUM)
 }
 
 #if defined(COREPIPE_AVX_VNNI)
@@ -118,6 +125,7 @@ __attribute__((target("avx2,fma"))) void fma_rounds() {
 }
 #undef CP_FMA_SUM
 #undef CP_BYTE_SUM
+#undef CP_NIBBLE_SUM
 #undef CP_PAIR_SUM
 #undef CP_EIGHT
 
@@ -140,6 +148,7 @@ void vnni_rounds() {}
 void bf16_rounds() {}
 void wide_fma_rounds() {}
 void pair_rounds() {}
+void nibble_rounds() {}
 void fma_rounds() {}
 void tile_int8_rounds() {}
 void tile_bf16_rounds() {}
@@ -172,6 +181,7 @@ constexpr Instruction kInstructions[] = {
 #endif
     {"avx2-vnni", "bf16", fma_rounds, 8},
     {"avx2", "int8", pair_rounds, 16},
+    {"avx2", "int4", nibble_rounds, 32},
     {"avx2", "bf16", fma_rounds, 8},
 };
 

@@ -389,6 +389,10 @@ CP_INLINE f32x16 load_fp16(const uint16_t* x) {
   f32x16 r;
   r.v[0] = (NativeF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
   return r;
+#elif defined(__F16C__)
+  f32x16 r;
+  CP_PARTS(r.v[p] = (NativeF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + p * kNativeLanes))));
+  return r;
 #else
   // Exponent and mantissa in place, times what the exponents' biases differ by: exact, also below 2^-14.
   const i32x16 bits = as_i32(load_bf16(x));
