@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -173,6 +175,19 @@ std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampl
   return job;
 }
 
+std::shared_ptr<Job> Executor::go_on(const std::shared_ptr<Job>& before, std::vector<int32_t> ends) {
+  require(before->executor == this && before->sampling, "a batch goes on from one of this executor that draws tokens");
+  auto job = std::make_shared<Job>();
+  job->executor = this;
+  job->batch = next_rows(before->batch);
+  job->sampling = next_draws(*before->sampling);
+  check(job->batch);
+  job->before = before;
+  job->ends = std::move(ends);
+  queue_->push(job);
+  return job;
+}
+
 void Executor::give_masks(Job& job, std::vector<uint32_t> masks) {
   require(job.wanted_masks > 0, "the batch has no masked rows");
   require(masks.size() == job.wanted_masks * mask_words(width_),
@@ -285,7 +300,8 @@ void JobQueue::push(std::shared_ptr<Job> job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw std::runtime_error("the pool is closed");
-    waiting_.push_back(std::move(job));
+    waiting_.push_back(job);
+    if (job->before && job->before->done) settle(*job->before);
   }
   work_.notify_one();
 }
@@ -335,9 +351,56 @@ void JobQueue::work() {
     }
     lock.lock();
     running_->done = true;
+    settle(*running_);
     running_.reset();
     done_.notify_all();
   }
+}
+
+bool JobQueue::adopt(const Job& job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !job.dropped;
+}
+
+void JobQueue::drop(Job& job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& one) { return one.get() == &job; });
+  if (found == waiting_.end()) return;
+  job.dropped = job.done = true;
+  job.before.reset();
+  waiting_.erase(found);
+}
+
+void JobQueue::heed(std::vector<int> files) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  heeded_ = std::move(files);
+}
+
+// Called with the mutex held, when a job is done: those that go on from it have their tokens, or are dropped.
+void JobQueue::settle(const Job& before) {
+  const auto drops = [&](const std::shared_ptr<Job>& job) {
+    if (job->before.get() != &before) return false;
+    const bool starts = goes_on(*job);
+    if (starts) job->batch.tokens = before.drawn.tokens;
+    job->before.reset();
+    job->dropped = job->done = !starts;
+    return !starts;
+  };
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), drops), waiting_.end());
+}
+
+bool JobQueue::goes_on(const Job& job) const {
+  const Job& before = *job.before;
+  if (before.error || before.dropped) return false;
+  const Drawn& drawn = before.drawn;
+  for (size_t row = 0; row < drawn.tokens.size(); ++row) {
+    const int32_t token = drawn.tokens[row];
+    const bool ends = std::find(job.ends.begin(), job.ends.end(), token) != job.ends.end();
+    if (ends || !drawn.finite[row] || !job.executor->takes(token)) return false;
+  }
+  std::vector<pollfd> files;
+  for (int file : heeded_) files.push_back({file, POLLIN, 0});
+  return files.empty() || poll(files.data(), files.size(), 0) == 0;
 }
 
 // Called with the mutex held; null stands for all executors.

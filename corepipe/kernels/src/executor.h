@@ -37,6 +37,12 @@ struct Job {
   bool has_masks = false;
   bool forsaken = false;  // nobody will give them any more
 
+  // Of a batch that goes on from another: that one, until its tokens are known and stand in `batch`, and the tokens behind
+  // which this one is not wanted.  Under the queue's mutex, as what follows.
+  std::shared_ptr<Job> before;
+  std::vector<int32_t> ends;
+  bool dropped = false;  // it did not start, and never will
+
   // The result, valid once done; `error` instead if it failed.
   Drawn drawn;
   std::vector<float> values;  // [.., width] of the executor's result
@@ -68,6 +74,15 @@ class JobQueue {
   // Nobody gives a job masks any more: one that has none fails when it needs them.
   void forsake(Job& job);
 
+  // False for a job that was dropped; any other runs, now that it is wanted.
+  bool adopt(const Job& job);
+
+  // Nobody wants it any more: it is taken out of the queue, unless it has started.
+  void drop(Job& job);
+
+  // From now on no job that goes on from another starts where there is something to read.
+  void heed(std::vector<int> files);
+
   // Fails the jobs of `executor` that have not started and waits for the one that has.
   void withdraw(const Executor* executor);
 
@@ -79,6 +94,8 @@ class JobQueue {
 
   void work();
   void await_masks(Job& job);
+  void settle(const Job& before);
+  bool goes_on(const Job& job) const;
   void fail_waiting(const Executor* executor, const char* reason);
 
   Pool pool_;
@@ -92,6 +109,7 @@ class JobQueue {
   std::condition_variable work_, masks_, done_;
   std::deque<std::shared_ptr<Job>> waiting_;
   std::shared_ptr<Job> running_;
+  std::vector<int> heeded_;
   bool closed_ = false;
   std::mutex closing_;
   std::thread thread_;
@@ -110,6 +128,12 @@ class Executor {
   // Throws std::invalid_argument for a batch that disagrees with the programs.
   std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
 
+  // The batch that follows `before`, of as many sequences: one more row of each, of the token that is drawn there, which is
+  // drawn from alike.  It starts when that one has ended, unless a token there is one of `ends`, a row there has no numbers,
+  // or something that is heeded can be read; then it is dropped.  Throws std::invalid_argument where a sequence draws no
+  // token behind its last row, or one that hangs on others than its logits: on masks, biases, tokens before.
+  std::shared_ptr<Job> go_on(const std::shared_ptr<Job>& before, std::vector<int32_t> ends);
+
   // See JobQueue::give_masks; throws, too, where they have another size than the job's sampling wants.
   void give_masks(Job& job, std::vector<uint32_t> masks);
 
@@ -118,6 +142,8 @@ class Executor {
 
   // Called by the queue's thread.
   void run(Job& job);
+
+  bool takes(int32_t token) const { return token >= 0 && token < token_limit_; }
 
  private:
   void check(const Batch& batch) const;
