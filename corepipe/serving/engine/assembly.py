@@ -230,7 +230,7 @@ def _goes_on(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -
     wants changes nothing, as of states it would, and where blocks are given back."""
     alone = host.placement.data == 1 and scheduler.most_in_flight == 1
     keeps_positions = scheduler.keeps_state and scheduler.windows == (None,) and not host.graph.is_recurrent
-    return config.clock == "host" and not config.max_batch_delay and alone and keeps_positions
+    return config.clock == "host" and alone and keeps_positions
 
 
 def _kept_idle(config: EngineConfig, blocks: int) -> int | None:
