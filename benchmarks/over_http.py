@@ -78,16 +78,13 @@ class Executor:
 
 
 async def answer(server: Server, prompt: Sequence[int]) -> list[float]:
-    """When each event of a streamed completion came that has a choice in it; RuntimeError if that is an error."""
+    """When each event with a choice of a streamed completion came; RuntimeError if that is an error."""
     address = urlsplit(server.url)
     body = {"model": server.model, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0}
     sent = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(HEAD.format(host=address.netloc, length=len(sent)).encode() + sent)
-    times = []
-    async for line in reader:
-        if line.startswith(b'data: {"'):
-            times.append(time.perf_counter())
+    times = [time.perf_counter() async for line in reader if line.startswith(b'data: {"')]
     writer.close()
     if len(times) < OUTPUT // 2:
         raise RuntimeError(f"{server.url}: {len(times)} events where {OUTPUT} tokens were asked for")
@@ -139,7 +136,9 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
     parser.add_argument("--dtype", default="int8", choices=FORMATS)
-    parser.add_argument("--streams", type=lambda text: [int(one) for one in text.split(",")], default=[1, 8, 32])
+    parser.add_argument(
+        "--streams", type=lambda text: [int(one) for one in text.split(",")], default=[1, 8, 32]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the executor")
     parser.add_argument("--logs", type=Path, default=Path(), help="directory for what the server prints")

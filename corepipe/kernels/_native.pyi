@@ -303,16 +303,16 @@ class Executor:
         """Queues the batch that follows one that was submitted, and returns its ticket: one more row of each
         sequence, of the token that is drawn behind its last row, drawn from alike at the next position.
 
-        It starts when that one has ended, unless one of `ends` was drawn there, a row there had no numbers, or
+        It starts when that one has ended, unless one of `ends` was drawn there, a row had no numbers, or
         something that is heeded can be read: then it is dropped.
         Raises ValueError where a sequence draws no such token, or where draws hang on more than logits.
         """
 
     def adopt(self, ticket: int) -> bool:
-        """Whether a batch that goes on from another runs, or did; if not, its ticket is not redeemed any more."""
+        """Whether a batch that goes on from another runs, or did; if not, its ticket is void."""
 
     def drop(self, ticket: int) -> None:
-        """Nobody wants the batch: it does not start, if it has not, and its ticket is not redeemed any more."""
+        """Nobody wants the batch: it does not start, if it has not; its ticket is void."""
 
     def heed(self, files: Sequence[int]) -> None:
         """File descriptors: where one can be read, no batch starts that goes on from another.  Of all

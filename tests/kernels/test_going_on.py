@@ -32,7 +32,7 @@ def pool() -> Iterator[_native.Pool]:
 
 @pytest.fixture
 def executor(table: np.ndarray, pool: _native.Pool) -> _native.Executor:
-    program = _native.Program([WIDTH] * 2, ROWS, False)
+    program = _native.Program([WIDTH] * 2, ROWS, round_bf16=False)
     program.embed(0, table)
     program.select_rows(0, 1)
     return _native.Executor(pool, [program], 1, WIDTH)
@@ -92,10 +92,13 @@ def test_one_that_comes_when_the_other_is_done(executor: _native.Executor) -> No
     assert not executor.adopt(executor.go_on(first, i32(7, 2)))
 
 
-def test_a_token_that_ends_a_sequence_drops_it(executor: _native.Executor) -> None:
+def test_a_token_that_ends_a_sequence_drops_it_and_what_goes_on_from_it(executor: _native.Executor) -> None:
+    gate = threading.Event()
+    executor.watch(lambda _: gate.wait())
     first = submit(executor, [1], [4])
     dropped = executor.go_on(first, i32(9, 5))
     behind = executor.go_on(dropped, NOTHING)
+    gate.set()
     assert tokens(executor, first) == [2, 5]
     assert not executor.adopt(dropped)
     with pytest.raises(ValueError, match="unknown ticket"):
@@ -106,7 +109,7 @@ def test_a_token_that_ends_a_sequence_drops_it(executor: _native.Executor) -> No
 
 def test_rows_without_numbers_drop_it(table: np.ndarray, pool: _native.Pool) -> None:
     table[3] = np.nan
-    program = _native.Program([WIDTH] * 2, ROWS, False)
+    program = _native.Program([WIDTH] * 2, ROWS, round_bf16=False)
     program.embed(0, table)
     program.select_rows(0, 1)
     executor = _native.Executor(pool, [program], 1, WIDTH)
@@ -141,6 +144,7 @@ def test_what_is_dropped_before_it_starts_never_does(executor: _native.Executor)
     executor.watch(lambda _: (started.append(1), entered.set(), gate.wait()))
     first = submit(executor, [1])
     following = executor.go_on(first, NOTHING)
+    executor.go_on(following, NOTHING)
     entered.wait()
     executor.drop(following)
     gate.set()

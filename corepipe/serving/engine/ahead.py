@@ -1,4 +1,4 @@
-"""The step behind the one that is computed, queued before it is asked for: nobody waits for Python between."""
+"""The step behind the one that is computed, queued before it is asked for: no Python runs between the two."""
 
 from __future__ import annotations
 

@@ -17,7 +17,13 @@ from corepipe.serving.engine.sampling import Ids
 from corepipe.serving.messages import Abort, Output, Sampling, Submit
 from tests.servers import TINY
 
-LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "block_size": 16, "num_blocks": 8, "max_model_len": 80}
+LIMITS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "block_size": 16,
+    "num_blocks": 8,
+    "max_model_len": 80,
+}
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -109,13 +115,17 @@ def played(driver: Driver, script: Script) -> list[list[Output]]:
     return news
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200))])
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200))]
+)
 def test_the_news_are_those_without(drivers: tuple[Driver, Driver, Counted], seed: int) -> None:
     plain, ahead, counting = drivers
     expected, before = played(plain, script(seed)), counting.taken
     assert played(ahead, script(seed)) == expected
     assert counting.taken > before
-    assert [r.scheduler.preemptions for r in ahead.replicas] == [r.scheduler.preemptions for r in plain.replicas]
+    assert [r.scheduler.preemptions for r in ahead.replicas] == [
+        r.scheduler.preemptions for r in plain.replicas
+    ]
 
 
 def test_they_meet_every_situation(drivers: tuple[Driver, Driver, Counted]) -> None:
