@@ -15,7 +15,7 @@ CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test fleet-test test-slow busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test fleet-test test-slow same-bits busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
@@ -53,6 +53,10 @@ busy: TIMES ?= 20
 busy: NICE ?= 0
 busy: $(VENV)/.test-$(SETUP_ID)  ## tests again and again beside two busy loops: ARGS=tests/x.py TIMES=20 NICE=5
 	$(BIN)/python -m tests.busy --times $(TIMES) --nice $(NICE) $(ARGS)
+
+same-bits: $(VENV)/.setup-$(SETUP_ID)  ## --bits same: 1,000 requests at 1, 4, 8 and 32 a time on each table of kernels: one digest
+	$(BIN)/python benchmarks/same_bits.py digests --format int8 $(ARGS)
+	$(BIN)/python benchmarks/same_bits.py digests --format int4-weights $(ARGS)
 
 intervals: $(VENV)/.setup-$(SETUP_ID)  ## what intervals are made of, after a change of the cost model: ROWS=measurements.csv
 	$(BIN)/python benchmarks/residuals.py $(ROWS)

@@ -1,11 +1,12 @@
 """What busy processes of equal priority leave of the speed: tokens a second alone and beside them, in turn.
 
     python benchmarks/neighbours.py [MODEL] [--busy 2] [--rounds 7]
-    python benchmarks/neighbours.py --url http://127.0.0.1:8000 [MODEL]
+    python benchmarks/neighbours.py --url http://127.0.0.1:8000 --url http://127.0.0.1:8001
 
-For 1, 8 and 32 streams: the native executor alone, as in step.py, or with --url any OpenAI-compatible server.
-With as many busy processes as threads a fair share is half of the machine.  Of the executor the share is told
-that it had of the processor time of both, which others on the machine do not change.
+For 1, 8 and 32 streams: the native executor alone, as in step.py, or with --url any OpenAI-compatible
+servers on this machine, which are suspended but while it is their turn.  With as many busy processes as
+threads a fair share is half of the machine.  Of the executor the share is told that it had of the processor
+time of both, which others on the machine do not change.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
+import httpx
 import psutil
-from step import BLOCK, blocks_of, greedy, inputs  # the scripts beside this one
+from side_by_side import Server  # the scripts beside this one
+from step import BLOCK, blocks_of, greedy, inputs
 from turns import Contender
 from works import Work, speed
 
@@ -88,9 +92,20 @@ def of_executor(name: str, threads: int) -> Rate:
     return rate
 
 
-def of_server(url: str, name: str) -> Rate:
+def listening(url: str) -> Server:
+    """What answers at an address of this machine."""
+    port = urlsplit(url).port
+    sockets = psutil.net_connections("tcp")
+    found = [one.pid for one in sockets if one.status == psutil.CONN_LISTEN and one.laddr.port == port]
+    if not found or found[0] is None:
+        raise SystemExit(f"--url {url}: nobody listens there")
+    return Server(url, psutil.Process(found[0]), url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
+
+
+def of_server(server: Server) -> Rate:
     def rate(streams: int) -> float:
-        return asyncio.run(speed(url, name, Work(CONTEXT, 64, streams, 2 * streams), VOCABULARY))
+        work = Work(CONTEXT, 64, streams, streams)
+        return asyncio.run(speed(server.url, server.model, work, VOCABULARY))
 
     return rate
 
@@ -114,26 +129,44 @@ def both_ways(rate: Rate, streams: int, busy: list[Contender]) -> Turn:
     return Turn(alone, beside, own / (own + others))
 
 
+def in_turn(server: Server, streams: int, busy: list[Contender]) -> Turn:
+    with server.turn(rest=0.2):
+        return both_ways(of_server(server), streams, busy)
+
+
+def report(name: str, streams: int, turns: Sequence[Turn], *, told: bool) -> None:
+    alone, beside, share = (statistics.median(column) for column in zip(*turns, strict=True))
+    ratio = statistics.median(turn.beside / turn.alone for turn in turns)
+    had = f"{share:.2f}" if told else "-"
+    print(f"{streams:>7} {alone:>9.1f} {beside:>9.1f} {ratio:>6.2f} {had:>6}   {name}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL)
-    parser.add_argument("--url", help="of a server that runs; then MODEL is how it calls its model")
+    parser.add_argument("model", nargs="?", default=hub.DEFAULT_MODEL, help="of the executor")
+    parser.add_argument("--url", action="append", default=[], help="of a server that runs")
     parser.add_argument("--busy", type=int, default=2, help="processes that never wait")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--streams", type=lambda text: [int(one) for one in text.split(",")], default=STREAMS)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the executor")
     args = parser.parse_args()
-    rate = of_server(args.url, args.model) if args.url else of_executor(args.model, args.threads)
+    servers = [listening(url) for url in args.url]
+    for server in servers:
+        server.suspend()
     heads = f"{'streams':>7} {'alone':>9} {'beside':>9} {'ratio':>6} {'share':>6}"
     print(f"{heads}   medians of {args.rounds}, in turn")
     with neighbours(args.busy) as busy:
-        for streams in STREAMS:
-            turns = [both_ways(rate, streams, busy) for _ in range(args.rounds)]
-            alone, beside, share = (statistics.median(column) for column in zip(*turns, strict=True))
-            ratio = statistics.median(turn.beside / turn.alone for turn in turns)
-            told = "-" if args.url else f"{share:.2f}"
-            print(f"{streams:>7} {alone:>9.1f} {beside:>9.1f} {ratio:>6.2f} {told:>6}", flush=True)
+        if not servers:
+            rate = of_executor(args.model, args.threads)
+            for streams in args.streams:
+                turns = [both_ways(rate, streams, busy) for _ in range(args.rounds)]
+                report("executor", streams, turns, told=True)
+        for streams in args.streams if servers else ():
+            rounds = [[in_turn(server, streams, busy) for server in servers] for _ in range(args.rounds)]
+            for server, turns in zip(servers, zip(*rounds, strict=True), strict=True):
+                report(server.url, streams, turns, told=False)
 
 
 if __name__ == "__main__":

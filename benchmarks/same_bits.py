@@ -53,7 +53,7 @@ def digests(args: argparse.Namespace) -> None:
     for concurrency in args.concurrency:
         start = time.process_time()
         options = {"format": args.format, "bits": args.bits, "max_num_seqs": concurrency}
-        with LLM(args.model, **options, max_model_len=512, prefix_cache=False) as llm:
+        with LLM(args.model, **options, max_model_len=64, prefix_cache=False) as llm:
             found = digest(llm, args.requests, vocab)
         took = time.process_time() - start
         print(f"{native().isa():<12} {concurrency:>3} at a time  {found}  ({took:.0f} s of CPU)", flush=True)

@@ -298,6 +298,25 @@ class Executor:
         `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.
         """
+
+    def go_on(self, ticket: int, ends: I32) -> int:
+        """Queues the batch that follows one that was submitted, and returns its ticket: one more row of each
+        sequence, of the token that is drawn behind its last row, drawn from alike at the next position.
+
+        It starts when that one has ended, unless one of `ends` was drawn there, a row had no numbers, or
+        something that is heeded can be read: then it is dropped.
+        Raises ValueError where a sequence draws no such token, or where draws hang on more than logits.
+        """
+
+    def adopt(self, ticket: int) -> bool:
+        """Whether a batch that goes on from another runs, or did; if not, its ticket is void."""
+
+    def drop(self, ticket: int) -> None:
+        """Nobody wants the batch: it does not start, if it has not; its ticket is void."""
+
+    def heed(self, files: Sequence[int]) -> None:
+        """File descriptors: where one can be read, no batch starts that goes on from another.  Of all
+        executors that share the pool."""
     def give_masks(self, ticket: int, masks: I32) -> None:
         """Copies the masks [rows with one, (vocab + 31) // 32] of a batch, which may be computed meanwhile.
 

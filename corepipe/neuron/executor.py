@@ -301,6 +301,7 @@ class NativeExecutor:
     and a block table for each group.  `states`: blocks of states, which a sequence has a table of its own for
     (None: they are among the others).
     Executors that share a `pool` run their batches one after the other, in the order of submission.
+    It implements `program.GoingOn`, too.
     `same_bits`: results have the bits that they have on every CPU (docs/kernels.md).
     """
 
@@ -360,6 +361,18 @@ class NativeExecutor:
 
     def give_masks(self, ticket: int, masks: npt.NDArray[np.int32]) -> None:
         self._native.give_masks(ticket, masks)
+
+    def go_on(self, ticket: int, ends: npt.NDArray[np.int32]) -> int:
+        return self._native.go_on(ticket, ends)
+
+    def adopt(self, ticket: int) -> bool:
+        return self._native.adopt(ticket)
+
+    def drop(self, ticket: int) -> None:
+        self._native.drop(ticket)
+
+    def heed(self, files: Sequence[int]) -> None:
+        self._native.heed(files)
 
     def wait(self, ticket: int) -> StepOutput:
         result = self._native.wait(ticket)

@@ -177,6 +177,28 @@ class Executor(Protocol):
         """Stops and frees."""
 
 
+class GoingOn(Protocol):
+    """An executor that goes from one batch to the next by itself."""
+
+    def go_on(self, ticket: int, ends: npt.NDArray[np.int32]) -> int:
+        """Queues the batch that follows one that was submitted, and returns its ticket: one more row of each
+        of its sequences, of the token that is drawn behind the last one, drawn from alike.
+
+        It starts when that one has ended, unless one of `ends` was drawn there, a row had no numbers, or
+        something that is heeded can be read: then it is dropped.  A sequence's table has a block for its row.
+        Raises ValueError where a sequence draws no such token, or where draws hang on more than logits.
+        """
+
+    def adopt(self, ticket: int) -> bool:
+        """Whether such a batch runs, or did, so that it can be waited for; if not, it was dropped."""
+
+    def drop(self, ticket: int) -> None:
+        """Nobody wants such a batch; one that runs already ends before the next one."""
+
+    def heed(self, files: Sequence[int]) -> None:
+        """File descriptors: where one can be read, no batch starts that goes on from another."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """Sampling parameters of the R logit rows, structure of arrays, so that sampling stays native.

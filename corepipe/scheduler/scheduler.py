@@ -123,6 +123,16 @@ class Scheduler:
                 events.append(self._land(chunk, drawn))
         return events
 
+    def repeats(self, batch: Batch) -> bool:
+        """Whether the next batch computes the tokens that this one draws and nothing else, if none of its
+        requests ends before, nobody comes and nobody is released; asked when it has been scheduled.
+
+        If they have room for them already: what comes of a batch must be known before blocks are given away.
+        """
+        if len(batch.chunks) < len(self._running) or (self._running.seats > 0 and self._queue.peek()):
+            return False
+        return all(chunk.samples and self._goes_on(chunk.request) for chunk in batch.chunks)
+
     def listen(self, listener: CacheListener) -> None:
         """From now on it hears which blocks the prefix cache finds."""
         self._kv.listen(listener)
@@ -269,6 +279,12 @@ class Scheduler:
         self._num_scheduled += moves
         if requests:
             self._running.queue_up(requests)
+
+    def _goes_on(self, request: Request) -> bool:
+        """Whether a request that is given a token has another one computed, unless that ends it."""
+        known = request.num_tokens + 1
+        fits = known <= request.room and known < self._config.max_model_len
+        return fits and known - request.num_prompt < request.max_tokens and request.drafter is None
 
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request = chunk.request

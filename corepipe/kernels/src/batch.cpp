@@ -1,6 +1,7 @@
 #include "batch.h"
 
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,37 @@ void check_offsets(const std::vector<int32_t>& offsets, size_t rows, size_t item
 }
 
 }  // namespace
+
+Batch next_rows(const Batch& batch) {
+  const int sequences = batch.sequences();
+  if (batch.logits() != sequences || !batch.types.empty() || !batch.patches.empty()) {
+    throw std::invalid_argument("each sequence must draw one token");
+  }
+  Batch next;
+  next.tokens.assign(sequences, 0);
+  next.starts.resize(sequences + 1);
+  next.logit_rows.resize(sequences);
+  std::iota(next.starts.begin(), next.starts.end(), 0);
+  std::iota(next.logit_rows.begin(), next.logit_rows.end(), 0);
+  for (int s = 0; s < sequences; ++s) {
+    const int last = batch.starts[s + 1] - 1;
+    if (batch.logit_rows[s] != last) throw std::invalid_argument("each sequence must draw the token behind its last row");
+    next.positions.push_back(batch.positions[last] + 1);
+  }
+  next.tables = batch.tables;
+  next.table_width = batch.table_width;
+  return next;
+}
+
+Sampling next_draws(const Sampling& sampling) {
+  require(sampling.masks() == 0 && sampling.bias_ids.empty() && sampling.seen_ids.empty(),
+          "what is drawn next must hang on the logits alone");
+  require(std::all_of(sampling.chosen.begin(), sampling.chosen.end(), [](int32_t id) { return id < 0; }),
+          "a token that is chosen is not drawn");
+  Sampling next = sampling;
+  for (int64_t& position : next.position) ++position;
+  return next;
+}
 
 void check_sampling(const Sampling& s, int rows, int vocab) {
   const size_t n = rows;

@@ -38,6 +38,11 @@ struct Sampling {
   int masks() const { return static_cast<int>(masked.size() - std::count(masked.begin(), masked.end(), -1)); }
 };
 
+// What follows where each sequence has drawn the token behind its last row: a row more of each, of a token that is not known
+// yet (0), drawn from alike.  Throws std::invalid_argument where one has not, and for draws that hang on more than logits.
+Batch next_rows(const Batch& batch);
+Sampling next_draws(const Sampling& sampling);
+
 // Throws std::invalid_argument where sizes, offsets, ids or ranges are wrong.
 void check_sampling(const Sampling& sampling, int rows, int vocab);
 

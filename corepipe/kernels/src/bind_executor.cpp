@@ -165,6 +165,25 @@ class PyExecutor {
     return last_ticket_;
   }
 
+  int64_t go_on(int64_t ticket, Array<int32_t> ends) {
+    std::shared_ptr<Job> job = executor_->go_on(job_of(ticket), copy_of(ends));
+    jobs_.emplace(++last_ticket_, std::move(job));
+    return last_ticket_;
+  }
+
+  bool adopt(int64_t ticket) {
+    const bool runs = executor_->queue().adopt(*job_of(ticket));
+    if (!runs) jobs_.erase(ticket);
+    return runs;
+  }
+
+  void drop(int64_t ticket) {
+    executor_->queue().drop(*job_of(ticket));
+    jobs_.erase(ticket);
+  }
+
+  void heed(std::vector<int> files) { executor_->queue().heed(std::move(files)); }
+
   void give_masks(int64_t ticket, Array<int32_t, 2> masks) {
     executor_->give_masks(*job_of(ticket), words_of(masks));
   }
@@ -181,6 +200,7 @@ class PyExecutor {
     }
     if (jobs_.erase(ticket) == 0) throw nb::value_error("another thread has redeemed this ticket");
     if (job->error) rethrow(job->error);
+    if (job->dropped) throw nb::value_error("the batch was dropped");
     return result_of(*job, width_);
   }
 
@@ -232,6 +252,10 @@ void bind_executor(nb::module_& m) {
            "sampling"_a.none(), "types"_a.noconvert().none() = nb::none(),
            "patches"_a.noconvert().none() = nb::none())
       .def("give_masks", &PyExecutor::give_masks, "ticket"_a, "masks"_a.noconvert())
+      .def("go_on", &PyExecutor::go_on, "ticket"_a, "ends"_a.noconvert())
+      .def("adopt", &PyExecutor::adopt, "ticket"_a)
+      .def("drop", &PyExecutor::drop, "ticket"_a)
+      .def("heed", &PyExecutor::heed, "files"_a)
       .def("wait", &PyExecutor::wait, "ticket"_a)
       .def("watch", &PyExecutor::watch, "hook"_a.none());
   m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "masks"_a.noconvert().none() = nb::none());

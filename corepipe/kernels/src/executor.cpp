@@ -173,6 +173,19 @@ std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampl
   return job;
 }
 
+std::shared_ptr<Job> Executor::go_on(const std::shared_ptr<Job>& before, std::vector<int32_t> ends) {
+  require(before->executor == this && before->sampling, "a batch goes on from one of this executor that draws tokens");
+  auto job = std::make_shared<Job>();
+  job->executor = this;
+  job->batch = next_rows(before->batch);
+  job->sampling = next_draws(*before->sampling);
+  check(job->batch);
+  job->before = before;
+  job->ends = std::move(ends);
+  queue_->push(job);
+  return job;
+}
+
 void Executor::give_masks(Job& job, std::vector<uint32_t> masks) {
   require(job.wanted_masks > 0, "the batch has no masked rows");
   require(masks.size() == job.wanted_masks * mask_words(width_),
@@ -271,105 +284,6 @@ void Executor::finish(const Run& run, Job& job) {
   run.for_rows(static_cast<int>(rows.size()), width_, [&](int row) noexcept {
     std::memcpy(job.values.data() + static_cast<size_t>(row) * width_, rows[row], width_ * sizeof(float));
   });
-}
-
-// ---- the queue
-
-JobQueue::JobQueue(int threads, std::atomic<int64_t>* beats)
-    : pool_(threads, beats), scratch_(threads), attention_(threads), sampler_(threads) {
-  kernels();  // an unknown COREPIPE_ISA is reported here
-  thread_ = start_thread([this] { work(); }, threads - 1, threads);
-}
-
-void JobQueue::push(std::shared_ptr<Job> job) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) throw std::runtime_error("the pool is closed");
-    waiting_.push_back(std::move(job));
-  }
-  work_.notify_one();
-}
-
-bool JobQueue::wait(const Job& job, double seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return done_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return job.done; });
-}
-
-void JobQueue::give_masks(Job& job, std::vector<uint32_t> masks) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    require(!job.has_masks, "the batch has its masks");
-    job.masks = std::move(masks);
-    job.has_masks = true;
-  }
-  masks_.notify_all();
-}
-
-void JobQueue::forsake(Job& job) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    job.forsaken = true;
-  }
-  masks_.notify_all();
-}
-
-// Without a beat: whoever fills the masks for seconds is seen to work, and whoever sleeps meanwhile hangs.
-void JobQueue::await_masks(Job& job) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  masks_.wait(lock, [&] { return job.has_masks || job.forsaken || closed_; });
-  if (!job.has_masks) throw std::runtime_error("the batch was never given its masks");
-}
-
-void JobQueue::work() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    work_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
-    if (closed_) return;
-    running_ = std::move(waiting_.front());
-    waiting_.pop_front();
-    lock.unlock();
-    try {
-      running_->executor->run(*running_);
-    } catch (...) {
-      running_->error = std::current_exception();
-    }
-    lock.lock();
-    running_->done = true;
-    running_.reset();
-    done_.notify_all();
-  }
-}
-
-// Called with the mutex held; null stands for all executors.
-void JobQueue::fail_waiting(const Executor* executor, const char* reason) {
-  const auto fail = [&](const std::shared_ptr<Job>& job) {
-    if (executor != nullptr && job->executor != executor) return false;
-    job->error = std::make_exception_ptr(std::runtime_error(reason));
-    job->done = true;
-    return true;
-  };
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), fail), waiting_.end());
-  done_.notify_all();
-}
-
-void JobQueue::withdraw(const Executor* executor) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  fail_waiting(executor, "the executor is gone");
-  if (running_ != nullptr && running_->executor == executor) running_->forsaken = true;
-  masks_.notify_all();
-  done_.wait(lock, [&] { return running_ == nullptr || running_->executor != executor; });
-}
-
-void JobQueue::close() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    fail_waiting(nullptr, "the pool was closed");
-  }
-  work_.notify_all();
-  masks_.notify_all();
-  std::lock_guard<std::mutex> lock(closing_);
-  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace corepipe

@@ -1,101 +1,20 @@
 // Runs batches through the Programs of a replica.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
-#include "attention.h"
 #include "batch.h"
 #include "isa.h"
+#include "job_queue.h"
 #include "layout.h"
 #include "program.h"
-#include "sampler.h"
 
 namespace corepipe {
-
-class Executor;
-
-// A batch from its submission to its result.
-struct Job {
-  Executor* executor;
-  Batch batch;
-  std::optional<Sampling> sampling;
-
-  // What may be drawn of masked rows, [wanted_masks, mask_words]: given while the batch is computed, under the queue's
-  // mutex, as the two that follow.
-  int wanted_masks = 0;
-  std::vector<uint32_t> masks;
-  bool has_masks = false;
-  bool forsaken = false;  // nobody will give them any more
-
-  // The result, valid once done; `error` instead if it failed.
-  Drawn drawn;
-  std::vector<float> values;  // [.., width] of the executor's result
-  std::vector<Span> spans;
-  double seconds = 0;
-  std::exception_ptr error;
-  bool done = false;
-};
-
-// The process's threads and the queue of batches.  A control thread, which is thread 0 of the pool, runs
-// them one by one in the order of their arrival.
-class JobQueue {
- public:
-  // `beats` grows while a batch gets on, whatever it computes; see Pool.
-  explicit JobQueue(int threads, std::atomic<int64_t>* beats = nullptr);
-  ~JobQueue() { close(); }
-
-  int threads() const { return pool_.size(); }
-
-  // Throws std::runtime_error after close.
-  void push(std::shared_ptr<Job> job);
-
-  // False if the job is not done within `seconds`.
-  bool wait(const Job& job, double seconds);
-
-  // The masks that a job's sampling speaks of.  Throws std::invalid_argument where it wants none, or has them already.
-  void give_masks(Job& job, std::vector<uint32_t> masks);
-
-  // Nobody gives a job masks any more: one that has none fails when it needs them.
-  void forsake(Job& job);
-
-  // Fails the jobs of `executor` that have not started and waits for the one that has.
-  void withdraw(const Executor* executor);
-
-  // Finishes the job that runs, fails the others, joins the thread.  Safe to call again.
-  void close();
-
- private:
-  friend class Executor;
-
-  void work();
-  void await_masks(Job& job);
-  void fail_waiting(const Executor* executor, const char* reason);
-
-  Pool pool_;
-  Scratch scratch_;
-  Attention attention_;
-  Experts experts_;
-  Latents latents_;
-  Sampler sampler_;
-
-  std::mutex mutex_;
-  std::condition_variable work_, masks_, done_;
-  std::deque<std::shared_ptr<Job>> waiting_;
-  std::shared_ptr<Job> running_;
-  bool closed_ = false;
-  std::mutex closing_;
-  std::thread thread_;
-};
 
 class Executor {
  public:
@@ -110,6 +29,12 @@ class Executor {
   // Throws std::invalid_argument for a batch that disagrees with the programs.
   std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
 
+  // The batch that follows `before`, of as many sequences: one more row of each, of the token that is drawn there, which is
+  // drawn from alike.  It starts when that one has ended, unless a token there is one of `ends`, a row there has no numbers,
+  // or something that is heeded can be read; then it is dropped.  Throws std::invalid_argument where a sequence draws no
+  // token behind its last row, or one that hangs on others than its logits: on masks, biases, tokens before.
+  std::shared_ptr<Job> go_on(const std::shared_ptr<Job>& before, std::vector<int32_t> ends);
+
   // See JobQueue::give_masks; throws, too, where they have another size than the job's sampling wants.
   void give_masks(Job& job, std::vector<uint32_t> masks);
 
@@ -118,6 +43,8 @@ class Executor {
 
   // Called by the queue's thread.
   void run(Job& job);
+
+  bool takes(int32_t token) const { return token >= 0 && token < token_limit_; }
 
  private:
   void check(const Batch& batch) const;

@@ -21,6 +21,7 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.weights import PackedWeights, packed_weights
+from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import Drafter
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
@@ -193,28 +194,43 @@ def _replicas(
         groups.windows,
         states,
     )
+    executors = [
+        NativeExecutor(
+            host.programs,
+            own,
+            blocks,
+            scheduler.block_size,
+            rows,
+            pool,
+            same_bits=same,
+            layer_groups=groups,
+            int8_cache=config.kv_cache_dtype == "int8",
+            states=beside or None,
+        )
+        for _ in range(host.placement.data)
+    ]
+    goes_on = _goes_on(config, host, scheduler)
     return tuple(
         ReplicaParts(
-            executor=NativeExecutor(
-                host.programs,
-                own,
-                blocks,
-                scheduler.block_size,
-                rows,
-                pool,
-                same_bits=same,
-                layer_groups=groups,
-                int8_cache=config.kv_cache_dtype == "int8",
-                states=beside or None,
-            ),
+            executor=executor,
             timeline=device.timeline(number),
             scheduler=scheduler,
             policy=batch_policy(config, device),
             max_batch_delay=config.max_batch_delay,
             together=None if guessing is None else bind_draft(config, host, guessing, blocks, pool),
+            going_on=executor if goes_on else None,
         )
-        for number in range(host.placement.data)
+        for number, executor in enumerate(executors)
     )
+
+
+def _goes_on(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -> bool:
+    """Whether steps may be queued before they are asked for: where the host sets the pace and would wait for
+    what is between two steps, as nothing else is computed then; and where what a step has done that nobody
+    wants changes nothing, as of states it would, and where blocks are given back."""
+    alone = host.placement.data == 1 and scheduler.most_in_flight == 1
+    keeps_positions = scheduler.keeps_state and scheduler.windows == (None,) and not host.graph.is_recurrent
+    return config.clock == "host" and alone and keeps_positions
 
 
 def _kept_idle(config: EngineConfig, blocks: int) -> int | None:

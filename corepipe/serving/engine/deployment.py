@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import Clock
-from corepipe.neuron.program import Executor
+from corepipe.neuron.program import Executor, GoingOn
 from corepipe.neuron.timeline import Timeline
 from corepipe.scheduler.drafts import BatchDrafter, Drafter
 from corepipe.scheduler.policy import Policy
@@ -29,6 +29,7 @@ class ReplicaParts:
 
     max_batch_delay: seconds for which it waits for more, before it computes less than a full batch.
     together: who guesses for several of its requests in one go.
+    going_on: the executor, where steps may be queued before they are asked for (None: they may not).
     """
 
     executor: Executor
@@ -37,6 +38,7 @@ class ReplicaParts:
     policy: Policy
     max_batch_delay: float = 0.0
     together: BatchDrafter | None = None
+    going_on: GoingOn | None = None
 
 
 def _no_tokenizer() -> Tokenizer:
@@ -66,6 +68,12 @@ class Deployment:
     encoding: Encoding | None = None
     drafter: Callable[[SampledRequest], Drafter | None] = _nobody
     assumes: bool = False
+
+    def heed(self, files: Sequence[int]) -> None:
+        """Where one of these can be read, something has come: no step starts that was not asked for."""
+        for replica in self.replicas:
+            if replica.going_on is not None:
+                replica.going_on.heed(files)
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -9,6 +9,7 @@ from math import inf
 from corepipe.scheduler.kv_cache import CacheListener
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
+from corepipe.serving.engine.ahead import Ahead
 from corepipe.serving.engine.assuming import AssumingRunner
 from corepipe.serving.engine.delayed import replica_of
 from corepipe.serving.engine.deployment import Deployment, ReplicaParts
@@ -33,15 +34,18 @@ def _nothing(_started: list[Started]) -> None:
 
 def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
     scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds, parts.together)
-    runner = _runner(parts, deployment, on_start)
+    runner = _runner(parts, deployment, on_start, scheduler)
     paced, delay = deployment.clock.paced, parts.max_batch_delay
     return replica_of(number, scheduler, runner, parts.timeline, paced=paced, delay=delay)
 
 
-def _runner(parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> BatchRunner:
+def _runner(
+    parts: ReplicaParts, deployment: Deployment, on_start: OnStart, scheduler: Scheduler
+) -> BatchRunner:
     join = joining(parts.scheduler)
     if deployment.encoding is None:
-        runner = Runner(parts.executor, deployment.vocab_size, on_start, join)
+        ahead = None if parts.going_on is None else Ahead(parts.going_on, scheduler.repeats)
+        runner = Runner(parts.executor, deployment.vocab_size, on_start, join, ahead)
         return AssumingRunner(runner) if deployment.assumes else runner
     return EncodingRunner(parts.executor, deployment.encoding, on_start, join)
 

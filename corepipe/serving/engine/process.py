@@ -52,6 +52,11 @@ class SocketInbox:
         self._woken.settimeout(0.0)
         self._waker.settimeout(0.0)
 
+    @property
+    def files(self) -> tuple[int, int]:
+        """What can be read when there is something to receive."""
+        return self._connection.fileno(), self._woken.fileno()
+
     def wake(self) -> None:
         """Ends the wait of `receive`, or the next one."""
         with contextlib.suppress(BlockingIOError):  # so often that it will be heard
@@ -123,6 +128,7 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
         prefixes = prefix_news(deployment) if start.tells_prefixes else None
         if prefixes is not None:
             driver.listen(prefixes)
+        deployment.heed(inbox.files)
         freeze_heap()
         wake_promptly()
         send(deployment.ready)

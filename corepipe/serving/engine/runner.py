@@ -15,6 +15,7 @@ from corepipe.neuron.cost import StepShape
 from corepipe.neuron.program import Executor, StepInputs, StepOutput
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
+from corepipe.serving.engine.ahead import Ahead, Foreseen
 from corepipe.serving.engine.block_table import BlockTable, join_tables
 from corepipe.serving.engine.masks import MaskBuffer
 from corepipe.serving.engine.requests import SampledRequest
@@ -48,6 +49,11 @@ class RequestInputs:
     prompt_known: int = 1
     blocks: BlockTable = field(default_factory=BlockTable)
     started: bool = False
+
+    @property
+    def draws_by_logits(self) -> bool:
+        """Whether its tokens hang on nothing but the logits of their rows, and nothing else is asked for."""
+        return self.lists is None and self.prompt_scalars is None and not self.request.masked
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each step
@@ -88,16 +94,22 @@ class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` is told of requests before anything is computed for them: if that ends this process, it is
-    known what did.
+    known what did.  `ahead` queues steps before they are asked for.
     """
 
     def __init__(
-        self, executor: Executor, vocab_size: int, on_start: OnStart, join: Join = join_tables
+        self,
+        executor: Executor,
+        vocab_size: int,
+        on_start: OnStart,
+        join: Join = join_tables,
+        ahead: Ahead | None = None,
     ) -> None:
         self._executor = executor
         self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
         self._join = join
+        self._ahead = ahead
         self._requests: dict[str, RequestInputs] = {}
 
     def add(self, request: Request) -> None:
@@ -117,8 +129,18 @@ class Runner:
 
     def submit(self, batch: Batch) -> Step:
         """Starts a batch and does not wait."""
+        states = [self._requests[chunk.request.id] for chunk in batch.chunks]
+        if self._ahead is None:
+            return self._start(batch, states)
+        foreseen = self._ahead.take(batch)
+        step = self._start(batch, states) if foreseen is None else _taken(foreseen, batch)
+        if all(state.draws_by_logits for state in states):
+            self._ahead.queue(step.ticket, batch, step.top_logprobs)
+        return step
+
+    def _start(self, batch: Batch, states: Sequence[RequestInputs]) -> Step:
+        """Makes the arrays of a batch, and hands them to the executor."""
         chunks = batch.chunks
-        states = [self._requests[chunk.request.id] for chunk in chunks]
         self._tell_started(states)
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
@@ -178,6 +200,13 @@ class Runner:
         if step.constrained:
             failures += _take_tokens(step, tokens, {failure.request for failure in failures})
         return StepResult(step, output, tokens, failures)
+
+
+def _taken(foreseen: Foreseen, batch: Batch) -> Step:
+    """A step that was queued before it was asked for: one row of each request, which draws."""
+    rows = len(batch.chunks)
+    shape = StepShape.of([(chunk.start, 1) for chunk in batch.chunks], rows, 1)
+    return Step(foreseen.ticket, batch, [*range(rows)], {}, foreseen.top_logprobs, shape)
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each step
