@@ -89,7 +89,6 @@ def hybrid(groups: int, **changes: object) -> dict[str, object]:
         mamba_n_groups=groups,
         mamba_d_state=27,
         mamba_chunk_size=64,
-        intermediate_size=128,
         **{"max_position_embeddings": 4 * POSITIONS, **changes},
     )
 
