@@ -22,7 +22,7 @@ from tests.test_tiny import AGREEMENT
 
 MIXTURES = [
     *("dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss"),
-    *("gpt_oss-clamped", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    *("gpt_oss-clamped", "granitemoe", "granitemoehybrid", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
 ]
 """With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
 EVERYWHERE = {

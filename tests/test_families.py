@@ -28,9 +28,12 @@ from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
 MODELS = expected.names()
-SERVED = ("bamba", "bloom", "deepseek_v3", "gemma3_text", "gpt2", "llama", "mamba2", "phi3", "qwen2_moe")
+SERVED = (
+    *("bamba", "bloom", "deepseek_v3", "gemma3_text", "gpt2", "granitemoehybrid", "llama", "mamba2", "phi3"),
+    "qwen2_moe",
+)
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3", "olmoe"}
-ONE_GROUP_OF_NORMS = {"mamba2", "bamba-biases"}
+ONE_GROUP_OF_NORMS = {"mamba2", "bamba-biases", "granitemoehybrid-dense"}
 STATES = 2
 """Of a recurrent model, where the others have few blocks: the others wait."""
 UNSHARED = 13

@@ -55,6 +55,9 @@ What the Graphs of these families leave out, or have in a simpler form:
 - Bamba has layers of either kind, and keeps KV blocks for those with attention and a state for the others:
   `--num-blocks` counts KV blocks; `state_blocks_per_replica` of `/v1/placement` says how many states there
   are. Half of each head is rotated, as transformers does it (`attn_rotary_emb`).
+- Granite 4 (`granitemoehybrid`) keeps what Bamba does. Its heads are not rotated unless
+  `position_embedding_type` says so. All of its published models have one group of norms, which `--tensor`
+  cannot cut: they take `--pipeline`, or `--expert`.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs in the steps that read the source alone.
 - Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
@@ -118,7 +121,7 @@ not say is taken as in the models that were published:
 - DeepSeek rotates neighbours, and scales cosines as it does scores (`mscale` is `mscale_all_dim`). Where no
   groups of experts are written they are those of the models with 160 (8, of which a token takes 3) or 256
   experts (8, and 4); others have none.
-- Mamba-2's steps have no limits.
+- Mamba-2's steps have no limits, Granite 4's neither.
 
 Safetensors with a `quantization_config`:
 

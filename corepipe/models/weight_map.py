@@ -31,6 +31,7 @@ F32 = npt.NDArray[np.float32]
 class Part:
     """Some rows, in this order, of a tensor with `count` rows; `tensor` None: of the weight's own tensor.
 
+    Where a checkpoint keeps what another tensor has in others by itself, it is all of that.
     Names are of modules: the same holds for the weight and for the bias.
     """
 
@@ -340,7 +341,9 @@ class MappedCheckpoint:
         """Where a weight of the graph is, or would be."""
         module, _, kind = name.rpartition(".")
         end, part = next((item for item in self._map.parts.items() if _ends(module, item[0])), ("", None))
-        if part is not None and part.tensor is not None:
+        if part is not None and part.tensor is not None and self._prefixed(name) in self._names:
+            part = None  # which this checkpoint keeps by itself
+        elif part is not None and part.tensor is not None:
             module = module.removesuffix(end) + part.tensor
         matrix = kind == "weight"
         return _Source(

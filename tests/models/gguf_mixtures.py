@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "phimoe": "phimoe",
     "dbrx": "dbrx",
     "granitemoe": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -103,6 +104,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif value is not None:
@@ -140,6 +143,22 @@ def _granite(config: Config, latents: bool) -> Config:
         "logit_scale": "logits_scaling",
     }
     return _heads(config, latents) | {ours: config[theirs] for ours, theirs in names.items()}
+
+
+def _granite_hybrid(config: Config, latents: bool) -> Config:
+    """GraniteHybridModel: no key/value heads in Mamba's layers; no rotation unless there are none of these."""
+    kinds, kv = config["layer_types"], config["num_key_value_heads"]
+    return _granite(config, latents) | {
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+        "attention.head_count_kv": [kv if kind == "full_attention" else 0 for kind in kinds],
+        "rope.scaling.finetuned": False,
+        "context_length": 2**20,
+    }
 
 
 def _phimoe(config: Config, latents: bool) -> Config:
@@ -233,6 +252,7 @@ MORE: dict[str, Callable[[Config, bool], Config]] = {
     "qwen2moe": _qwen,
     "qwen3moe": _qwen,
     "granitemoe": _granite,
+    "granitehybrid": _granite_hybrid,
     "phimoe": _phimoe,
     "gpt-oss": _gpt_oss,
     "dbrx": _dbrx,
@@ -314,6 +334,21 @@ def _granite_tensor(config: Config, name: str, values: np.ndarray) -> Named:
         yield f"blk.{layer}.ffn_{part}_exps.weight", half
 
 
+def _granite_hybrid_tensor(config: Config, name: str, values: np.ndarray) -> Named:
+    """GraniteMoeModel: what every token takes is no shared expert where there are no others."""
+    end = "shexp" if config["num_local_experts"] else ""
+    if "shared_mlp" in name:
+        layer = name.split(".")[2]
+        halves = [values] if "output" in name else np.split(values, 2)
+        for part, half in zip(("down",) if "output" in name else ("gate", "up"), halves, strict=True):
+            yield f"blk.{layer}.ffn_{part}{end and '_' + end}.weight", half
+    elif ".mamba." in name:
+        groups = {"n_groups": config["mamba_n_groups"]}
+        yield from _mamba_tensor(groups, name, values)
+    else:
+        yield from _granite_tensor(config, name, values)
+
+
 def _gpt_oss_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
     """Of floats [experts, K, N]; columns of gate and up take turns."""
     if name.endswith("sinks"):
@@ -355,7 +390,7 @@ def _deepseek_tensor(config: Config, name: str, values: np.ndarray) -> Named:
 def _mamba_tensor(config: Config, name: str, values: np.ndarray) -> Named:
     if name.endswith("conv1d.weight"):
         yield name, values[:, 0]
-    elif name.endswith("mixer.norm.weight"):
+    elif name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
         yield name, values.reshape(config["n_groups"], -1)
     elif name.endswith(".dt_bias"):
         yield name.replace(".dt_bias", ".dt_proj.bias"), values
@@ -370,6 +405,7 @@ CHANGES: dict[str, Callable[[Config, str, np.ndarray], Named]] = {
     "llama": _llama_tensor,
     "qwen2moe": _qwen_tensor,
     "granitemoe": _granite_tensor,
+    "granitehybrid": _granite_hybrid_tensor,
     "gpt-oss": _gpt_oss_tensor,
     "dbrx": _dbrx_tensor,
     "deepseek2": _deepseek_tensor,

@@ -60,7 +60,7 @@ ENCODERS = {
         "xlm-roberta",
     )
 }
-NORMS_ACROSS_HEADS = {"bamba", "mamba2", "olmo2", "olmoe"}  # published Mamba-2s have one group of norms
+NORMS_ACROSS_HEADS = {"bamba", "granitemoehybrid", "mamba2", "olmo2", "olmoe"}  # published Mamba-2s have one group of norms
 CONVOLUTIONS = {"resnet", "unet", "vgg", "yolov4"}
 UNCUT = NORMS_ACROSS_HEADS | CONVOLUTIONS
 
@@ -376,6 +376,7 @@ def test_a_family_is_computed_or_it_is_not() -> None:
         "deepseek_v2",
         "deepseek_v3",
         "gpt_oss",
+        "granitemoehybrid",
         "mixtral",
         "olmoe",
         "phimoe",

@@ -61,12 +61,18 @@ SHAPES = {
 }
 """As [out, in]; gains and biases are as wide as the model."""
 
-INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
+INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Whose converters are LlamaModel's, with its permutation of q and k."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 """Of gpt2."""
-APART = ("attn_k_b", "attn_v_b")  # in the place of attn_kv_b: see test_gguf_mixtures
+APART = {
+    "deepseek2": ("attn_k_b", "attn_v_b"),  # in the place of attn_kv_b
+    "granitehybrid": ("ffn_gate", "ffn_up", "ffn_down"),  # shared experts where there are no others
+}
+"""Names of files of another kind: see test_gguf_mixtures."""
+IN_ONE = ("experts.gate_proj.weight", "experts.up_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight")
+"""Of Granite's mixtures: two matrices that are one tensor there."""
 
 
 def originals(arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -77,7 +83,7 @@ def originals(arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
     rows += [
         (f"{family.layers}1.{hf}.weight", f"blk.1.{name}.weight", name)
         for name, hf in family.layer.items()
-        if name not in APART
+        if name not in APART.get(arch, ())
     ]
     rows += [(f"{family.layers}1.{hf}", f"blk.1.{name}", name) for name, hf in family.whole.items()]
     for theirs, ours, stem in rows:
@@ -93,7 +99,7 @@ def converted(arch: str, name: str, values: np.ndarray) -> np.ndarray:
         return ggufs.interleave_halves(values, KV_HEADS)
     if name.endswith("shared_expert_gate.weight"):
         return values[0]
-    if arch == "mamba2" and name.endswith(("A_log", ".D", "mixer.norm.weight", "conv1d.weight")):
+    if name.endswith(("A_log", ".D", "mixer.norm.weight", "mamba.norm.weight", "conv1d.weight")):
         return mambas(name, values)
     if arch in PLUS_ONE and name.endswith("norm.weight"):
         return values + np.float32(1)
@@ -143,8 +149,8 @@ def test_names_are_those_of_the_library_s_tables(arch: str) -> None:
     for theirs, ours, _ in originals(arch):
         if theirs == "lm_head.weight" and arch in ("gemma", "gemma2"):
             continue  # which are always tied
-        if arch == "granitemoe" and theirs.endswith(("experts.gate_proj.weight", "experts.up_proj.weight")):
-            continue  # which are one tensor there: see test_gguf_mixtures
+        if arch in ("granitemoe", "granitehybrid") and theirs.endswith(IN_ONE):
+            continue
         assert table.get_name(renamed(theirs), (".weight", ".bias")) == ours
 
 

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "phimoe": {"router_jitter_noise": 0.01},
     "dbrx": {},
     "granitemoe": {},
+    "granitemoehybrid": {},
+    "granitemoehybrid-dense": {"position_embedding_type": None, "time_step_limit": None},
     "gpt_oss": {},
     "gpt_oss-clamped": {},
     "deepseek_v2": {},
@@ -43,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba2-groups": {"time_step_limit": None},
 }
 """Of each small model what its file does not say, as whoever reads it takes it to be."""
+RATES = ("mamba2", "mamba2-groups", "granitemoehybrid", "granitemoehybrid-dense")
+"""Whose files keep rates in place of their logarithms."""
 SAME_SCALES = ("deepseek_v2-groups", "deepseek_v3")
 """Whose `mscale` is written nowhere."""
 
@@ -96,13 +100,13 @@ def assert_same_weights(model: Model, file: Model, fmt: str = "fp32") -> None:
         np.testing.assert_array_equal(file.checkpoint.read(name), model.checkpoint.read(name), name)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "mamba2" not in name])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in RATES])
 def test_a_file_computes_what_its_original_does(name: str, tmp_path: Path) -> None:
     """The same Ops over the same weights: the same bits."""
     assert_same_weights(*both(name, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["mamba2", "mamba2-groups"])
+@pytest.mark.parametrize("name", RATES)
 def test_a_file_of_mamba_has_its_rates(name: str, tmp_path: Path) -> None:
     """It keeps rates, of which several logarithms may be the source: all of them give the same."""
     model, file = both(name, tmp_path)
@@ -153,7 +157,7 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
-@pytest.mark.parametrize("case", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups"])
+@pytest.mark.parametrize("case", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups", "granitemoehybrid"])
 def test_blocks_stand_for_what_the_library_says(case: str, encoding: Type, tmp_path: Path) -> None:
     """Those of experts, too, which are kept as Linears' are; what makes keys of latents is not kept: its
     blocks lie along the other axis."""
@@ -295,6 +299,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "mamba2",
         {"keys": {"ssm.inner_size": 161}},
         r"mamba2\.ssm\.inner_size is 161; no multiple of 5 heads, and of the model's width, 80",
+    ),
+    "Bamba": (
+        "granitemoehybrid",
+        {"keys": {"attention.scale": None}},
+        r"granitehybrid\.attention\.scale is None; Bamba is read from safetensors alone",
+    ),
+    "layers of several kinds of heads": (
+        "granitemoehybrid",
+        {"keys": {"attention.head_count_kv": [0, 2, 0, 1]}},
+        r"granitehybrid\.attention\.head_count_kv is \[0, 2, 0, 1\]; one number of heads",
     ),
     "states that grow": (
         "mamba2",

@@ -89,7 +89,6 @@ def hybrid(groups: int, **changes: object) -> dict[str, object]:
         mamba_n_groups=groups,
         mamba_d_state=27,
         mamba_chunk_size=64,
-        intermediate_size=128,
         **{"max_position_embeddings": 4 * POSITIONS, **changes},
     )
 
@@ -397,6 +396,38 @@ CASES = (
         "granitemoe",
         "GraniteMoeConfig",
         llama_like(96, 4, 1, **GRANITE, num_local_experts=9, num_experts_per_tok=4, tie_word_embeddings=True),
+    ),
+    Case(
+        "granitemoehybrid",
+        "GraniteMoeHybridConfig",
+        hybrid(
+            2,
+            **GRANITE,
+            num_hidden_layers=4,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            num_local_experts=9,
+            num_experts_per_tok=4,
+            shared_intermediate_size=72,
+        ),
+    ),
+    Case(
+        "granitemoehybrid-dense",
+        "GraniteMoeHybridConfig",
+        hybrid(
+            1,
+            **GRANITE,
+            num_hidden_layers=3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            position_embedding_type="rope",
+            num_local_experts=0,
+            shared_intermediate_size=104,
+            attention_bias=True,
+            mamba_proj_bias=True,
+            mamba_conv_bias=False,
+            mamba_d_conv=3,
+            time_step_limit=(0.3, 0.9),
+            tie_word_embeddings=True,
+        ),
     ),
     Case(
         "mixtral",

@@ -141,9 +141,10 @@ def _scaling(file: GgufFile) -> dict[str, object]:
 
 
 def _biases(file: GgufFile, family: GgufFamily) -> dict[str, object]:
-    """GGUF has no key for biases: the tensors tell."""
-    present = {key for key, stem in family.biases.items() if f"blk.0.{stem}.bias" in file.tensors}
-    if "blk.0.attn_q.bias" in file.tensors and not present:
+    """GGUF has no key for biases: the tensors tell, of whichever layer."""
+    biased = {name.split(".")[-2] for name in file.tensors if name.endswith(".bias")}
+    present = {key for key, stem in family.biases.items() if stem in biased}
+    if "attn_q" in biased and not present:
         raise UserError(f"{file.path}: biases on q, k and v alone are not supported for this architecture")
     return {key: key in present for key in family.biases}
 

@@ -119,6 +119,32 @@ MAMBA_KEYS = {
     "conv_kernel": "ssm.conv_kernel",
     "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
 }
+GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+}
+GRANITE_SHARED = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+GRANITE_HYBRID = {
+    **PRE_NORMS,
+    **SEPARATE,
+    **GRANITE_EXPERTS,
+    **{f"ffn_{part}_shexp": name for part, name in GRANITE_SHARED.items()},
+    **{f"ffn_{part}": name for part, name in GRANITE_SHARED.items()},
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+"""What every token takes is a shared expert where there are others."""
+GRANITE_HYBRID_KEYS = {
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_d_conv": "ssm.conv_kernel",
+}
 MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.w1",
@@ -233,16 +259,21 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
         "granitemoe": GgufFamily(
             "granitemoe",
-            {
-                **PRE_NORMS,
-                **SEPARATE,
-                "ffn_gate_inp": "block_sparse_moe.router.layer",
-                "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
-                "ffn_up_exps": "block_sparse_moe.experts.up_proj",
-                "ffn_down_exps": "block_sparse_moe.output_linear",
-            },
+            {**PRE_NORMS, **SEPARATE, **GRANITE_EXPERTS},
             keys={**MULTIPLIERS, **LOCAL_EXPERTS},
             biases={"attention_bias": "attn_output"},
+            interleaved=True,
+        ),
+        "granitehybrid": GgufFamily(
+            "granitemoehybrid",
+            GRANITE_HYBRID,
+            whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+            keys={**MULTIPLIERS, **LOCAL_EXPERTS, **GRANITE_HYBRID_KEYS},
+            biases={
+                "attention_bias": "attn_output",
+                "mamba_proj_bias": "ssm_in",
+                "mamba_conv_bias": "ssm_conv1d",
+            },
             interleaved=True,
         ),
         "olmo2": GgufFamily("olmo2", {**SEPARATE, **GATED, **HEAD_NORMS, **POST_NORMS}),

@@ -185,14 +185,40 @@ def _deepseek_rope(file: GgufFile, values: dict[str, object]) -> dict[str, objec
 
 
 def _mamba2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """The width of all heads is that of one times their number, and a multiple of the model's."""
+    return _scanned(file, values["num_heads"], values["hidden_size"], ("head_dim", "expand"))
+
+
+def _granite_hybrid(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
+    """Layers without key/value heads are Mamba's.
+
+    Bamba's files, which are of this architecture, too, have no factors.
+    """
+    if values["attention_multiplier"] is None:
+        raise _refused(file, "attention.scale", "Bamba is read from safetensors alone")
+    key = "attention.head_count_kv"
+    counts = _said(file, key)
+    if not isinstance(counts, list) or len(attending := {count for count in counts if count}) > 1:
+        raise _refused(file, key, "one number of heads in all layers with attention is supported, 0 in others")
+    rotated = _said(file, "rope.scaling.finetuned") is not False
+    dense = {} if values["num_local_experts"] else {"num_local_experts": 0}
+    return {
+        **dense,
+        "num_key_value_heads": next(iter(attending), values["num_attention_heads"]),
+        "layer_types": ["attention" if count else "mamba" for count in counts],
+        "position_embedding_type": "rope" if rotated else "nope",
+        **_scanned(file, values["mamba_n_heads"], values["hidden_size"], ("mamba_d_head", "mamba_expand")),
+    }
+
+
+def _scanned(file: GgufFile, heads: object, hidden: object, names: tuple[str, str]) -> dict[str, object]:
+    """The width of all heads is that of one times their number, and a multiple of the model's: both by name."""
     key = "ssm.inner_size"
-    inner, heads, hidden = _said(file, key), values["num_heads"], values["hidden_size"]
+    inner = _said(file, key)
     if not (isinstance(inner, int) and isinstance(heads, int) and isinstance(hidden, int)):
         raise _refused(file, key, "ssm.time_step_rank, embedding_length and this must be integers")
     if min(inner, heads, hidden) < 1 or inner % heads or inner % hidden:
         raise _refused(file, key, f"no multiple of {heads} heads, and of the model's width, {hidden}")
-    return {"head_dim": inner // heads, "expand": inner // hidden}
+    return dict(zip(names, (inner // heads, inner // hidden), strict=True))
 
 
 def _refused(file: GgufFile, key: str, why: str) -> UserError:
@@ -209,6 +235,7 @@ VARIANTS: Mapping[str, Callable[[GgufFile, dict[str, object]], dict[str, object]
         "gemma3": _gemma3,
         "olmo2": _olmo2,
         "gpt-oss": _gpt_oss,
+        "granitehybrid": _granite_hybrid,
         "mamba2": _mamba2,
         "phi3": _phi3,
         "phimoe": _phimoe,

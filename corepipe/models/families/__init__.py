@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "gptj": "gptj",
         "granite": "granite",
         "granitemoe": "granitemoe",
+        "granitemoehybrid": "granitemoehybrid",
         "llama": "llama",
         "llama4": "llama4",
         "llama4_text": "llama4",

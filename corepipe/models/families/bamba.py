@@ -37,7 +37,7 @@ def configure(fields: Fields) -> BambaConfig:
     bias = fields.flag("attention_bias")
     config = replace(config, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
     return BambaConfig(
-        **config.values(), attending=_attending(fields, config.num_layers), mixer=_mixer(fields, config)
+        **config.values(), attending=_attending(fields, config.num_layers), mixer=mixer_config(fields, config)
     )
 
 
@@ -57,7 +57,7 @@ def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(layer in found for layer in range(layers))
 
 
-def _mixer(fields: Fields, config: ModelConfig) -> Mamba2Config:
+def mixer_config(fields: Fields, config: ModelConfig) -> Mamba2Config:
     """What Mamba-2 has its own keys for; `mamba_d_head` may be "auto"."""
     heads, inner = (
         fields.integer("mamba_n_heads", MAX_HEADS, 128),
@@ -100,14 +100,14 @@ def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Gr
             attended, x = b.only_wanted(llama.attention(b, normed), x)
             x = b.add(x, output(b, attended, f"{prefix}.self_attn.o_proj"))
         else:
-            x = _recurrent(b, x, normed, f"{prefix}.mamba", config)
+            out, x = recurrent(b, x, normed, f"{prefix}.mamba", config.mixer)
+            x = b.add(x, out)
         x = b.add(x, gated_mlp(b, b.norm(x, f"{prefix}.pre_ff_layernorm"), f"{prefix}.feed_forward"))
     b.head(b.norm(x, "model.final_layernorm"))
     return b.finish(name, fmt, max_positions)
 
 
-def _recurrent(b: GraphBuilder, x: Value, normed: Value, prefix: str, config: BambaConfig) -> Value:
-    """The residual stream behind a layer's mixer."""
-    gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, config.mixer), x)
-    out = b.linear(gated, f"{prefix}.out_proj", hidden(config.hidden_size), config.mixer.mlp_bias)
-    return b.add(x, out)
+def recurrent(b: GraphBuilder, x: Value, normed: Value, prefix: str, mixer: Mamba2Config) -> tuple[Value, Value]:
+    """What a layer's mixer adds to the residual stream, and that stream's rows beside it."""
+    gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, mixer), x)
+    return b.linear(gated, f"{prefix}.out_proj", hidden(b.config.hidden_size), mixer.mlp_bias), x

@@ -57,7 +57,7 @@ def build(
     x = b.scale(b.embed(), config.embedding_factor)
     for layer in b.layers():
         block = f"model.layers.{layer}"
-        attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config.attention_factor)
+        attended = attention(b, b.norm(x, f"{block}.input_layernorm"), config.attention_factor)
         attended, x = b.only_wanted(attended, x)
         attended = output(b, attended, f"{block}.self_attn.o_proj")
         x = b.add(x, b.scale(attended, config.residual_factor))
@@ -67,6 +67,7 @@ def build(
     return b.finish(name, fmt, max_positions)
 
 
-def _attention(b: GraphBuilder, x: Value, scale: float) -> Value:
+def attention(b: GraphBuilder, x: Value, scale: float) -> Value:
+    """Attention whose scores have this factor, before its output projection."""
     q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
     return b.attention(b.rope(q), b.rope(k), v, scale=scale)

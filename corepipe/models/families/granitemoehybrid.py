@@ -1,0 +1,113 @@
+"""Granite 4: layers of Mamba-2 and layers with attention, each with a mixture of experts behind it or without,
+and always with a feed-forward that every token takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.models.config import MAX_FFN, Fields
+from corepipe.models.expert_weights import ways
+from corepipe.models.families import bamba, granite, mamba2, moe
+from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.granite import GraniteConfig
+from corepipe.models.families.granitemoe import FUSED
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.mamba2 import Mamba2Config
+from corepipe.models.families.moe import MoeConfig
+from corepipe.models.weight_map import WeightMap, in_turn
+from corepipe.neuron.graph import Format, Graph, Value, columns
+from corepipe.neuron.ops import Scoring
+
+KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
+"""What configs call a layer -> whether it has attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteMoeHybridConfig(GraniteConfig):
+    """`attending`: of each layer, whether it has attention; the others have a `mixer`.  `mixture`: None where
+    there are no experts; `shared_ffn`: width of what every token takes."""
+
+    attending: tuple[bool, ...]
+    mixer: Mamba2Config
+    mixture: MoeConfig | None
+    shared_ffn: int
+
+
+def configure(fields: Fields) -> GraniteMoeHybridConfig:
+    """`intermediate_size` is an expert's; what is absent is what transformers has there."""
+    for key, value in (("max_position_embeddings", 2048), ("num_local_experts", 8), ("num_experts_per_tok", 2)):
+        fields = fields.defaulting(key, value)
+    fields.refuse("mlp_bias")
+    config = granite.plain(fields)
+    if fields.require("position_embedding_type", ("nope", "rope"), "nope") == "nope":
+        config = replace(config, layer_ropes=(None,) * config.num_layers)
+    mixture = None
+    if fields.values["num_local_experts"] != 0:
+        mixture = MoeConfig(
+            **config.values(),
+            **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
+            expert_ffn=config.ffn_size,
+            sparse=(True,) * config.num_layers,
+            scoring=Scoring.OF_CHOSEN,
+        )
+    return GraniteMoeHybridConfig(
+        **config.values(),
+        **granite.constants(fields),
+        attending=_attending(fields, config.num_layers),
+        mixer=bamba.mixer_config(fields, config),
+        mixture=mixture,
+        shared_ffn=fields.integer("shared_intermediate_size", MAX_FFN, 1024),
+    )
+
+
+def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """As `layer_types` says, which has also been called `layers_block_type`; no layer where neither is there."""
+    key = "layer_types" if fields.has("layer_types") else "layers_block_type"
+    if not fields.has(key):
+        return (False,) * layers
+    kinds = fields.items(key)
+    if len(kinds) != layers or not all(isinstance(kind, str) and kind in KINDS for kind in kinds):
+        raise fields.error(key, f"must be a list of {layers} names (known: {', '.join(KINDS)})")
+    return tuple(KINDS[kind] for kind in kinds)
+
+
+def weights(config: GraniteMoeHybridConfig) -> WeightMap:
+    """Mamba-2's as Bamba has them; gate and up of what every token takes are one matrix, as all experts' are."""
+    both = {"gate_proj": config.shared_ffn, "up_proj": config.shared_ffn}
+    parts = mamba2.mixer_parts(config.mixer) | in_turn("input_linear", both)
+    mixture = config.mixture
+    if mixture is None:
+        return WeightMap(parts=parts)
+    experts = ways(mixture.experts, mixture.expert_ffn, config.hidden_size, fused=FUSED)
+    return WeightMap(parts=parts, experts=experts)
+
+
+def build(config: GraniteMoeHybridConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    b = GraphBuilder(config)
+    x = b.scale(b.embed(), config.embedding_factor)
+    for layer in b.layers():
+        block = f"model.layers.{layer}"
+        x = _mixed(b, x, b.norm(x, f"{block}.input_layernorm"), block, config)
+        fed = _feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"), block, config)
+        x = b.add(x, b.scale(fed, config.residual_factor))
+    b.scale(b.head(b.norm(x, "model.norm")), 1 / config.logits_divisor)
+    return b.finish(name, fmt, max_positions)
+
+
+def _mixed(b: GraphBuilder, x: Value, normed: Value, block: str, config: GraniteMoeHybridConfig) -> Value:
+    """The residual stream behind a layer's attention, or its mixer."""
+    if config.attending[b.layer]:
+        attended, x = b.only_wanted(granite.attention(b, normed, config.attention_factor), x)
+        out = output(b, attended, f"{block}.self_attn.o_proj")
+    else:
+        out, x = bamba.recurrent(b, x, normed, f"{block}.mamba", config.mixer)
+    return b.add(x, b.scale(out, config.residual_factor))
+
+
+def _feed_forward(b: GraphBuilder, x: Value, block: str, config: GraniteMoeHybridConfig) -> Value:
+    names = ("gate_proj", "up_proj", "output_linear")
+    every = gated_mlp(b, x, f"{block}.shared_mlp", names, columns("shared_ffn", config.shared_ffn))
+    if config.mixture is None:
+        return every
+    return b.add(moe.experts(b, x, f"{block}.block_sparse_moe", config.mixture, "router.layer"), every)

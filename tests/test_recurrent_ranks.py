@@ -1,0 +1,56 @@
+"""How far tensor ranks move the logits of models with scans: a row whose sums cancel further than the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corepipe.models import registry
+from corepipe.neuron.compiler import compile_graph
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.placement import Placement
+from corepipe.neuron.reference import RECURRENT_UNITS, TENSOR_PARALLEL_UNITS, tensor_parallel_bound
+from tests.computed import BLOCK, POSITIONS, PROMPT, executor, two_threads
+from tests.parity import expected
+from tests.support import chunk_inputs, logits
+
+PROMPTS = 24
+OTHERWISE = RECURRENT_UNITS / TENSOR_PARALLEL_UNITS
+"""How many times the bound of a model without scans it is."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    with two_threads() as pool:
+        yield pool
+
+
+def shares(name: str, fmt: str, folder: Path, pool: Any) -> np.ndarray:
+    """Of the bound, how far each row of many prompts moves: [prompts, rows]."""
+    model, rng = registry.load(expected.load(name).write(folder)), np.random.default_rng(1)
+    graph = model.graph(FORMATS[fmt], POSITIONS)
+    one, two = (executor(model, graph, Placement(tensor=tensor), pool) for tensor in (1, 2))
+    programs, found = compile_graph(graph, Placement(tensor=2)), []
+    for _ in range(PROMPTS):
+        prompt = rng.integers(0, expected.VOCAB, PROMPT).tolist()
+        inputs = chunk_inputs(prompt, 0, blocks=range(POSITIONS // BLOCK))
+        whole = logits(one, inputs)
+        found.append(np.abs(logits(two, inputs) - whole).max(1) / tensor_parallel_bound(programs, whole))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("fmt", ["fp32", "int8", "int4-weights"])
+@pytest.mark.parametrize("name", ["bamba", "mamba2-groups"])
+def test_a_row_that_cancels_moves_further(name: str, fmt: str, tmp_path: Path, pool: Any) -> None:
+    """In every format, so that it is not what groups of weights are cut into: beyond the bound of other models,
+    which nearly all rows keep."""
+    found = shares(name, fmt, tmp_path, pool)
+    assert 1 / OTHERWISE < found.max() <= 1
+    assert np.quantile(found, 0.99) < 1 / OTHERWISE
+
+
+def test_without_scans_no_row_does(tmp_path: Path, pool: Any) -> None:
+    assert shares("llama", "int8", tmp_path, pool).max() < 1
