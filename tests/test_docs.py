@@ -17,8 +17,9 @@ import pytest
 import corepipe
 from corepipe.errors import UserError
 from corepipe.models import hub
+from corepipe.neuron.axes import columns, vocabulary
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS, columns, vocabulary
+from corepipe.neuron.graph import FORMATS
 from corepipe.serving.api.cassettes.deck import CassetteMetrics
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.inject import InjectedFaults

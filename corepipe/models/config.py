@@ -14,7 +14,8 @@ from typing import Any
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.rope import RopeConfig
-from corepipe.neuron.graph import Function, HeadLayout
+from corepipe.neuron.axes import HeadLayout
+from corepipe.neuron.graph import Function
 
 MAX_HIDDEN = 1 << 17
 MAX_LAYERS = 1 << 10

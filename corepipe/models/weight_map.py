@@ -20,7 +20,8 @@ from corepipe.errors import UserError
 from corepipe.models.checkpoints.checkpoint import Checkpoint, gathered, missing
 from corepipe.models.expert_weights import ExpertTensors, Ways
 from corepipe.models.vision.positions import interpolated, is_grid
-from corepipe.neuron.graph import Graph, HeadLayout, WeightSpec
+from corepipe.neuron.axes import HeadLayout
+from corepipe.neuron.graph import Graph, WeightSpec
 from corepipe.neuron.int4 import ALL, Int8, Stored, W
 from corepipe.neuron.numerics import quantize_weight
 

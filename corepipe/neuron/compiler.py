@@ -14,18 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import (
-    Axis,
-    AxisKind,
-    DType,
-    Graph,
-    HeadLayout,
-    Output,
-    StateKind,
-    Value,
-    WeightSpec,
-    stored_bytes,
-)
+from corepipe.neuron.axes import Axis, AxisKind, HeadLayout
+from corepipe.neuron.graph import DType, Graph, Output, StateKind, Value, WeightSpec, stored_bytes
 from corepipe.neuron.ops import Add, AllGather, AllReduce, Experts, GatherSlots, Op, Receive, Send, Share
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import AxisShard, Program, WeightShard

@@ -18,7 +18,8 @@ from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL, DenseKind, Kind
 from corepipe.neuron import packed_int4
 from corepipe.neuron.attention_numerics import distance_buckets
-from corepipe.neuron.graph import INT8_GROUP, Axis, DType, RopeSpec, Value, WeightSpec
+from corepipe.neuron.axes import INT8_GROUP, Axis
+from corepipe.neuron.graph import DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.layer_groups import KEY_BLOCK, ONE_GROUP, LayerGroups, places, slots
 from corepipe.neuron.lowering import (
     FusedAttention,

@@ -18,6 +18,8 @@ from enum import StrEnum
 from math import isqrt, prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from corepipe.neuron.axes import Axis, AxisKind
+
 if TYPE_CHECKING:  # an Op is made of what is here
     from corepipe.neuron.ops.base import Op
 
@@ -52,11 +54,6 @@ _MX_BITS = {DType.MXFP8: 8, DType.MXFP4: 4}
 
 MX_GROUP = 32
 """Elements that share a scale (nki/guides/architecture/trainium3_arch.rst; OCP Microscaling Formats 1.0)."""
-
-
-INT8_GROUP = 64
-"""Elements of K that share one int8 activation scale; equals the commonest head size, so that a
-row-parallel shard of whole heads keeps the scales of the unsplit matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,93 +120,6 @@ class Function(StrEnum):
 
 SWISH_LIMIT, SWISH_GAIN = 7.0, 1.702
 """Of `clamped_swish`."""
-
-
-class AxisKind(StrEnum):
-    """What tensor parallelism may do to a dimension."""
-
-    HIDDEN = "hidden"  # the residual stream: whole on every rank
-    HEADS = "heads"  # query heads, or what there is one of for each: cut between heads
-    KV_HEADS = "kv_heads"  # key/value heads: they go, or are copied, where their query heads go
-    COLUMNS = "columns"  # a middle between two matrices: cut into even parts
-    EXPERTS = "experts"  # matrices of a mixture: divided between the cores of a stage
-    VOCABULARY = "vocabulary"  # rows of the output head: cut, and gathered
-    FIXED = "fixed"  # whole on every rank
-
-
-_WHOLE = (AxisKind.HIDDEN, AxisKind.FIXED, AxisKind.EXPERTS)
-"""What tensor parallelism leaves as it is."""
-
-
-class Axis(NamedTuple):
-    """What a dimension counts, its width, and how it may be cut.
-
-    unit: elements that stay together, such as a head's.  group: query heads that share a key/value head.
-    In a Program the axes of Values are as wide as the core's part.
-    """
-
-    name: str
-    kind: AxisKind
-    width: int
-    unit: int = 1
-    group: int = 1
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the ranks of a tensor group each have a part."""
-        return self.kind not in _WHOLE
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLayout:
-    """Query heads, key/value heads and the elements of each; `heads` is a multiple of `kv_heads`.
-
-    copied: of one core, whose key/value heads other cores have too.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    copied: bool = False
-
-    def queries(self, name: str = "q_heads", unit: int | None = None) -> Axis:
-        """The axis of something that has `unit` elements a query head (None: a head's size)."""
-        each = self.head_dim if unit is None else unit
-        return Axis(name, AxisKind.HEADS, self.heads * each, each, self.heads // self.kv_heads)
-
-    def keys(self) -> Axis:
-        """The axis of keys and of values."""
-        width, group = self.kv_heads * self.head_dim, self.heads // self.kv_heads
-        return Axis("kv_heads", AxisKind.KV_HEADS, width, self.head_dim, group)
-
-
-VOCABULARY_PANEL = 32
-"""The output head is cut at multiples of this, so that a rank's part is made of whole packed panels."""
-
-
-def hidden(width: int) -> Axis:
-    """The residual stream, and what is as wide."""
-    return Axis("hidden", AxisKind.HIDDEN, width)
-
-
-def columns(name: str, width: int) -> Axis:
-    """A middle between two matrices; a group of int8 activations stays in one part."""
-    return Axis(name, AxisKind.COLUMNS, width, INT8_GROUP)
-
-
-def experts(count: int) -> Axis:
-    """The matrices that a mixture has of a kind."""
-    return Axis("experts", AxisKind.EXPERTS, count)
-
-
-def vocabulary(width: int) -> Axis:
-    """Rows of the output head."""
-    return Axis("vocab", AxisKind.VOCABULARY, width, VOCABULARY_PANEL)
-
-
-def fixed(name: str, width: int) -> Axis:
-    """What every rank has the whole of: rows of a table, a head's elements, a narrow latent."""
-    return Axis(name, AxisKind.FIXED, width)
 
 
 class RowSet(NamedTuple):

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import INT8_GROUP, DType, Format, WeightRole, WeightSpec
+from corepipe.neuron.axes import INT8_GROUP
+from corepipe.neuron.graph import DType, Format, WeightRole, WeightSpec
 from corepipe.neuron.numerics import F32, I8, Matrix, quantize_activations, quantize_weight, round_to
 from corepipe.neuron.numerics import linear as linear_of_matrix
 

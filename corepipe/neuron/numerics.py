@@ -22,15 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import elementary
-from corepipe.neuron.graph import (
-    INT8_GROUP,
-    SWISH_GAIN,
-    SWISH_LIMIT,
-    DType,
-    Format,
-    Function,
-    RopeSpec,
-)
+from corepipe.neuron.axes import INT8_GROUP
+from corepipe.neuron.graph import SWISH_GAIN, SWISH_LIMIT, DType, Format, Function, RopeSpec
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import Axis, AxisKind, HeadLayout
+from corepipe.neuron.axes import Axis, AxisKind, HeadLayout
 from corepipe.neuron.program import PAD, AxisShard
 
 EVEN_UNITS = (64, 32, 16, 8)

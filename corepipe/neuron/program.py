@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import Axis, Format, HeadLayout, Output, Value, WeightSpec, first_refusal
+from corepipe.neuron.axes import Axis, HeadLayout
+from corepipe.neuron.graph import Format, Output, Value, WeightSpec, first_refusal
 
 if TYPE_CHECKING:  # an Op takes a core's part of what is here
     from corepipe.neuron.ops.base import Op

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from corepipe.neuron import numerics
 from corepipe.neuron.attention_numerics import Vectors
+from corepipe.neuron.axes import Axis
 from corepipe.neuron.collectives import Links
-from corepipe.neuron.graph import Axis, DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
+from corepipe.neuron.graph import DType, Format, Graph, RopeSpec, Value, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4, Int8, Stored, as_stored, matrices_of
 from corepipe.neuron.numerics import F32, I32, Matrix
 from corepipe.neuron.ops import AllReduce, Op, SelectiveScan

@@ -8,8 +8,9 @@ from dataclasses import fields
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.attention_numerics import alibi_slopes
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.graph import FORMATS, Format, Graph, HeadLayout, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import FORMATS, Format, Graph, RopeSpec, Value, WeightSpec
 from corepipe.neuron.memory import CoreMemory, Limits, measure
 from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Scoring, Send
 from corepipe.neuron.placement import Placement

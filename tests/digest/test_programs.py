@@ -12,8 +12,9 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, HeadLayout, RopeSpec, Value, WeightSpec
+from corepipe.neuron.graph import FORMATS, RopeSpec, Value, WeightSpec
 from corepipe.neuron.ops import Clamp, GatherSlots, Normalize, Op, Pooling, convolution, scans
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import AxisShard, Program

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from corepipe.kernels import _native, packing
-from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec, columns, fixed, hidden
+from corepipe.neuron.axes import columns, fixed, hidden
+from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4
 from corepipe.neuron.numerics import Matrix, round_to
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring

@@ -15,18 +15,9 @@ from corepipe.errors import UserError
 from corepipe.models import published, registry
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
+from corepipe.neuron.axes import AxisKind, vocabulary
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, state_bytes
-from corepipe.neuron.graph import (
-    FORMATS,
-    SOURCE,
-    TOKENS,
-    WANTED,
-    AxisKind,
-    Graph,
-    OutputKind,
-    WeightRole,
-    vocabulary,
-)
+from corepipe.neuron.graph import FORMATS, SOURCE, TOKENS, WANTED, Graph, OutputKind, WeightRole
 from corepipe.neuron.ops import (
     Activation,
     AddEmbedding,

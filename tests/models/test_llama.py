@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS, WeightRole, vocabulary
+from corepipe.neuron.axes import vocabulary
+from corepipe.neuron.graph import FORMATS, WeightRole
 from corepipe.neuron.ops import Attention
 from tests.models import interpreter
 from tests.parity.families import FAMILIES, TinyFamily

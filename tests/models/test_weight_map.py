@@ -20,7 +20,8 @@ from corepipe.models.weight_map import (
     in_turn,
     rotated_pairs,
 )
-from corepipe.neuron.graph import FORMATS, DType, HeadLayout
+from corepipe.neuron.axes import HeadLayout
+from corepipe.neuron.graph import FORMATS, DType
 from corepipe.neuron.int4 import ALL
 from corepipe.neuron.numerics import rotate
 from tests.parity import expected, formula

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocabulary
 from corepipe.neuron.graph import (
     FORMATS,
     TOKENS,
     WANTED,
-    Axis,
     Graph,
-    HeadLayout,
     Input,
     InputKind,
     Output,
@@ -20,10 +19,6 @@ from corepipe.neuron.graph import (
     Value,
     WeightRole,
     WeightSpec,
-    columns,
-    fixed,
-    hidden,
-    vocabulary,
 )
 from corepipe.neuron.memory import Limits
 from corepipe.neuron.ops import (

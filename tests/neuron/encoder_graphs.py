@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden
 from corepipe.neuron.graph import (
     FORMATS,
     TOKENS,
     WANTED,
-    Axis,
     Graph,
-    HeadLayout,
     Input,
     InputKind,
     Output,
@@ -23,9 +22,6 @@ from corepipe.neuron.graph import (
     Value,
     WeightRole,
     WeightSpec,
-    columns,
-    fixed,
-    hidden,
 )
 from corepipe.neuron.ops import (
     Activation,

@@ -15,13 +15,12 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from corepipe.neuron.attention_numerics import alibi_slopes
+from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocabulary
 from corepipe.neuron.graph import (
     FORMATS,
     TOKENS,
     WANTED,
-    Axis,
     Graph,
-    HeadLayout,
     Input,
     InputKind,
     Output,
@@ -31,10 +30,6 @@ from corepipe.neuron.graph import (
     Value,
     WeightRole,
     WeightSpec,
-    columns,
-    fixed,
-    hidden,
-    vocabulary,
 )
 from corepipe.neuron.ops import (
     Activation,

@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from strategies import Features, build, graphs
 
 from corepipe.errors import UserError
+from corepipe.neuron.axes import AxisKind, HeadLayout, columns, hidden
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.description import describe
-from corepipe.neuron.graph import (
-    TOKENS,
-    AxisKind,
-    Graph,
-    HeadLayout,
-    WeightRole,
-    WeightSpec,
-    columns,
-    hidden,
-)
+from corepipe.neuron.graph import TOKENS, Graph, WeightRole, WeightSpec
 from corepipe.neuron.ops import AllGather, AllReduce, Linear, Receive, RMSNorm, Send
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program, cut

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
+from corepipe.neuron.axes import fixed
 from corepipe.neuron.catalog import instance
 from corepipe.neuron.compiler import check, compile_for_timing, compile_graph
 from corepipe.neuron.cost import PROFILES, CostModel, StepShape
-from corepipe.neuron.graph import FORMATS, DType, Format, Value, WeightRole, WeightSpec, fixed, pixels
+from corepipe.neuron.graph import FORMATS, DType, Format, Value, WeightRole, WeightSpec, pixels
 from corepipe.neuron.ops import Concatenate, Convolution, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.convolution import ImageFunction, Size, Window
 from corepipe.neuron.placement import Placement

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
+from corepipe.neuron.axes import HeadLayout, hidden
 from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.catalog import INSTANCES, instance
 from corepipe.neuron.compiler import compile_for_timing, compile_graph
@@ -25,7 +26,7 @@ from corepipe.neuron.cost import (
     dollars_per_million_tokens,
 )
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, TOKENS, Graph, HeadLayout, hidden
+from corepipe.neuron.graph import FORMATS, TOKENS, Graph
 from corepipe.neuron.hardware import GIB
 from corepipe.neuron.ops import AllReduce, Attention, GatherSlots, Linear, Op, Share
 from corepipe.neuron.ops.costs import matrix_cost

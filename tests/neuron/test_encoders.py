@@ -13,9 +13,10 @@ from strategies import read_weights
 
 from corepipe.kernels import native
 from corepipe.neuron.attention_numerics import distance_buckets
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops import Function, PoolingMode
 from corepipe.neuron.ops.pooling import pooled

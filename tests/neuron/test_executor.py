@@ -15,9 +15,10 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, decoders, rea
 
 from corepipe.kernels import native
 from corepipe.neuron import executor as executors
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops import Attention, Linear, Op

@@ -13,9 +13,10 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights,
 from corepipe.errors import UserError
 from corepipe.kernels import native, packing
 from corepipe.neuron import int4, packed_int4
+from corepipe.neuron.axes import columns, vocabulary
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, DType, Graph, WeightRole, WeightSpec, columns, vocabulary
+from corepipe.neuron.graph import FORMATS, DType, Graph, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4, Int8, Stored
 from corepipe.neuron.numerics import quantize_activations, quantize_weight
 from corepipe.neuron.placement import Placement

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Features, build, decoders
 
+from corepipe.neuron.axes import HeadLayout, fixed, hidden
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import HeadLayout, RopeSpec, Value, WeightRole, WeightSpec, fixed, hidden
+from corepipe.neuron.graph import RopeSpec, Value, WeightRole, WeightSpec
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
     Activation,

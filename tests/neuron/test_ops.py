@@ -11,6 +11,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
+from corepipe.neuron.axes import columns, fixed, hidden
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.graph import (
     FORMATS,
@@ -24,9 +25,6 @@ from corepipe.neuron.graph import (
     Value,
     WeightRole,
     WeightSpec,
-    columns,
-    fixed,
-    hidden,
     stored_bytes,
     weight_bytes,
 )

@@ -11,7 +11,7 @@ from strategies import heads
 
 from corepipe.errors import UserError
 from corepipe.kernels.packing import PANEL
-from corepipe.neuron.graph import VOCABULARY_PANEL, Axis, HeadLayout, columns, experts, hidden, vocabulary
+from corepipe.neuron.axes import VOCABULARY_PANEL, Axis, HeadLayout, columns, experts, hidden, vocabulary
 from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
 from corepipe.neuron.program import PAD, AxisShard
 

@@ -24,8 +24,9 @@ from strategies import (
 )
 
 from corepipe.models import registry
+from corepipe.neuron.axes import HeadLayout, vocabulary
 from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout, vocabulary
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.ops import Attention, Receive
 from corepipe.neuron.placement import Placement, local_heads
 from corepipe.neuron.placement import whole as all_of

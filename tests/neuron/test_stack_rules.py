@@ -10,10 +10,11 @@ from device_graphs import TINY, experts, llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.catalog import instance
 from corepipe.neuron.constants import IDEAL
 from corepipe.neuron.engines import Engines
-from corepipe.neuron.graph import FORMATS, Graph, HeadLayout
+from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.hardware import GIB, MIB
 from corepipe.neuron.ops import Attention
 from corepipe.neuron.padding import pad

@@ -16,9 +16,10 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights,
 from corepipe.errors import UserError
 from corepipe.kernels import native, packing
 from corepipe.neuron import packed_index
+from corepipe.neuron.axes import HeadLayout, hidden, vocabulary
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, bind_matrix
-from corepipe.neuron.graph import FORMATS, HeadLayout, WeightRole, WeightSpec, hidden, vocabulary
+from corepipe.neuron.graph import FORMATS, WeightRole, WeightSpec
 from corepipe.neuron.int4 import ALL
 from corepipe.neuron.numerics import Matrix, linear, round_to
 from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT

@@ -8,7 +8,8 @@ from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Function, Graph, Value, hidden
+from corepipe.neuron.axes import hidden
+from corepipe.neuron.graph import Format, Function, Graph, Value
 
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 NAMES = classic.Names(

@@ -11,7 +11,8 @@ from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mamba2 import Mamba2Config
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, HeadLayout, Value, hidden
+from corepipe.neuron.axes import HeadLayout, hidden
+from corepipe.neuron.graph import Format, Graph, Value
 
 LONGEST = 262_144
 """Positions where a config does not say it, as in transformers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Axis, Value, columns, hidden
+from corepipe.neuron.axes import Axis, columns, hidden
+from corepipe.neuron.graph import Value
 
 Projected = tuple[Value, Value, Value]
 

@@ -19,17 +19,8 @@ from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.weight_map import Part, WeightMap
-from corepipe.neuron.graph import (
-    Axis,
-    Format,
-    Graph,
-    HeadLayout,
-    Value,
-    WeightRole,
-    WeightSpec,
-    fixed,
-    hidden,
-)
+from corepipe.neuron.axes import Axis, HeadLayout, fixed, hidden
+from corepipe.neuron.graph import Format, Graph, Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import Groups, LatentAttention, Scoring
 
 

@@ -11,7 +11,8 @@ from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, hidden
+from corepipe.neuron.axes import hidden
+from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value
 from corepipe.neuron.ops import Function, RowIndex
 
 HEADS = ("base", "masked-lm")

@@ -7,18 +7,8 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import ModelConfig
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.tasks import Dense, Head, Scores, Vectors
-from corepipe.neuron.graph import (
-    WANTED,
-    Axis,
-    AxisKind,
-    Function,
-    Graph,
-    Output,
-    OutputKind,
-    Value,
-    fixed,
-    hidden,
-)
+from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
+from corepipe.neuron.graph import WANTED, Function, Graph, Output, OutputKind, Value
 from corepipe.neuron.ops import Linear, Normalize, Pooling, PoolingMode, Scale
 
 EACH = "classifier"

@@ -10,18 +10,8 @@ from dataclasses import dataclass
 
 from corepipe.models.config import Fields, ModelConfig, common
 from corepipe.models.families.layers import vector
-from corepipe.neuron.graph import (
-    Axis,
-    Format,
-    Graph,
-    Output,
-    OutputKind,
-    Value,
-    WeightRole,
-    WeightSpec,
-    fixed,
-    pixels,
-)
+from corepipe.neuron.axes import Axis, fixed
+from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, WeightRole, WeightSpec, pixels
 from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.convolution import ImageFunction, PoolKind, Size, Window
 

@@ -7,10 +7,10 @@ from typing import TypedDict, Unpack
 
 from corepipe.models.config import ModelConfig, Norm
 from corepipe.models.rope import RopeConfig
+from corepipe.neuron.axes import Axis, fixed, hidden, vocabulary
 from corepipe.neuron.graph import (
     TOKENS,
     WANTED,
-    Axis,
     Format,
     Graph,
     Output,
@@ -20,9 +20,6 @@ from corepipe.neuron.graph import (
     Value,
     WeightRole,
     WeightSpec,
-    fixed,
-    hidden,
-    vocabulary,
 )
 from corepipe.neuron.ops import (
     Activation,

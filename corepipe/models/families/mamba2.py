@@ -19,16 +19,8 @@ from corepipe.models.config import (
 from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.rope import RopeConfig
 from corepipe.models.weight_map import Part, WeightMap, in_turn
-from corepipe.neuron.graph import (
-    Format,
-    Graph,
-    HeadLayout,
-    Value,
-    WeightRole,
-    WeightSpec,
-    fixed,
-    hidden,
-)
+from corepipe.neuron.axes import HeadLayout, fixed, hidden
+from corepipe.neuron.graph import Format, Graph, Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import CausalConvolution, GatedActivation, RMSNorm, SelectiveScan
 
 LONGEST = 1 << 20

@@ -12,8 +12,9 @@ from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Axis, Value, WeightRole, WeightSpec, columns, fixed
-from corepipe.neuron.graph import experts as stack_of
+from corepipe.neuron.axes import Axis, columns, fixed
+from corepipe.neuron.axes import experts as stack_of
+from corepipe.neuron.graph import Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 
 MAX_EXPERTS = 1 << 12

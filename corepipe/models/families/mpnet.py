@@ -12,7 +12,8 @@ from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Function, Graph, Value, WeightSpec, fixed
+from corepipe.neuron.axes import fixed
+from corepipe.neuron.graph import Format, Function, Graph, Value, WeightSpec
 
 OFFSET = 2
 """Positions start after the padding token's id, 1, whatever a config says."""

@@ -8,7 +8,8 @@ from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, hidden
+from corepipe.neuron.axes import hidden
+from corepipe.neuron.graph import Format, Graph
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 OFFSET = 2

@@ -18,7 +18,8 @@ from corepipe.models.config import (
 )
 from corepipe.models.families.blocks import gated_mlp, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder, by_head
-from corepipe.neuron.graph import SOURCE, TOKENS, Format, Graph, Value, WeightSpec, fixed
+from corepipe.neuron.axes import fixed
+from corepipe.neuron.graph import SOURCE, TOKENS, Format, Graph, Value, WeightSpec
 from corepipe.neuron.ops import CrossAttention
 
 EMBEDDING = "shared.weight"

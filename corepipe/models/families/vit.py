@@ -9,19 +9,8 @@ from corepipe.models.families import classic
 from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.weight_map import Stacked, WeightMap
-from corepipe.neuron.graph import (
-    Axis,
-    AxisKind,
-    Format,
-    Graph,
-    Output,
-    OutputKind,
-    Value,
-    WeightRole,
-    WeightSpec,
-    fixed,
-    hidden,
-)
+from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
+from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import Function, PatchEmbed
 
 MAX_CHANNELS = 64

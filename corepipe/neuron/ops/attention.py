@@ -13,20 +13,13 @@ import numpy.typing as npt
 
 from corepipe.neuron import int4, numerics
 from corepipe.neuron.attention_numerics import Scores, Vectors, attend
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.engines import AttentionCost, Cost
-from corepipe.neuron.graph import (
-    TOKENS,
-    Format,
-    HeadLayout,
-    RopeSpec,
-    StateKind,
-    StateSpec,
-    Value,
-    WeightSpec,
-)
+from corepipe.neuron.graph import TOKENS, Format, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.profiles import AttentionKernel
 from corepipe.neuron.rates import TILE, CoreRates
 

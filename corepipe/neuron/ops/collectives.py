@@ -11,7 +11,8 @@ from corepipe.neuron.collectives import all_gather, all_reduce
 from corepipe.neuron.engines import Cost, OpCost
 from corepipe.neuron.graph import Format, Value
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, TwinContext
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.rates import CoreRates
 

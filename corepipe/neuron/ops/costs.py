@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.engines import OpCost
 from corepipe.neuron.graph import (
     FORMATS,
     TIMED_FORMATS,
-    AxisKind,
     DType,
     Format,
     RowSet,

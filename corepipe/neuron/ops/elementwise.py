@@ -8,8 +8,9 @@ from corepipe.neuron import numerics
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import Format, Function, Value
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, Keeps, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, elementwise_cost
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.rates import CoreRates
 
 

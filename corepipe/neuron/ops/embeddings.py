@@ -12,8 +12,9 @@ from corepipe.neuron import int4, numerics
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import Format, Input, InputKind, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Keeps, Makes, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, Keeps, Makes, TwinContext
 from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.rates import CoreRates
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import int4, numerics
+from corepipe.neuron.axes import Axis, fixed
 from corepipe.neuron.engines import Cost, ExpertsCost, OpCost
-from corepipe.neuron.graph import Axis, Format, Function, Value, WeightSpec, fixed
+from corepipe.neuron.graph import Format, Function, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, Op, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Op, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.program import AxisShard
 from corepipe.neuron.rates import CoreRates

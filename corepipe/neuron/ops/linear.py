@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from corepipe.neuron import int4
+from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import AxisKind, Format, Value, WeightSpec
+from corepipe.neuron.graph import Format, Value, WeightSpec
 from corepipe.neuron.numerics import F32
 from corepipe.neuron.ops.base import Cut, Makes, TwinContext
 from corepipe.neuron.ops.costs import matrix_cost, refuses_matrix

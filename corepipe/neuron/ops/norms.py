@@ -11,8 +11,9 @@ from corepipe.neuron import numerics
 from corepipe.neuron.engines import Cost
 from corepipe.neuron.graph import Format, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.rates import CoreRates
 
 

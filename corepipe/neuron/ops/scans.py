@@ -15,20 +15,13 @@ from typing import Any
 import numpy as np
 
 from corepipe.neuron import numerics
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.engines import Cost, Engines, ScanCost
-from corepipe.neuron.graph import (
-    DType,
-    Format,
-    Function,
-    HeadLayout,
-    StateKind,
-    StateSpec,
-    Value,
-    WeightSpec,
-)
+from corepipe.neuron.graph import DType, Format, Function, StateKind, StateSpec, Value, WeightSpec
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, NativeProgram, TwinContext
+from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
 from corepipe.neuron.ops.costs import Passes, held_elements
+from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.rates import TILE, CoreRates
 
 CHUNK = TILE

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from corepipe.models.registry import architecture
+from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.neuron.compiler import compile_for_timing, weight_bytes_by_format
 from corepipe.neuron.constants import Constants
@@ -14,7 +15,6 @@ from corepipe.neuron.cost import CostModel
 from corepipe.neuron.graph import (
     SOURCE,
     TOKENS,
-    AxisKind,
     DType,
     Format,
     Graph,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import floor, inf
-
-import numpy as np
+from math import floor
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
@@ -27,14 +25,14 @@ from corepipe.neuron.program import Program
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
 from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.judging import Judge
 from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import Outcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, PlannedDeployment, Shape
-from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import Latencies, Report
+from corepipe.planning.simulation.report import Report
 from corepipe.planning.simulation.simulate import SimulationConfig, play, simulate
 from corepipe.planning.slo import Slo
 from corepipe.serving.config import EngineConfig, validated
@@ -46,9 +44,6 @@ ALONE = 32
 
 IDLE = 50
 """Without load, requests come so many times further apart than they take."""
-
-SUSTAINED = 0.9
-"""Requests must leave at least at this share of the rate at which they come."""
 
 QUEUE = 10**9
 """Nothing is refused: a plan's queues are as long as they get."""
@@ -98,6 +93,7 @@ class Workbench:
         self._unfit = unfit
         self._architecture = architecture
         self._demand = demand
+        self._judge = Judge(demand.objectives)
         self._prices = prices
         self._max_model_len = max_model_len
         self._block_size = block_positions(architecture.graph(FORMATS["bf16"], max_model_len), BLOCK_SIZE)
@@ -180,42 +176,18 @@ class Workbench:
         requests = self._demand.requests_at(rate)
         patience = Patience(self._slo(), self._most_late(requests))
         record = self._play(candidate, rate, requests, patience)
-        return self._lost(patience, requests) if patience.lost else self._outcome_of(record)
+        return self._judge.of_lost(patience, requests) if patience.lost else self._judge.of_record(record)
 
     def alone(self, candidate: Candidate) -> Outcome:
         return self._alone(self._twin_of(candidate))
 
     def _make_alone(self, candidate: Candidate) -> Outcome:
         seconds = self._bounds_of(candidate).fastest(candidate.limits)
-        return self._outcome_of(self._play(candidate, 1 / (IDLE * seconds), ALONE))
+        return self._judge.of_record(self._play(candidate, 1 / (IDLE * seconds), ALONE))
 
     def outcome(self, report: Report) -> Outcome:
         """What a simulation means for the objectives."""
-        return self._outcome(report.requests, report.throughput.output_tokens)
-
-    def _outcome_of(self, record: Record) -> Outcome:
-        requests = record.requests
-        seconds = float(np.ptp([requests["arrival"].min(), requests["last_at"].max()]))
-        return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
-
-    def _outcome(self, requests: dict[str, Floats], tokens_per_second: float) -> Outcome:
-        objectives, latencies = self._demand.objectives, Latencies.of(requests)
-        ttft = objectives.quantile(latencies.ttft)
-        tpot = objectives.quantile(latencies.tpot[requests["output_tokens"] > 1])
-        failure = _worst(*self._missed(ttft, tpot), _unsustained(requests))
-        latency = objectives.quantile(latencies.e2e)
-        return Outcome(ttft, tpot, latency, tokens_per_second, failure)
-
-    def _lost(self, patience: Patience, requests: int) -> Outcome:
-        """Of a simulation that was given up: what it has seen, which fails for certain."""
-        seen = len(patience.ttfts) / requests
-        quantile = self._demand.objectives.quantile
-        ttft, tpot = quantile(np.array(patience.ttfts)), quantile(np.array(patience.tpots))
-        return Outcome(ttft, tpot, inf, 0.0, _worst(*self._missed(ttft, tpot)), seen)
-
-    def _missed(self, ttft: float, tpot: float) -> tuple[Failure | None, Failure | None]:
-        asked = self._demand.objectives
-        return _missed(Reason.TTFT, ttft, asked.ttft), _missed(Reason.TPOT, tpot, asked.tpot)
+        return self._judge.of_report(report)
 
     def simulate(self, deployment: PlannedDeployment) -> Report:
         """The whole simulation of one of the deployment's instances."""
@@ -383,21 +355,3 @@ def _device(instance: Instance) -> tuple[object, ...]:
     """All that times and memory depend on."""
     chip = replace(instance.chip, name="")
     return chip, instance.chips, instance.topology, instance.link_bytes_per_second, instance.lnc
-
-
-def _missed(reason: Reason, seconds: float, objective: float | None) -> Failure | None:
-    if objective is None or seconds <= objective:
-        return None
-    return Failure(reason, f"{reason} of {seconds * 1e3:.4g} ms", seconds / objective)
-
-
-def _worst(*failures: Failure | None) -> Failure | None:
-    return max((f for f in failures if f is not None), key=lambda f: f.excess, default=None)
-
-
-def _unsustained(requests: dict[str, Floats]) -> Failure | None:
-    """Whether requests leave more slowly than they come."""
-    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
-    if left <= came / SUSTAINED or came == 0:
-        return None
-    return Failure(Reason.THROUGHPUT, f"sustains {came / left:.0%} of the rate", left / came)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from math import ceil
 
+from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import HeadLayout, WeightRole
+from corepipe.neuron.graph import WeightRole
 from corepipe.neuron.ops import (
     Attention,
     Convolution,

@@ -1,0 +1,70 @@
+"""What simulations mean for the objectives of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from corepipe.planning.planner.bounds import Failure, Objectives, Reason
+from corepipe.planning.planner.search_result import Outcome
+from corepipe.planning.simulation.columns import Floats
+from corepipe.planning.simulation.patience import Patience
+from corepipe.planning.simulation.record import Record
+from corepipe.planning.simulation.report import Latencies, Report
+
+SUSTAINED = 0.9
+"""Requests must leave at least at this share of the rate at which they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Says what a simulation gave, and by what it fails."""
+
+    objectives: Objectives
+
+    def of_report(self, report: Report) -> Outcome:
+        return self._outcome(report.requests, report.throughput.output_tokens)
+
+    def of_record(self, record: Record) -> Outcome:
+        requests = record.requests
+        seconds = float(np.ptp([requests["arrival"].min(), requests["last_at"].max()]))
+        return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
+
+    def of_lost(self, patience: Patience, requests: int) -> Outcome:
+        """Of a simulation of `requests` that was given up: what it has seen, which fails for certain."""
+        seen = len(patience.ttfts) / requests
+        quantile = self.objectives.quantile
+        ttft, tpot = quantile(np.array(patience.ttfts)), quantile(np.array(patience.tpots))
+        return Outcome(ttft, tpot, inf, 0.0, _worst(*self._missed(ttft, tpot)), seen)
+
+    def _outcome(self, requests: dict[str, Floats], tokens_per_second: float) -> Outcome:
+        objectives, latencies = self.objectives, Latencies.of(requests)
+        ttft = objectives.quantile(latencies.ttft)
+        tpot = objectives.quantile(latencies.tpot[requests["output_tokens"] > 1])
+        failure = _worst(*self._missed(ttft, tpot), _unsustained(requests))
+        latency = objectives.quantile(latencies.e2e)
+        return Outcome(ttft, tpot, latency, tokens_per_second, failure)
+
+    def _missed(self, ttft: float, tpot: float) -> tuple[Failure | None, Failure | None]:
+        asked = self.objectives
+        return _missed(Reason.TTFT, ttft, asked.ttft), _missed(Reason.TPOT, tpot, asked.tpot)
+
+
+def _missed(reason: Reason, seconds: float, objective: float | None) -> Failure | None:
+    if objective is None or seconds <= objective:
+        return None
+    return Failure(reason, f"{reason} of {seconds * 1e3:.4g} ms", seconds / objective)
+
+
+def _worst(*failures: Failure | None) -> Failure | None:
+    return max((f for f in failures if f is not None), key=lambda f: f.excess, default=None)
+
+
+def _unsustained(requests: dict[str, Floats]) -> Failure | None:
+    """Whether requests leave more slowly than they come."""
+    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
+    if left <= came / SUSTAINED or came == 0:
+        return None
+    return Failure(Reason.THROUGHPUT, f"sustains {came / left:.0%} of the rate", left / came)
