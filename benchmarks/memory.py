@@ -72,19 +72,20 @@ def ready(url: str) -> bool:
         return False
 
 
-def pss(server: Contender) -> float:
-    """Of all its processes, in MB."""
-    return sum(process.memory_full_info().pss for process in server.processes()) / MEGA
+def pss(server: Contender) -> list[float]:
+    """Of each of its processes, in MB, the largest first."""
+    found = (process.memory_full_info().pss / MEGA for process in server.processes())
+    return sorted(found, reverse=True)
 
 
-async def most(server: Contender, url: str, work: Work, vocabulary: range) -> float:
-    """The largest PSS while it does a work."""
+async def most(server: Contender, url: str, work: Work, vocabulary: range) -> list[float]:
+    """The PSS of each process when their sum is the largest while it does a work."""
     name = served_model(server.name, url, server.process)
     load = asyncio.create_task(speed(url, name, work, vocabulary))
     found = pss(server)
     while not load.done():
         await asyncio.sleep(LOOK_SECONDS)
-        found = max(found, pss(server))
+        found = max(found, pss(server), key=sum)
     await load
     return found
 
@@ -111,8 +112,10 @@ def main() -> None:
     print(
         f"ready after {statistics.median(seconds):.2f} s, median of {args.starts} (best {min(seconds):.2f})"
     )
-    print(f"packed weights {weights:.0f} MB; PSS idle {idle:.0f} MB, x {idle / weights:.2f};")
-    print(f"{args.streams} streams: {busy:.0f} MB, x {busy / weights:.2f}")
+    print(f"packed weights {weights:.0f} MB; PSS of the processes in MB:")
+    for name, found in (("idle", idle), (f"{args.streams} streams", busy)):
+        each = " + ".join(f"{one:.0f}" for one in found)
+        print(f"{name:>10} {sum(found):.0f} ({each}), x {sum(found) / weights:.2f} of the weights")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def listening(url: str) -> Server:
 
 def of_server(server: Server) -> Rate:
     def rate(streams: int) -> float:
-        work = Work(CONTEXT, 64, streams, streams)
+        work = Work(CONTEXT // 4, 32, streams, streams)
         return asyncio.run(speed(server.url, server.model, work, VOCABULARY))
 
     return rate

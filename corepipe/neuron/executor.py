@@ -364,10 +364,10 @@ class NativeExecutor:
         self._native.give_masks(ticket, masks)
 
     def go_on(self, ticket: int, ends: npt.NDArray[np.int32]) -> int:
-        return self._native.go_on(ticket, ends)
+        return int(self._native.go_on(ticket, ends))
 
     def adopt(self, ticket: int) -> bool:
-        return self._native.adopt(ticket)
+        return bool(self._native.adopt(ticket))
 
     def drop(self, ticket: int) -> None:
         self._native.drop(ticket)
