@@ -33,6 +33,10 @@ EVERYWHERE = {
 }
 
 
+UNSHARED = 13
+"""KV blocks of a hybrid, whose prompts are too short to share any."""
+
+
 @pytest.fixture(scope="module")
 def pool() -> Any:
     with two_threads() as pool:
@@ -127,11 +131,13 @@ def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) 
     """With others in the batch, preempted, after a prefix that was found, in a pipeline, of two replicas."""
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
+    hybrid = registry.load(folder(name)).graph(FORMATS[fmt]).is_hybrid
     alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
     wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
     alone.close()
     for where, options in EVERYWHERE.items():
-        driver = engine(folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **options)
+        few = {"num_blocks": UNSHARED} if hybrid and "num_blocks" in options else {}
+        driver = engine(folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **{**options, **few})
         found = answers(driver, asked)
         stats = driver.stats()
         driver.close()
@@ -140,4 +146,4 @@ def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) 
             assert found[s.id].logprobs == wanted[s.id].logprobs, (where, s.id)
         if where == "crowded":
             assert stats[0].preemptions > 0
-            assert stats[0].prefix_hits > 0
+            assert (stats[0].prefix_hits > 0) is not hybrid
