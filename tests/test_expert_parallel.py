@@ -22,7 +22,16 @@ from tests.test_tiny import AGREEMENT
 
 MIXTURES = [
     *("dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss"),
-    *("gpt_oss-clamped", "granitemoe", "granitemoehybrid", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    *(
+        "gpt_oss-clamped",
+        "granitemoe",
+        "granitemoehybrid",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    ),
 ]
 """With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
 EVERYWHERE = {
@@ -137,7 +146,9 @@ def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) 
     alone.close()
     for where, options in EVERYWHERE.items():
         few = {"num_blocks": UNSHARED} if hybrid and "num_blocks" in options else {}
-        driver = engine(folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **{**options, **few})
+        driver = engine(
+            folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **{**options, **few}
+        )
         found = answers(driver, asked)
         stats = driver.stats()
         driver.close()

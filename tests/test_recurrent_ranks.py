@@ -1,4 +1,4 @@
-"""How far tensor ranks move the logits of models with scans: a row whose sums cancel further than the others."""
+"""How far tensor ranks move logits of models with scans: a row whose sums cancel further than the others."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def shares(name: str, fmt: str, folder: Path, pool: Any) -> np.ndarray:
 @pytest.mark.parametrize("fmt", ["fp32", "int8", "int4-weights"])
 @pytest.mark.parametrize("name", ["bamba", "mamba2-groups"])
 def test_a_row_that_cancels_moves_further(name: str, fmt: str, tmp_path: Path, pool: Any) -> None:
-    """In every format, so that it is not what groups of weights are cut into: beyond the bound of other models,
-    which nearly all rows keep."""
+    """In every format, so that it is not what groups of weights are cut into: beyond the bound of other
+    models, which nearly all rows keep."""
     found = shares(name, fmt, tmp_path, pool)
     assert 1 / OTHERWISE < found.max() <= 1
     assert np.quantile(found, 0.99) < 1 / OTHERWISE

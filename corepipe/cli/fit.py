@@ -35,6 +35,15 @@ Tensor = Annotated[
 ]
 Pipeline = Annotated[int, typer.Option("--pipeline", help="Stages.", min=1, rich_help_panel=DEPLOYMENT)]
 Data = Annotated[int, typer.Option("--data", help="Replicas.", min=1, rich_help_panel=DEPLOYMENT)]
+Expert = Annotated[
+    int,
+    typer.Option(
+        "--expert",
+        help="Cores of a stage that divided a mixture's experts.",
+        min=1,
+        rich_help_panel=DEPLOYMENT,
+    ),
+]
 Sequences = Annotated[
     int | None,
     typer.Option("--max-num-seqs", help="Sequences of a replica's batch.", min=1, rich_help_panel=DEPLOYMENT),
@@ -55,6 +64,7 @@ def fit(
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
     data: Data = 1,
+    expert: Expert = 1,
     max_num_seqs: Sequences = None,
     max_model_len: Longest = None,
     profile: options.Profile = None,

@@ -315,9 +315,10 @@ Fitted: over 2,000 random models of 1 to 8 layers the largest move was 0.8 of th
 RECURRENT_UNITS = 16.0
 """The same of a model with scans.
 
-What a scan gives a row is a sum over states that may cancel; the gate makes less of it still, and the norm behind
-brings whatever is left to the size of all rows, with what disturbed it.  Fitted: over 900 prompts of 60 tokens through
-Mamba-2 and Bamba in five formats the largest move was 0.7 of the bound, the median row 0.07 (fp32, W8A8).
+What a scan gives a row is a sum over states that may cancel; the gate makes less of it still, and the norm
+behind brings whatever is left to the size of all rows, with what disturbed it.  Fitted: over 900 prompts of
+60 tokens through Mamba-2 and Bamba in five formats the largest move was 0.7 of the bound, the median row's
+0.07 (fp32, W8A8).
 """
 
 

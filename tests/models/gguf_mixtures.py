@@ -146,7 +146,7 @@ def _granite(config: Config, latents: bool) -> Config:
 
 
 def _granite_hybrid(config: Config, latents: bool) -> Config:
-    """GraniteHybridModel: no key/value heads in Mamba's layers; no rotation unless there are none of these."""
+    """GraniteHybridModel: no key/value heads in Mamba's layers, and no rotation where there are such."""
     kinds, kv = config["layer_types"], config["num_key_value_heads"]
     return _granite(config, latents) | {
         "expert_shared_feed_forward_length": config["shared_intermediate_size"],

@@ -51,7 +51,13 @@ ENCODERS = {
         "xlm-roberta",
     )
 }
-NORMS_ACROSS_HEADS = {"bamba", "granitemoehybrid", "mamba2", "olmo2", "olmoe"}  # published Mamba-2s have one group of norms
+NORMS_ACROSS_HEADS = {
+    "bamba",
+    "granitemoehybrid",
+    "mamba2",
+    "olmo2",
+    "olmoe",
+}  # published Mamba-2s have one group of norms
 CONVOLUTIONS = {"resnet", "unet", "vgg", "yolov4"}
 UNCUT = NORMS_ACROSS_HEADS | CONVOLUTIONS
 

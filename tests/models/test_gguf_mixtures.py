@@ -157,7 +157,9 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
-@pytest.mark.parametrize("case", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "case", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups", "granitemoehybrid"]
+)
 def test_blocks_stand_for_what_the_library_says(case: str, encoding: Type, tmp_path: Path) -> None:
     """Those of experts, too, which are kept as Linears' are; what makes keys of latents is not kept: its
     blocks lie along the other axis."""

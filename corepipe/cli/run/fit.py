@@ -72,7 +72,7 @@ def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
     """The rows of all files.  Raises UserError for one that cannot be read."""
     deployed = Deployed(
         given["model"], given["instance"], given["dtype"], given["tensor"], given["pipeline"], given["data"],
-        given["max_num_seqs"], given["max_model_len"],
+        given["max_num_seqs"], given["max_model_len"], given["expert"],
     )  # fmt: skip
     rows: list[Raw] = []
     why: list[str] = []

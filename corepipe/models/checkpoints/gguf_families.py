@@ -125,7 +125,11 @@ GRANITE_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.up_proj",
     "ffn_down_exps": "block_sparse_moe.output_linear",
 }
-GRANITE_SHARED = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+GRANITE_SHARED = {
+    "gate": "shared_mlp.gate_proj",
+    "up": "shared_mlp.up_proj",
+    "down": "shared_mlp.output_linear",
+}
 GRANITE_HYBRID = {
     **PRE_NORMS,
     **SEPARATE,

@@ -198,7 +198,9 @@ def _granite_hybrid(file: GgufFile, values: dict[str, object]) -> dict[str, obje
     key = "attention.head_count_kv"
     counts = _said(file, key)
     if not isinstance(counts, list) or len(attending := {count for count in counts if count}) > 1:
-        raise _refused(file, key, "one number of heads in all layers with attention is supported, 0 in others")
+        raise _refused(
+            file, key, "one number of heads in all layers with attention is supported, 0 in others"
+        )
     rotated = _said(file, "rope.scaling.finetuned") is not False
     dense = {} if values["num_local_experts"] else {"num_local_experts": 0}
     return {
@@ -211,7 +213,7 @@ def _granite_hybrid(file: GgufFile, values: dict[str, object]) -> dict[str, obje
 
 
 def _scanned(file: GgufFile, heads: object, hidden: object, names: tuple[str, str]) -> dict[str, object]:
-    """The width of all heads is that of one times their number, and a multiple of the model's: both by name."""
+    """The width of all heads is that of one times their number, and a multiple of the model's."""
     key = "ssm.inner_size"
     inner = _said(file, key)
     if not (isinstance(inner, int) and isinstance(heads, int) and isinstance(hidden, int)):

@@ -108,7 +108,9 @@ def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Gr
     return b.finish(name, fmt, max_positions)
 
 
-def recurrent(b: GraphBuilder, x: Value, normed: Value, prefix: str, mixer: Mamba2Config) -> tuple[Value, Value]:
+def recurrent(
+    b: GraphBuilder, x: Value, normed: Value, prefix: str, mixer: Mamba2Config
+) -> tuple[Value, Value]:
     """What a layer's mixer adds to the residual stream, and that stream's rows beside it."""
     gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, mixer), x)
     return b.linear(gated, f"{prefix}.out_proj", hidden(b.config.hidden_size), mixer.mlp_bias), x

@@ -1,5 +1,5 @@
-"""Granite 4: layers of Mamba-2 and layers with attention, each with a mixture of experts behind it or without,
-and always with a feed-forward that every token takes."""
+"""Granite 4: layers of Mamba-2 and of attention, each with a feed-forward behind it, and mostly a mixture beside
+that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
 def configure(fields: Fields) -> GraniteMoeHybridConfig:
     """`intermediate_size` is an expert's; what is absent is what transformers has there."""
-    for key, value in (("max_position_embeddings", 2048), ("num_local_experts", 8), ("num_experts_per_tok", 2)):
+    for key, value in (
+        ("max_position_embeddings", 2048),
+        ("num_local_experts", 8),
+        ("num_experts_per_tok", 2),
+    ):
         fields = fields.defaulting(key, value)
     fields.refuse("mlp_bias")
     config = granite.plain(fields)
@@ -61,7 +65,7 @@ def configure(fields: Fields) -> GraniteMoeHybridConfig:
 
 
 def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """As `layer_types` says, which has also been called `layers_block_type`; no layer where neither is there."""
+    """As `layer_types` says, which has also been called `layers_block_type`; none where neither is there."""
     key = "layer_types" if fields.has("layer_types") else "layers_block_type"
     if not fields.has(key):
         return (False,) * layers
@@ -72,7 +76,7 @@ def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def weights(config: GraniteMoeHybridConfig) -> WeightMap:
-    """Mamba-2's as Bamba has them; gate and up of what every token takes are one matrix, as all experts' are."""
+    """Mamba-2's as Bamba has them; gate and up of what every token takes are one matrix, as experts' are."""
     both = {"gate_proj": config.shared_ffn, "up_proj": config.shared_ffn}
     parts = mamba2.mixer_parts(config.mixer) | in_turn("input_linear", both)
     mixture = config.mixture

@@ -82,7 +82,7 @@ class Case:
 
     @property
     def placement(self) -> Placement:
-        return Placement(self.degrees.pipeline, self.degrees.tensor, self.degrees.data)
+        return placement(self.degrees)
 
 
 class Cases:
@@ -157,7 +157,7 @@ class Cases:
 
     def _cost_model(self, case: Case) -> CostModel:
         place = case.placement
-        cut = Placement(place.pipeline, place.tensor)
+        cut = replace(place, data=1)
         programs = self._programs(case.model, case.format, cut, case.encodes, case.image)
         _refuse_large(programs, place, case.instance)
         return CostModel(
@@ -176,6 +176,11 @@ class Cases:
         wanted = _headless(graph) if encodes and graph.causal else graph
         finer = placement.pipeline > graph.num_layers and not wanted.causal
         return compile_for_timing(_finer(wanted) if finer else wanted, placement)
+
+
+def placement(cut: Degrees) -> Placement:
+    """Raises UserError for experts on a number of cores that is no multiple of the tensor ranks."""
+    return Placement(cut.pipeline, cut.tensor, cut.data, cut.expert)
 
 
 def _graph(model: str, fmt: Format, image: int | None) -> Graph:
@@ -225,7 +230,7 @@ def _instance(row: Raw, cut: Degrees) -> Instance:
     Raises Unpredictable where it has too few cores.
     """
     found = find_instance(text(row, "instance"))
-    needed = cut.tensor * cut.pipeline * cut.data
+    needed = placement(cut).cores
     if needed > found.cores and found.lnc > 1:
         found = found.with_lnc(1)
     if needed > found.cores:

@@ -33,6 +33,7 @@ class Deployed:
     data: int
     sequences: int | None
     longest: int | None
+    expert: int = 1
 
     def columns(self, path: Path, model: str | None) -> dict[str, str]:
         """Its columns.  Raises UserError for what is needed and not told."""
@@ -42,12 +43,13 @@ class Deployed:
             raise UserError(
                 f"{path}: a load test does not say what it ran on: give {', '.join(missing)}", missing[0][2:]
             )
+        divided = f"xEP{self.expert}" if self.expert > 1 else ""
         return {
             "model": str(named),
             "instance": str(self.instance),
             "task": "serving",
             "dtype": self.dtype,
-            "parallelism": f"TP{self.tensor}xPP{self.pipeline}xDP{self.data}",
+            "parallelism": f"TP{self.tensor}xPP{self.pipeline}xDP{self.data}{divided}",
             "batch_size": str(self.sequences),
             "seq_len": "" if self.longest is None else str(self.longest),
         }

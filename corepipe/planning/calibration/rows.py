@@ -137,20 +137,21 @@ def input_tokens(row: Raw) -> int | tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Replicas, stages and tensor ranks."""
+    """Replicas, stages, tensor ranks, and cores of a stage that divide experts, as Placement's."""
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    expert: int = 1
 
 
 def degrees(row: Raw) -> Degrees:
-    """`parallelism`, such as "TP8xDP3" or "PP16".  Raises Unpredictable."""
+    """`parallelism`, such as "TP8xDP3", "PP16" or "TP8xEP8".  Raises Unpredictable."""
     cell = text(row, "parallelism").upper()
-    names = {"TP": "tensor", "PP": "pipeline", "DP": "data"}
+    names = {"TP": "tensor", "PP": "pipeline", "DP": "data", "EP": "expert"}
     given: dict[str, int] = {}
     for part in filter(None, re.split(r"[X×,\s]+", cell)):
-        match = re.fullmatch(r"(TP|PP|DP)=?(\d{1,5})", part)
+        match = re.fullmatch(r"(TP|PP|DP|EP)=?(\d{1,5})", part)
         if not match or int(match[2]) < 1 or names[match[1]] in given:
             raise Unpredictable(f"parallelism must be like TP8xDP3, not {cell!r:.40}", "parallelism")
         given[names[match[1]]] = int(match[2])

@@ -76,6 +76,7 @@ def measure_commands(
         "--tensor": place.tensor,
         "--pipeline": place.pipeline,
         "--data": place.data,
+        **({"--expert": place.expert} if place.expert > 1 else {}),
         "--dtype": shape.format.name,
         "--max-num-seqs": deployment.candidate.limits.max_num_seqs,
         "--max-model-len": deployment.candidate.limits.max_model_len,

@@ -353,3 +353,31 @@ def test_a_file_can_be_read_back(tmp_path):
     assert table.rows == (DECODER, DECODER | {"model": 'a,"b'})
     with path.open(newline="") as file:
         assert len(list(csv.reader(file))) == 3
+
+
+MIXTURE = DECODER | {
+    "instance": "trn2.48xlarge",
+    "model": "qwen3-30b",
+    "profile": "vllm-neuron",
+    "batch_size": "16",
+}
+
+
+def test_divided_experts_are_predicted_as_they_are_timed() -> None:
+    """Prompts gain where experts are narrow: docs/decisions/2026-11-26-expert-parallel.md."""
+    row = MIXTURE | {"metric": "ttft", "dtype": "bf16"}
+    whole, divided = value(row), value(row, parallelism="TP8xEP8")
+    assert divided < 0.7 * whole
+    assert value(row, parallelism="TP8xEP1") == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parallelism": "TP8xEP12"}, "--expert 12: the cores of a stage are in groups of --tensor 8"),
+        ({"model": "llama-3.1-8b", "parallelism": "TP8xEP8"}, "has no experts"),
+        ({"parallelism": "TP8xEP8xDP3", "instance": "trn1.2xlarge"}, "24 cores are needed"),
+    ],
+)
+def test_experts_that_cannot_be_divided_so_are_a_reason(changes: dict[str, str], told: str) -> None:
+    assert told in reason(MIXTURE, **changes)

@@ -90,6 +90,11 @@ def test_vllms_result(tmp_path) -> None:
     assert (row["parallelism"], row["batch_size"], row["seq_len"]) == ("TP8xPP1xDP3", "16", "2048")
 
 
+def test_divided_experts_are_told(tmp_path) -> None:
+    found = read_result(write(tmp_path, VLLM), replace(DEPLOYED, expert=8))
+    assert {row["parallelism"] for row in found} == {"TP8xPP1xDP3xEP8"}
+
+
 @pytest.mark.parametrize(
     ("changes", "arrival", "users"),
     [

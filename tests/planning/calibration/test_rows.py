@@ -37,6 +37,7 @@ def test_number_formats(cell, weights, activations, compute):
         ("pp16", Degrees(pipeline=16)),
         ("TP=4", Degrees(tensor=4)),
         ("DP2,TP12", Degrees(tensor=12, data=2)),
+        ("TP8xEP8", Degrees(tensor=8, expert=8)),
         ("", Degrees()),
     ],
 )

@@ -123,3 +123,12 @@ def test_the_measurement_is_a_bench_of_one_instances_part_and_a_fit_of_its_resul
     assert bench[bench.index("--rate") + 1] == "0.5"
     assert fit[:3] == ["corepipe", "fit", "measured/result.json"]
     assert (fit[fit.index("--tensor") + 1], fit[fit.index("--data") + 1]) == ("8", "3")
+    assert "--expert" not in fit
+
+
+def test_the_measurement_of_divided_experts_says_so() -> None:
+    plain = option(10.0).deployment
+    shape = replace(plain.candidate.shape, placement=Placement(tensor=8, expert=8))
+    divided = replace(plain, candidate=replace(plain.candidate, shape=shape))
+    _, fit = measure_commands("mixtral-8x7b", divided, "vllm-neuron", ASKED)
+    assert fit[fit.index("--expert") + 1] == "8"
