@@ -324,7 +324,8 @@ class Executor:
         """
     def wait(self, ticket: int) -> dict[str, Any]:
         """Waits with the GIL released; a dict with the fields of StepOutput, and
-        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core.
+        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core;
+        `scratch_bytes` that Linears and mixtures of the pool work in by now.
 
         Raises RuntimeError where the batch has failed, or wants masks and has none.
         """

@@ -247,6 +247,8 @@ class StepOutput:
     top_ids / top_logprobs [R, T], T the largest asked for, best first, unused entries -1 / NaN.
     seconds: host time the batch took, all cores.
     overflowed: the rows whose logits, as the model gave them, are not all numbers; mostly none.
+    weight_bytes: of packed weights that products took, all cores, of a mixture those of the experts that rows
+    go to (0: nobody counted).
     """
 
     tokens: npt.NDArray[np.int32]
@@ -257,3 +259,4 @@ class StepOutput:
     seconds: float
     overflowed: Sequence[int] = ()
     ranks: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    weight_bytes: int = 0

@@ -75,6 +75,7 @@ class Architecture(StrEnum):
 
     DECODER = "decoder"
     MIXTURE = "mixture of experts"
+    RECURRENT = "recurrent"
     ENCODER = "encoder"
     VISION = "vision transformer"
     ENCODER_DECODER = "encoder-decoder"
@@ -88,7 +89,7 @@ UNDER_LOAD = ", under load"
 
 
 def architecture_of(graph: Graph) -> Architecture:
-    """What a graph is, by what it declares: its inputs, rows and weights."""
+    """What a graph is, by what it declares: its inputs, rows, states and weights."""
     read = {given.kind for given in graph.inputs}
     if InputKind.PIXELS in read:
         return Architecture.CONVOLUTION
@@ -98,8 +99,9 @@ def architecture_of(graph: Graph) -> Architecture:
         return Architecture.VISION
     if not graph.causal:
         return Architecture.ENCODER
-    of_experts = any(len(spec.shape) > 2 for spec in graph.weights())
-    return Architecture.MIXTURE if of_experts else Architecture.DECODER
+    if graph.is_recurrent:
+        return Architecture.RECURRENT
+    return Architecture.MIXTURE if graph.experts else Architecture.DECODER
 
 
 def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -> str:

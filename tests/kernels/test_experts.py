@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +96,9 @@ class Rig:
         return x, scores
 
     def native(self, x: F32, scores: F32, threads: int = 2) -> F32:
+        return run(self.program(x, scores), x, scores, threads)
+
+    def program(self, x: F32, scores: F32) -> _native.Program:
         program = _native.Program(
             [x.shape[1], scores.shape[1], x.shape[1]], MOST, round_bf16=self.format.compute.value == "bf16"
         )
@@ -112,7 +116,11 @@ class Rig:
             groups=self.op.groups or (1, 1),
             factor=self.op.factor or 1.0,
         )
-        return run(program, x, scores, threads)
+        return program
+
+    def scratch_bytes(self, x: F32, scores: F32) -> int:
+        """What one step takes of working memory, in a pool that made no other."""
+        return int(one_step([self.program(x, scores)], x, scores, 2, 2)["scratch_bytes"])
 
     def divided(self, x: F32, scores: F32, bounds: Sequence[int], threads: int = 2) -> list[F32]:
         """What each of several programs has in the end that have the experts between two bounds."""
@@ -153,6 +161,14 @@ def run(program: _native.Program, x: F32, scores: F32, threads: int = 2) -> F32:
 
 def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int) -> list[F32]:
     """What each of the programs of one replica has in a buffer."""
+    one_step(programs, x, scores, out, threads)
+    return [value(program, out)[: len(x), : x.shape[1]].copy() for program in programs]
+
+
+def one_step(
+    programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int
+) -> dict[str, Any]:
+    """What a pool of its own tells of it."""
     for program in programs:
         for number, rows in enumerate((x, scores)):
             value(program, number)[: len(rows), : rows.shape[1]] = rows
@@ -160,9 +176,9 @@ def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, 
     executor = _native.Executor(pool, list(programs), out, x.shape[1])
     every = np.arange(len(x), dtype=np.int32)
     ticket = executor.submit(0 * every, every, i32(0, len(x)), np.zeros((1, 1), np.int32), every, None)
-    executor.wait(ticket)
+    told = executor.wait(ticket)
     pool.close()
-    return [value(program, out)[: len(x), : x.shape[1]].copy() for program in programs]
+    return told
 
 
 class _Context:
@@ -422,6 +438,19 @@ def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
     run(program, np.ones((1, width), np.float32), scores)
     taken = top_k * 3 * matrix
     assert 0.99 * taken <= _resident(file) <= 1.1 * taken  # the system may have taken some back
+
+
+def test_memory_does_not_depend_on_which_experts_rows_take() -> None:
+    """It grows with the rows and with how many experts each takes: all rows on the same experts need no more
+    than rows that spread.
+    """
+    rig = Rig("int8", 32, 4, width=1024, ffn=512)
+    x, scores = rig.rows(MOST)
+    spread = rig.scratch_bytes(x, scores)
+    skewed = rig.scratch_bytes(x, np.tile(scores[:1], (MOST, 1)))
+    rows = MOST * rig.op.top_k
+    kept = rows * (rig.op.ffn + rig.op.x.width) * 4
+    assert kept <= skewed <= spread <= 2 * kept
 
 
 def _resident(file: Path) -> int:

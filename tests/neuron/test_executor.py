@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,9 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, decoders, read_weights, step_inputs
+from strategies import (
+    BLOCK_SIZE,
+    BLOCKS,
+    MAX_POSITIONS,
+    Chunk,
+    Features,
+    build,
+    decoders,
+    read_weights,
+    step_inputs,
+)
 
 from corepipe.kernels import native
+from corepipe.models.config import Fields
+from corepipe.models.registry import Architecture
 from corepipe.neuron import executor as executors
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.compiler import compile_graph
@@ -21,7 +34,7 @@ from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS, Graph
 from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step
 from corepipe.neuron.numerics import F32
-from corepipe.neuron.ops import Attention, Linear, Op
+from corepipe.neuron.ops import Attention, Experts, Linear, Op
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import StepInputs
 from corepipe.neuron.reference import ReferenceExecutor
@@ -193,6 +206,38 @@ def test_batches_in_flight_come_back_in_order(pool):
     tickets = [executor.submit(step_inputs(graph, chunk), None) for chunk in chunks]
     for ticket, expected in zip(tickets, alone, strict=True):
         np.testing.assert_array_equal(executor.wait(ticket).values, expected)
+
+
+MIXTURE = {
+    "model_type": "olmoe",
+    "vocab_size": 96,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": MAX_POSITIONS,
+}
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_stream_reads_the_weights_of_the_experts_that_it_takes(pool, fmt):
+    """As native code counts them: each panel once, and of a mixture those of `top_k` experts."""
+    graph = Architecture("mixture", Fields(Path("config.json"), MIXTURE)).graph(FORMATS[fmt], MAX_POSITIONS)
+    weights = InMemoryWeights(graph, read_weights(graph))
+    executor = NativeExecutor(compile_graph(graph, ONE_CORE), weights, BLOCKS, BLOCK_SIZE, MAX_ROWS, pool)
+    of_all = sum(weights[op.weight.name].data.nbytes for op in graph.ops if isinstance(op, Linear))
+    stacks = [spec for op in graph.ops if isinstance(op, Experts) for spec in (op.gate, op.up, op.down)]
+    experts = sum(weights[spec.name].data.nbytes for spec in stacks)
+
+    def read(*chunks: Chunk) -> int:
+        return executor.wait(executor.submit(step_inputs(graph, chunks), None)).weight_bytes
+
+    least, most = (of_all + experts * taken // 16 for taken in (2, 12))
+    assert read(Chunk(0, 0, 1)) == least
+    assert least <= read(*[Chunk(s, 0, 1) for s in range(6)]) <= most
 
 
 @pytest.mark.parametrize("isa", other_isas())

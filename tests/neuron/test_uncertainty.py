@@ -61,6 +61,7 @@ FURTHER = (
     {"instance": "trn2.48xlarge"},
     {"profile": "vllm-neuron"},
     {"architecture": "mixture of experts"},
+    {"architecture": "recurrent"},
     {"tensor": 256},
     {"tokens": 1 << 20},
     {"divided": True},
@@ -145,6 +146,7 @@ def test_what_is_written_is_read_again() -> None:
     [
         ("llama-3.1-8b", Architecture.DECODER),
         ("qwen3-30b-a3b", Architecture.MIXTURE),
+        ("mamba2-130m", Architecture.RECURRENT),
         ("bert-base", Architecture.ENCODER),
         ("flan-t5-xl", Architecture.ENCODER_DECODER),
     ],

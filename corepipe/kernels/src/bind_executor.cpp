@@ -84,6 +84,8 @@ nb::dict result_of(Job& job, int width) {
     result["values"] = to_numpy(std::move(job.values), {rows, static_cast<size_t>(width)});
   }
   result["seconds"] = job.seconds;
+  result["weight_bytes"] = job.weight_bytes;
+  result["scratch_bytes"] = job.scratch_bytes;
   nb::list spans;
   for (const Span& span : job.spans) spans.append(nb::make_tuple(span.program, span.start_ns, span.end_ns));
   result["spans"] = spans;

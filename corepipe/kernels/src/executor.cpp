@@ -204,10 +204,13 @@ void Executor::watch(std::function<void(int)> hook) {
 void Executor::run(Job& job) {
   const int64_t start = now_ns();
   JobQueue& queue = *queue_;
+  const int64_t read = queue.scratch_.weight_bytes();
   const Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, queue.latents_, job.batch};
   queue.attention_.start(job.batch);
   go(run, job);
   finish(run, job);
+  job.weight_bytes = queue.scratch_.weight_bytes() - read;
+  job.scratch_bytes = queue.scratch_.bytes() + queue.experts_.bytes();
   job.seconds = static_cast<double>(now_ns() - start) * 1e-9;
 }
 

@@ -88,6 +88,9 @@ class Experts {
 
   void gather(const Run& run, const Gathering& op);
 
+  // Of what rows are while experts multiply them: as much as rows take experts, whichever these are.
+  size_t bytes() const { return middle_.size() + results_.size(); }
+
  private:
   void choose_all(const Run& run, const Choice& op);
   void choose(const RowTable& rows, const Choice& op, int row) noexcept;

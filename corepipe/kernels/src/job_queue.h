@@ -48,6 +48,8 @@ struct Job {
   std::vector<float> values;  // [.., width] of the executor's result
   std::vector<Span> spans;
   double seconds = 0;
+  int64_t weight_bytes = 0;  // that products took from where weights are kept: a panel counts each time
+  size_t scratch_bytes = 0;  // that Linears and mixtures of the pool work in by now
   std::exception_ptr error;
   bool done = false;
 };

@@ -158,6 +158,7 @@ class LinearRun {
     uint8_t* unpacked = scratch_.panels[thread].data();
     const uint8_t* weights = ready_panel(segment, panel, unpacked);
     const uint8_t* up_weights = up == nullptr ? nullptr : ready_panel(*up, panel, unpacked + unpacked_bytes());
+    scratch_.weights_read[thread].value += (up == nullptr ? 1 : 2) * panel_bytes_;
     for (int b = begin; b < end; ++b) {
       const int start = block_start(b), count = block_start(b + 1) - start;
       const uint8_t* x = prepared_ + start * row_bytes();

@@ -23,6 +23,7 @@ class Buffer {
   // At least `bytes`, aligned to 64; what was in it is lost when it grows.  Throws std::bad_alloc.
   uint8_t* reserve(size_t bytes);
   uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
 
  private:
   uint8_t* data_ = nullptr;
@@ -59,15 +60,36 @@ class alignas(64) PieceRange {
   std::atomic<uint64_t> ends_{0};
 };
 
+// On a cache line of its own, as each thread has one.
+struct alignas(64) Count {
+  int64_t value = 0;
+};
+
 // Working memory of the Linears of one pool, used by one of them at a time.  It grows outside of regions alone.
 struct Scratch {
-  explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads) {}
+  explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads), weights_read(threads) {}
+
+  // Of all threads; between regions.
+  int64_t weight_bytes() const {
+    int64_t bytes = 0;
+    for (const Count& count : weights_read) bytes += count.value;
+    return bytes;
+  }
+
+  size_t bytes() const {
+    size_t found = activations.size();
+    for (const auto* each : {&rows, &blocks, &panels}) {
+      for (const Buffer& buffer : *each) found += buffer.size();
+    }
+    return found;
+  }
 
   Buffer activations;             // all rows, prepared, of one Linear after the other
   std::vector<Buffer> rows;       // one normalised row for each thread
   std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
   std::vector<Buffer> panels;     // the panels that a thread has unpacked
   std::vector<PieceRange> parts;  // the pieces of each thread
+  std::vector<Count> weights_read;  // bytes of panels that each thread has taken from where weights are kept
 };
 
 // One matrix that x is multiplied by.
