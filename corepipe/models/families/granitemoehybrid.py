@@ -1,4 +1,4 @@
-"""Granite 4: layers of Mamba-2 and of attention, each with a feed-forward behind it, alone or beside experts."""
+"""Granite 4: layers of Mamba-2 and of attention, each with a feed-forward, alone or beside experts."""
 
 from __future__ import annotations
 
