@@ -1,5 +1,4 @@
-"""Granite 4: layers of Mamba-2 and of attention, each with a feed-forward behind it, and mostly a mixture beside
-that."""
+"""Granite 4: layers of Mamba-2 and of attention, each with a feed-forward, alone or beside experts."""
 
 from __future__ import annotations
 
