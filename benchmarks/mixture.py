@@ -11,15 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from formats import Drawn  # the scripts beside this one
-from step import BLOCK, Demand, options, report
+from step import LONGEST, Demand, native_executor, options, report
 
 from corepipe.kernels import native
 from corepipe.models.config import Fields
 from corepipe.models.registry import Architecture
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
 from corepipe.neuron.weights import InMemoryWeights
 
 CONFIG = {
@@ -43,17 +40,16 @@ def main() -> None:
     args = options(__doc__).parse_args()
 
     model = Architecture("mixture", Fields(Path("config.json"), CONFIG))
-    graph = model.graph(FORMATS[args.format], 2048)
+    graph = model.graph(FORMATS[args.format], LONGEST)
     drawn = Drawn({graph.tied.get(spec.name, spec.name): spec.shape for spec in graph.weights()})
     weights = InMemoryWeights(graph, drawn.read)
     pool = native().Pool(args.threads)
-    executor = NativeExecutor(compile_graph(graph, Placement()), weights, 64, BLOCK, 512, pool)
+    cases = [(1, 1, args.context), (8, 1, args.context), (1, 512, 0)]
+    executor = native_executor(graph, weights, cases, pool)
     demand = Demand.of(graph, weights)
     taken = (demand.head + demand.layers) / 2
     print(f"{model.parameters / 1e9:.2f} billion weights, of which a token takes {taken / 1e9:.2f}")
-    report(
-        executor, demand, [(1, 1, args.context), (8, 1, args.context), (1, 512, 0)], graph.vocab_size, args
-    )
+    report(executor, graph, demand, cases, args)
     pool.close()
 
 

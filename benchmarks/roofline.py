@@ -28,6 +28,9 @@ BYTES: dict[str, float] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4} | {
 }
 """Of a weight."""
 
+IN_FP32 = ("avx512-vnni", "avx2")
+"""Tables whose products of bf16 are multiply-adds in fp32, the widest first."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -56,10 +59,14 @@ HEAD = Shape("head", 576, (49152,), norm=True)
 
 @dataclass(frozen=True)
 class Limits:
-    """GB/s and G operations/s; 0 where the ISA's product has no probe, and only one row has a share."""
+    """GB/s and G operations/s; 0 where the ISA's product has no probe, and only one row has a share.
+
+    fp32: multiply-adds of recurrent layers, as operations.
+    """
 
     read: float
     product: float
+    fp32: float = 0.0
 
     def seconds(self, shape: Shape, kind: str, m: int) -> float:
         memory = shape.weights * BYTES[kind] / self.read
@@ -72,7 +79,9 @@ def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
     by_int8 = dict.fromkeys((*packing.INT4_KINDS, "int4-weights"), "int8")
     products = (by_int8 | {"int8-weights": "bf16", "int8w": "bf16"}).get(kind, kind)
     product = native().probe_products(isa or native().isa(), products, threads, 0.1)
-    return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product)
+    fp32 = next((known for known in IN_FP32 if known in native().isas()), None)
+    multiply_adds = native().probe_products(fp32, "bf16", threads, 0.1) if fp32 else 0.0
+    return Limits(native().probe_read(COLD_BYTES, threads, 0.3), product, multiply_adds)
 
 
 def random_matrix(kind: packing.Kind, n: int, k: int, copies: int) -> list[Any]:

@@ -7,7 +7,7 @@
 Each server is started once and suspended but for its turns, so that one runs at a time; turns are short: a
 shared machine drifts.  A ratio is corepipe's speed over the peer's: above 1 corepipe is faster.  The limit is
 the larger of reading the weights and of the Linears' operations, at the rates of the same round; attention,
-sampling and HTTP are not in it.  benchmarks/dense_models.py makes the models that the peers take.
+sampling and HTTP are not in it.  benchmarks/peer_models.py makes the models that the peers take.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/step.py [MODEL] [--format int8] [--context 128] [--rounds 5]
 
 For each batch size: tokens a second of the native executor alone (no scheduler, no HTTP), which draws the
-likeliest, and the share of the roofline max(weight bytes / raw memory reading, operations of the linears /
-peak of the ISA's products).
+likeliest, and the share of the roofline max(bytes of weights and states / raw memory reading, operations of
+the Linears / peak of the ISA's products plus multiply-adds of scans / their peak in fp32).
 The limits are probed in turn with the steps, because a shared machine drifts.
 """
 
@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from roofline import Limits, measure_limits  # the script beside this one
@@ -24,7 +25,7 @@ from corepipe.models import hub, registry
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.executor import NativeExecutor, Weights
 from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.ops import Experts, Linear
+from corepipe.neuron.ops import Experts, Linear, SelectiveScan
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import SamplingBatch, StepInputs
 from corepipe.neuron.weights import packed_weights
@@ -32,12 +33,17 @@ from corepipe.serving.engine.sampling import LogitRows, pack_scalars
 from corepipe.serving.messages import Sampling
 
 BLOCK = 32
+LONGEST = 2048
+FP32_BYTES = 4
+MULTIPLY_ADDS = 3
+"""Of a scan, for an element of a state at a token: its decay, what comes in, what goes out of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What products ask for: operations of a row in the layers, of a wanted row in the head; bytes of the
-    Linears' weights, and of an expert's in all layers, of which a row takes `top_k` of `experts`."""
+    Linears' weights, and of an expert's in all layers, of which a row takes `top_k` of `experts`; bytes of a
+    sequence's state, and a row's operations in scans."""
 
     layers: float
     head: float
@@ -45,6 +51,8 @@ class Demand:
     expert: float = 0.0
     experts: int = 1
     top_k: int = 0
+    state: int = 0
+    scans: float = 0.0
 
     @classmethod
     def of(cls, graph: Graph, weights: Weights) -> Demand:
@@ -53,7 +61,9 @@ class Demand:
         nbytes = sum(weights[op.weight.name].data.nbytes for op in linears)
         mixtures = [op for op in graph.ops if isinstance(op, Experts)]
         if not mixtures:
-            return cls(2 * sum(layers), 2 * head, nbytes)
+            state = sum(FP32_BYTES * one.per_sequence for one in graph.states())
+            scans = sum(MULTIPLY_ADDS * prod(op.shape) for op in graph.ops if isinstance(op, SelectiveScan))
+            return cls(2 * sum(layers), 2 * head, nbytes, state=state, scans=2 * scans)
         first = mixtures[0]
         layers += [3 * op.top_k * op.x.width * op.ffn for op in mixtures]
         stacks = [spec for op in mixtures for spec in op.weights]
@@ -61,20 +71,23 @@ class Demand:
         return cls(2 * sum(layers), 2 * head, nbytes, expert, first.experts, first.top_k)
 
     def seconds(self, limits: Limits, rows: int, wanted: int) -> float:
-        """The least that a step can take: the weights are read, or the operations done."""
+        """The least that a step can take of so many sequences as there are wanted rows: weights are read, and
+        states read and written; or the operations are done."""
         operations = self.layers * rows + self.head * wanted
-        read = self.nbytes + self.expert * self.taken(rows)
-        return max(read / limits.read, operations / limits.product if limits.product else 0.0) / 1e9
+        read = self.nbytes + self.expert * self.taken(rows) + 2 * self.state * wanted
+        products = operations / limits.product if limits.product else 0.0
+        scans = self.scans * rows / limits.fp32 if limits.fp32 else 0.0
+        return max(read / limits.read, products + scans) / 1e9
 
     def taken(self, rows: int) -> float:
         """Experts that so many rows take between them, where each is as likely as any other."""
         return self.experts * (1 - (1 - self.top_k / self.experts) ** rows)
 
 
-def inputs(batch: int, rows: int, context: int, vocab: int) -> StepInputs:
+def inputs(batch: int, rows: int, context: int, vocab: int, block: int = BLOCK) -> StepInputs:
     """`batch` sequences of `rows` new tokens each after `context` cached ones; one logit row a sequence."""
     rng = np.random.default_rng(0)
-    blocks = -(-(context + rows) // BLOCK)
+    blocks = -(-(context + rows) // block)
     positions = np.tile(np.arange(context, context + rows), batch)
     return StepInputs(
         tokens=rng.integers(0, vocab, batch * rows, dtype=np.int32),
@@ -104,20 +117,32 @@ def seconds(executor: NativeExecutor, step: StepInputs, repeat: int) -> float:
     return statistics.median(times)
 
 
+Case = tuple[int, int, int]
+"""Sequences, new tokens of each, and cached ones."""
+
+
+def block_of(graph: Graph) -> int:
+    """Positions of a block: a state is one of as many as the longest sequence has."""
+    return LONGEST if graph.is_recurrent else BLOCK
+
+
+def native_executor(graph: Graph, weights: Weights, cases: list[Case], pool: object) -> NativeExecutor:
+    block = block_of(graph)
+    blocks = max(batch * -(-(context + rows) // block) for batch, rows, context in cases)
+    return NativeExecutor(compile_graph(graph, Placement()), weights, blocks, block, 512, pool)
+
+
 def report(
-    executor: NativeExecutor,
-    demand: Demand,
-    cases: list[tuple[int, int, int]],
-    vocab: int,
-    args: argparse.Namespace,
+    executor: NativeExecutor, graph: Graph, demand: Demand, cases: list[Case], args: argparse.Namespace
 ) -> None:
-    """Prints a row for each case of (sequences, new tokens of each, cached ones)."""
-    results: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    """Prints a row for each case."""
+    results: dict[Case, list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
             batch, rows, context = case
             limits = measure_limits(args.format, args.threads, args.isa)
-            took = seconds(executor, inputs(batch, rows, context, vocab), 10 if rows == 1 else 3)
+            step = inputs(batch, rows, context, graph.vocab_size, block_of(graph))
+            took = seconds(executor, step, 10 if rows == 1 else 3)
             floor = demand.seconds(limits, batch * rows, batch)
             results[case].append((batch * rows / took, floor / took))
     print(f"{'batch':>8} {'rows':>5} {'tokens/s':>10} {'share of roofline':>18} {'best round':>11}")
@@ -145,13 +170,12 @@ def main() -> None:
     args = parser.parse_args()
 
     model = registry.load(hub.resolve(args.model))
-    graph = model.graph(FORMATS[args.format], 2048)
+    graph = model.graph(FORMATS[args.format], LONGEST)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
     pool = native().Pool(args.threads)
     cases = [(b, 1, args.context) for b in (1, 4, 8, 16, 32)] + [(1, 512, 0)]
-    blocks = max(batch * -(-(context + rows) // BLOCK) for batch, rows, context in cases)
-    executor = NativeExecutor(compile_graph(graph, Placement()), weights, blocks, BLOCK, 512, pool)
-    report(executor, Demand.of(graph, weights), cases, graph.vocab_size, args)
+    executor = native_executor(graph, weights, cases, pool)
+    report(executor, graph, Demand.of(graph, weights), cases, args)
     pool.close()
 
 

@@ -1,10 +1,11 @@
 """Models in the forms that the servers of side_by_side.py take.  Needs torch and transformers; vLLM has both.
 
-    python benchmarks/dense_models.py random neox|phi TOKENIZER OUT   # a bf16 checkpoint
-    python benchmarks/dense_models.py gguf FILE OUT                   # a GGUF file's weights in that form
-    python benchmarks/dense_models.py w8a8 CHECKPOINT OUT             # vLLM's int8, for both of them
+    python benchmarks/peer_models.py random SHAPE TOKENIZER OUT   # a bf16 checkpoint
+    python benchmarks/peer_models.py gguf FILE OUT                # a GGUF file's weights in that form
+    python benchmarks/peer_models.py w8a8 CHECKPOINT OUT          # vLLM's int8, for both of them
 
-TOKENIZER and FILE are GGUF files, such as `corepipe pull` fetches.  llama.cpp's tools make Q8_0:
+SHAPE: neox, phi, olmoe or mamba2.  TOKENIZER and FILE are GGUF files, such as `corepipe pull` fetches.
+llama.cpp's tools make Q8_0, by the gguf package:
 
     convert_hf_to_gguf.py CHECKPOINT --outtype q8_0 --outfile OUT.gguf
     llama-quantize --allow-requantize gemma-3-270m-q4_k_m.gguf OUT.gguf q8_0
@@ -26,6 +27,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GPTNeoXConfig,
+    Mamba2Config,
+    OlmoeConfig,
     PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -51,6 +54,32 @@ SHAPES: dict[str, PretrainedConfig] = {
         intermediate_size=8192,
         vocab_size=51200,
         max_position_embeddings=POSITIONS,
+    ),
+    # 1.3 billion weights, of which a token takes 0.3.
+    "olmoe": OlmoeConfig(
+        hidden_size=1024,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        num_experts=46,
+        num_experts_per_tok=8,
+        intermediate_size=512,
+        vocab_size=49152,
+        max_position_embeddings=POSITIONS,
+    ),
+    # Mamba2-130M, as its config says.
+    "mamba2": Mamba2Config(
+        hidden_size=768,
+        num_hidden_layers=24,
+        num_heads=24,
+        head_dim=64,
+        n_groups=1,
+        state_size=128,
+        expand=2,
+        conv_kernel=4,
+        vocab_size=50288,
+        residual_in_fp32=False,
+        tie_word_embeddings=True,
     ),
 }
 
@@ -78,13 +107,15 @@ def write_whole_characters(model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 def random_model(shape: str, file: Path, out: Path) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
-    tokenizer = read_tokenizer(file)
+    shape_of, tokenizer = SHAPES[shape], read_tokenizer(file)
+    for field in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(shape_of, field, getattr(tokenizer, field))
+    model = AutoModelForCausalLM.from_config(shape_of, dtype=torch.bfloat16)
     write_whole_characters(model, tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | OLDER_FIELDS[shape], indent=1))
+    (out / "config.json").write_text(json.dumps(config | OLDER_FIELDS.get(shape, {}), indent=1))
 
 
 def from_gguf(file: Path, out: Path) -> None:
