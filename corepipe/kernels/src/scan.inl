@@ -122,7 +122,7 @@ CP_INLINE void set_steps(const Scan& op, int head, int first, Stretch& s) {
 }
 
 // The next token of a sequence that goes on, with the bits that it has in a stretch.
-static void scan_token(const Scan& op, int head) {
+__attribute__((noinline)) static void scan_token(const Scan& op, int head) {
   const size_t own = (size_t)head * op.head_dim, group = (size_t)(head / op.heads_of_group) * op.states;
   const f32x16 skip = broadcast(op.skip[head]);
   Stretch s;
