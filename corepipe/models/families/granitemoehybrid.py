@@ -14,7 +14,8 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mamba2 import Mamba2Config
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.weight_map import WeightMap, in_turn
-from corepipe.neuron.graph import Format, Graph, Value, columns
+from corepipe.neuron.axes import columns
+from corepipe.neuron.graph import Format, Graph, Value
 from corepipe.neuron.ops import Scoring
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
