@@ -30,7 +30,7 @@ LIMITED = "memory or threads_that_do_not_start"
 
 KERNELS = ("tests/kernels",)
 WITH_THREADS = tuple(
-    f"{KERNELS[0]}/test_{what}.py" for what in ("attention", "executor", "linear", "pool", "rows")
+    f"{KERNELS[0]}/test_{what}.py" for what in ("attention", "executor", "going_on", "linear", "pool", "rows")
 )
 """Those in which more threads run than the test's own; an executor runs the sampler, too."""
 
