@@ -5,8 +5,8 @@
 A server of the model, a process of its own, streams answers over a socket to a client in this one; the native
 executor, here too, takes steps of as many rows at the context that these answers have on average.  The two in
 turn, each suspended or asleep while the other runs.  Of the answers counts what comes while all of them
-generate: after the last has begun, before the first has ended.  And the processor time a token of the server
-and of its engine, without what the engine would need for its steps alone.
+generate: after the last has begun, before the first has ended.  And the processor time a token of the
+server's own process, without its engine's.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from side_by_side import OURS, Server, started  # the scripts beside this one
-from step import BLOCK, greedy, inputs
+from step import LONGEST, block_of, greedy, inputs, native_executor
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
 from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
 from corepipe.neuron.weights import packed_weights
 
 PROMPT, OUTPUT = 128, 256
@@ -59,15 +56,14 @@ class Executor:
 
     def __init__(self, name: str, kind: str, streams: int, threads: int) -> None:
         model = registry.load(hub.resolve(name))
-        graph = model.graph(FORMATS[kind], 2048)
+        graph = model.graph(FORMATS[kind], LONGEST)
         weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
-        blocks = streams * -(-(CONTEXT + 1) // BLOCK)
-        pool = native().Pool(threads)
-        self._native = NativeExecutor(compile_graph(graph, Placement()), weights, blocks, BLOCK, 512, pool)
+        self._native = native_executor(graph, weights, [(streams, 1, CONTEXT)], native().Pool(threads))
+        self._block = block_of(graph)
         self.vocabulary = graph.vocab_size
 
     def measure(self, streams: int) -> Measured:
-        step = inputs(streams, 1, CONTEXT, self.vocabulary)
+        step = inputs(streams, 1, CONTEXT, self.vocabulary, self._block)
         sampling = greedy(step)
         start, used, steps = time.perf_counter(), time.process_time(), 0
         while (passed := time.perf_counter() - start) < SECONDS:
