@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import shlex
 import socket
@@ -26,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import httpx
 import psutil
 from roofline import Limits, measure_limits  # the scripts beside this one
@@ -111,28 +113,42 @@ def limit(work: Work, demand: Demand, limits: Limits) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One work in one round: the speed of each server, and what the limits allow."""
+    """One work in one round: the speed of each server (nan where it did not answer in full), and what the
+    limits allow."""
 
     speeds: dict[str, float]
     limit: float
 
 
+def speed_of(server: Server, work: Work, vocabulary: range) -> float:
+    """In the server's turn; nan where it fails, which is said: the others' turns are not lost for it."""
+    with server.turn():
+        try:
+            return asyncio.run(speed(server.url, server.model, work, vocabulary))
+        except (RuntimeError, aiohttp.ClientError) as error:
+            print(f"{server.name}: {error}", file=sys.stderr)
+            return math.nan
+
+
+def median_of_told(values: list[float]) -> float:
+    """Of those that are numbers; nan if none is."""
+    told = [value for value in values if not math.isnan(value)]
+    return statistics.median(told) if told else math.nan
+
+
 def measure(servers: list[Server], work: Work, kind: str, demand: Demand, vocabulary: range) -> Turn:
     limits = measure_limits(kind, len(os.sched_getaffinity(0)))
-    speeds = {}
-    for server in servers:
-        with server.turn():
-            speeds[server.name] = asyncio.run(speed(server.url, server.model, work, vocabulary))
+    speeds = {server.name: speed_of(server, work, vocabulary) for server in servers}
     return Turn(speeds, limit(work, demand, limits))
 
 
 def row(name: str, turns: list[Turn]) -> str:
     """Medians: corepipe's speed, ratios to the peers, the share of the limit."""
     ours, *peers = turns[0].speeds
-    speed = statistics.median(turn.speeds[ours] for turn in turns)
-    ratios = [statistics.median(turn.speeds[ours] / turn.speeds[peer] for turn in turns) for peer in peers]
-    share = statistics.median(turn.speeds[ours] / turn.limit for turn in turns)
-    return f"{name:<14} {speed:>9.2f}" + "".join(f" {ratio:>10.2f}" for ratio in ratios) + f" {share:>10.0%}"
+    speeds = median_of_told([turn.speeds[ours] for turn in turns])
+    ratios = [median_of_told([turn.speeds[ours] / turn.speeds[peer] for turn in turns]) for peer in peers]
+    share = median_of_told([turn.speeds[ours] / turn.limit for turn in turns])
+    return f"{name:<14} {speeds:>9.2f}" + "".join(f" {ratio:>10.2f}" for ratio in ratios) + f" {share:>10.0%}"
 
 
 def main() -> None:
