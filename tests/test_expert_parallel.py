@@ -26,6 +26,8 @@ MIXTURES = [
         "gpt_oss-clamped",
         "granitemoe",
         "granitemoehybrid",
+        "llama4_text",
+        "llama4_text-plain",
         "mixtral",
         "olmoe",
         "phimoe",
@@ -70,7 +72,7 @@ def test_experts_on_several_cores_have_the_bits_of_one(name: str, fmt: str, fold
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe", "mixtral"])
 def test_tensor_ranks_divide_experts_within_their_bound(name: str, fmt: str, folder: Any, pool: Any) -> None:
     """The twin and the kernels; more groups of ranks have the bits of one group."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]

@@ -30,6 +30,7 @@ from tests.test_tiny import AGREEMENT
 MODELS = expected.names()
 SERVED = (
     *("bamba", "bloom", "deepseek_v3", "gemma3_text", "gpt2", "granitemoehybrid", "llama", "mamba2", "phi3"),
+    "llama4_text",
     "qwen2_moe",
 )
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3", "olmoe"}

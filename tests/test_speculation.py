@@ -177,7 +177,7 @@ def test_tensor_parallel_answers_are_those_without_drafts(tmp_path: Path) -> Non
     assert found == wanted
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text"])
 def test_layers_with_windows(name: str, tmp_path: Path) -> None:
     """Windows of 40 positions, of which blocks are given back while drafts come and go."""
     model = expected.load(name).write(tmp_path)

@@ -20,13 +20,14 @@ WINDOWED = (
     "gemma3_text",
     "gpt_neo",
     "gpt_oss",
+    "llama4_text",
     "mistral",
     "mixtral",
     "olmo3",
     "phi3",
     "starcoder2",
 )
-"""Windows of 40 positions, in all layers or all but one."""
+"""Windows of 40 positions, in all layers or all but one; Llama 4's are chunks."""
 FORMATS = ("fp32", "bf16", "int8", "int8-weights")
 BLOCK, POSITIONS = 16, 320
 LENGTHS = (260, 30, 45, 200, 17, 120)

@@ -132,9 +132,15 @@ class Program:
         biases: F32 | None = None,
         sinks: F32 | None = None,
         table: int = 0,
+        chunked: bool = False,
+        head_norm: tuple[F32, float] | None = None,
+        tempers: F32 | None = None,
     ) -> None:
         """`layer` counts within the cache, `table` says which of a sequence's block tables the layer goes by.
-        Fused, in this order: per-head norm, rotation, attention.
+        Fused, in this order: per-head norm, rotation, `head_norm` of queries and keys, queries times their
+        position's of `tempers` [positions], attention.
+
+        chunked: a row sees from the last multiple of `window` on.
 
         Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
         those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the
@@ -173,7 +179,8 @@ class Program:
         or of each expert, "of_near", of the scores that are less than its own by no more than `nearness`
         times the larger of both sizes, without those of the experts before it.
         or the sigmoid of each score, "sigmoid", or that by the sum of those of these experts,
-        "sigmoid_shares"; `correction` [experts] is added to it for the choice alone.
+        "sigmoid_shares"; `correction` [experts] is added to it for the choice alone.  "input_sigmoid": the
+        sigmoid of each score, which multiplies what the expert takes, not what it makes.
         biases: none, or gate's and up's [experts, n] and maybe down's.
         groups: experts are in so many equal groups, of which a row takes those of so many: of those that have
         the largest score, or, of sigmoids, the largest two together.  factor: of all weights.

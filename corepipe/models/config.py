@@ -383,17 +383,15 @@ def _max_positions(fields: Fields, rope: RopeConfig) -> int:
 
 
 def sliding_windows(
-    fields: Fields, window: int | None, first_layer: int, layers: int
+    fields: Fields, window: int | None, first_layer: int, layers: int, name: str = "sliding_attention"
 ) -> tuple[int | None, ...]:
-    """One window a layer: from `layer_types` where the config lists them, else from `first_layer` on."""
+    """One window a layer: of those that `layer_types` calls by this name, else from `first_layer` on."""
     kinds = fields.values.get("layer_types")
     if kinds is None:
         return tuple(window if layer >= first_layer else None for layer in range(layers))
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error("layer_types", f"must be a list of {layers} names")
     for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error(
-                "layer_types", f"holds {kind!r:.60} (known: full_attention, sliding_attention)"
-            )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        if kind not in ("full_attention", name):
+            raise fields.error("layer_types", f"holds {kind!r:.60} (known: full_attention, {name})")
+    return tuple(window if kind == name else None for kind in kinds)

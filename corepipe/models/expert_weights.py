@@ -99,6 +99,22 @@ def ways(
     return found
 
 
+def turned(experts: int, ffn: int, hidden: int) -> Ways:
+    """How Llama 4 keeps them: as `ways`, but what has all experts is [experts, in, out]."""
+    both, back = (experts, hidden, 2 * ffn), (experts, ffn, hidden)
+    stacks = {
+        MATRICES[0]: ExpertTensors(("experts.gate_up_proj",), both, (experts, ffn, hidden), transposed=True),
+        MATRICES[1]: ExpertTensors(
+            ("experts.gate_up_proj",), both, (experts, ffn, hidden), first=ffn, transposed=True
+        ),
+        MATRICES[2]: ExpertTensors(("experts.down_proj",), back, (experts, hidden, ffn), transposed=True),
+    }
+    return {
+        f"experts.{own}.weight": (*ways(experts, ffn, hidden)[f"experts.{own}.weight"][:-1], stacks[own])
+        for own in MATRICES
+    }
+
+
 def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
     """How gpt-oss keeps them: rows of gate and up take turns, and have biases; or apart.
 

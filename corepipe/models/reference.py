@@ -41,8 +41,10 @@ What the Graphs of these families leave out, or have in a simpler form:
   model that is loaded for more positions than it was trained with (`--max-model-len`), however short it is.
 - Variants are refused by the key that asks for them: norms over queries and keys in Command-R+, Phi and
   StableLM 2 12B, MPT without ALiBi.
-- Llama 4's layers with chunked attention have a window as long as a chunk; Llama 4 and Gemma 3 are the text
-  decoder alone, without what sees images.
+- Llama 4's layers with chunked attention are timed as if they had a window as long as a chunk, and keep as
+  much: their memory is bounded, and what is behind a chunk is given back up to a chunk later. Norms of its
+  queries and keys and the tempering of later queries are computed, and take no time.
+- Llama 4 and Gemma 3 are the text decoder alone, without what sees images.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
 - DeepSeek's latents have up to 576 elements with what is rotated beside them; `norm_topk_prob` of a
   `deepseek_v2` is refused, which transformers passes over.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +51,28 @@ def distance_buckets(ahead: npt.NDArray[np.integer], buckets: int) -> npt.NDArra
     return found
 
 
+class Tempering(NamedTuple):
+    """Later queries ask more sharply: a query is multiplied by 1 + by * ln(1 + n), where n is how many times
+    `every` positions have gone by, its own among them (Nakanishi 2025, arXiv 2501.19399; Llama 4)."""
+
+    every: float
+    by: float
+
+    def factors(self, positions: npt.NDArray[np.integer]) -> F32:
+        """Of queries at these positions."""
+        times = np.floor((positions.astype(np.float32) + np.float32(1)) / np.float32(self.every))
+        # Float64 in between, as in `distance_buckets`.
+        logs = np.log1p(times.astype(np.float64)).astype(np.float32)
+        return np.asarray(logs * np.float32(self.by) + np.float32(1), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
 
     Not `causal`: keys that come after a row are seen too, in a window as far as those before it.  biases
     [buckets, heads] are added by distance.  sinks [heads] are scores of nothing: the softmax counts them.
+    `chunked`: what is seen begins at the last multiple of `window`.
     """
 
     scale: float
@@ -66,9 +82,11 @@ class Scores:
     causal: bool = True
     biases: F32 | None = None
     sinks: F32 | None = None
+    chunked: bool = False
 
-    def of(self, products: F32, distance: npt.NDArray[np.integer]) -> F32:
-        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  distance [M, P] back."""
+    def of(self, products: F32, positions: I32) -> F32:
+        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  positions [M] of the queries."""
+        distance = positions[:, None] - np.arange(products.shape[2])
         scores = products * np.float32(self.scale)
         if self.softcap is not None:
             cap = np.float32(self.softcap)
@@ -77,7 +95,7 @@ class Scores:
             scores = scores - self.slopes[:, None, None] * distance.astype(np.float32)
         if self.biases is not None:
             scores = scores + np.moveaxis(self.biases[distance_buckets(-distance, len(self.biases))], -1, 0)
-        return np.where(self._hidden(distance), np.float32(-np.inf), scores)
+        return np.where(self._hidden(positions, distance), np.float32(-np.inf), scores)
 
     def denominator(self, weights: F32, most: F32) -> F32:
         """Sums [heads, M, 1] of weights that are relative to each row's largest score, `most`."""
@@ -87,11 +105,14 @@ class Scores:
         with np.errstate(over="ignore"):  # beside an infinite sink nothing counts
             return np.asarray(total + np.exp(self.sinks[:, None, None] - most), np.float32)
 
-    def _hidden(self, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        if self.causal:
-            return distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
-        farthest = np.inf if self.window is None else self.window // 2
-        return np.asarray(np.abs(distance) > farthest, np.bool_)
+    def _hidden(self, positions: I32, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        if not self.causal:
+            farthest = np.inf if self.window is None else self.window // 2
+            return np.asarray(np.abs(distance) > farthest, np.bool_)
+        if self.window is None:
+            return distance < 0
+        seen = positions[:, None] % self.window + 1 if self.chunked else self.window
+        return np.asarray((distance < 0) | (distance >= seen), np.bool_)
 
 
 HADAMARD_STEP = 16
@@ -194,7 +215,7 @@ def attend(
         q = round_to(hadamard(q), compute)
     (k, key_scale), (v, value_scale) = keys.for_heads(heads), values.for_heads(heads)
     products = (q.transpose(1, 0, 2) @ k.transpose(0, 2, 1)) * key_scale
-    scores = kind.of(products, positions[:, None] - np.arange(len(keys.elements)))
+    scores = kind.of(products, positions)
     most = scores.max(axis=2, keepdims=True)
     weights = np.exp(scores - most)
     out = (round_to(weights * value_scale, compute) @ v) / kind.denominator(weights, most)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from corepipe.kernels import native, packing
 from corepipe.kernels.packing import PANEL, DenseKind, Kind
 from corepipe.neuron import packed_int4
-from corepipe.neuron.attention_numerics import distance_buckets
+from corepipe.neuron.attention_numerics import Tempering, distance_buckets
 from corepipe.neuron.axes import INT8_GROUP, Axis
 from corepipe.neuron.graph import DType, RopeSpec, Value, WeightSpec
 from corepipe.neuron.layer_groups import KEY_BLOCK, ONE_GROUP, LayerGroups, places, slots
@@ -76,6 +76,7 @@ class NativeCore:
         self._cores = cores  # of a stage
         self._layer_groups = layer_groups
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
+        self._tempers: dict[Tempering, F32] = {}
         steps = lower(program.ops, lambda spec: weights[spec.name].kind)
         widths, self._buffers = assign_buffers(steps)
         compute = program.format.compute
@@ -134,6 +135,9 @@ class NativeCore:
             causal=op.causal,
             biases=None if op.distance_bias is None else self._biases(op, op.distance_bias),
             sinks=None if op.sinks is None else self.vector(op.sinks)[0],
+            chunked=op.chunked,
+            head_norm=None if op.head_eps is None else (np.ones(op.heads.head_dim, np.float32), op.head_eps),
+            tempers=None if op.tempering is None else self._factors(op.tempering),
             table=self._layer_groups[op.layer],
         )
 
@@ -171,6 +175,12 @@ class NativeCore:
         if rope not in self._tables:
             self._tables[rope] = rope_tables(rope, self._program.max_positions)
         return self._tables[rope]
+
+    def _factors(self, tempering: Tempering) -> F32:
+        """Of all positions."""
+        if tempering not in self._tempers:
+            self._tempers[tempering] = tempering.factors(np.arange(self._program.max_positions))
+        return self._tempers[tempering]
 
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
         """Of one number for each head of the model those of the core's heads."""

@@ -47,6 +47,7 @@ def examples() -> Iterator[tuple[Program, int]]:
     """A Program with each kind of Op, and where in it; with as many of its fields set as can be had."""
     sources = {
         "gpt-oss-20b": Placement(2, 2),
+        "llama-4-scout": Placement(),
         "t5-small": Placement(),
         "bloom-560m": Placement(),
         "gemma-2-2b": Placement(),

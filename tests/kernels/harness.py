@@ -91,7 +91,7 @@ class AttentionRig:
         self.block_size, self.window, self.dtype = block_size, window, dtype
         self.scale = head_dim**-0.5
         self.softcap, self.slopes = fused.get("softcap"), fused.get("slopes")
-        self.sinks = fused.get("sinks")
+        self.sinks, self.chunked = fused.get("sinks"), fused.get("chunked", False)
         kept = "fp32" if dtype.endswith("fp32") else "bf16"
         self.cache = _native.KVCache(
             2, blocks, block_size, kv_heads, head_dim, kept, dtype.startswith("int8")
@@ -161,6 +161,9 @@ class AttentionRig:
         if self.slopes is not None:
             scores -= self.slopes.astype(np.float64).reshape(self.kv_heads, group)[..., None, None] * age
         seen = (age >= 0) & (age < (self.window or length))
+        if self.chunked:
+            chunks = np.arange(length) // self.window
+            seen &= chunks[:, None] == chunks
         scores = np.where(seen, scores, -np.inf)
         most = scores.max(-1, keepdims=True)
         p = np.exp(scores - most)

@@ -5,7 +5,7 @@ import pytest
 
 from corepipe.kernels import _native
 from corepipe.neuron.attention_numerics import Vectors
-from tests.kernels.harness import AttentionRig, bf16, other_isas, run_isolated, value
+from tests.kernels.harness import AttentionRig, bf16, i32, other_isas, run_isolated, value
 
 SHAPES = [  # heads, kv_heads, head_dim
     (6, 2, 64),
@@ -70,6 +70,21 @@ def test_chunking_changes_no_bit(window: int | None, dtype: str, rng: np.random.
     assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
     for chunks in ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1]):
         assert np.array_equal(rig.run(seq, *chunks), whole), chunks
+
+
+@pytest.mark.parametrize("size", [1, 33, 64, 96, 130, 512, 700])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_of_positions_equal_numpy_in_any_cut(size: int, dtype: str, rng: np.random.Generator) -> None:
+    """That end within a block of keys and at one's end, within a segment, over one and at its end."""
+    rigs = [AttentionRig(3, 1, dtype=dtype, window=size, chunked=True, threads=n) for n in (2, 1)]
+    seq = rigs[0].sequence(rng, 620, rng.permutation(80)[:39])
+    expected, magnitude = rigs[0].expected(seq)
+    whole = rigs[0].run(seq, 620)
+    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
+    for chunks in ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1]):
+        assert np.array_equal(rigs[1].run(seq, *chunks), whole), chunks
+    plain = AttentionRig(3, 1, dtype=dtype)
+    assert np.array_equal(plain.run(seq, 620)[:size], whole[:size])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,6 +251,64 @@ def test_nan_that_left_the_window_stays_out(rng: np.random.Generator) -> None:
     got = rig.run(seq, 90)
     assert np.isnan(got[40:70]).all()
     assert np.array_equal(got[70:], expected[70:])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_nan_of_earlier_chunks_stays_out(dtype: str, rng: np.random.Generator) -> None:
+    """Also of a block of keys in which a chunk begins."""
+    rig = AttentionRig(dtype=dtype, window=40, chunked=True)
+    seq = rig.sequence(rng, 130, range(9))
+    expected = rig.run(seq, 130)
+    seq.k[70], seq.v[70] = np.nan, np.nan
+    for chunk in (1, 130):
+        got = rig.run(seq, chunk)
+        assert np.isnan(got[70:80]).all()
+        assert np.array_equal(np.delete(got, range(70, 80), 0), np.delete(expected, range(70, 80), 0))
+
+
+@pytest.mark.parametrize("arguments", [{"window": None}, {"window": 40, "causal": False}])
+def test_chunks_that_do_not_fit_are_refused(arguments: dict[str, object]) -> None:
+    cache = _native.KVCache(1, 5, 16, 1, 16, "fp32") if "causal" not in arguments else None
+    program = _native.Program([16] * 4, 8, round_bf16=False)
+    with pytest.raises(ValueError, match="chunks are of what is causal, as long as a window"):
+        program.attention(0, 1, 2, 3, cache, 0, 1, 0.25, chunked=True, **arguments)
+
+
+@pytest.mark.parametrize("round_bf16", [True, False])
+def test_norms_after_rotation_and_tempers_equal_separate_ops(
+    round_bf16: bool, rng: np.random.Generator
+) -> None:
+    """In prompts and in answers; a norm after the rotation is one before it, but for what is rounded."""
+    heads, kv_heads, d, rows = 4, 2, 40, 70
+    angles = np.outer(np.arange(rows), 0.7 ** np.arange(20)).astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+    norm, tempers = (np.ones(d, np.float32), 1e-5), (1 + rng.random(rows)).astype(np.float32)
+    fused = AttentionRig(
+        heads, kv_heads, d, round_bf16=round_bf16, rope=(cos, sin), head_norm=norm, tempers=tempers
+    )
+    seq = fused.sequence(rng, rows, range(5))
+
+    cache = _native.KVCache(1, 5, 16, kv_heads, d, "bf16")
+    widths = [heads * d, kv_heads * d, kv_heads * d, heads * d, 1]
+    program = _native.Program(widths, rows, round_bf16)
+    for x in (0, 1):
+        program.rope(x, x, d, cos, sin)
+        program.rms_norm(x, x, *norm)
+    program.scale(0, 1.0, 0, 4)
+    program.attention(0, 1, 2, 3, cache, 0, heads, d**-0.5)
+    executor = _native.Executor(_native.Pool(1), [program], 3, heads * d)
+    for i, x in enumerate((seq.q, seq.k, seq.v, None, tempers[:, None])):
+        if x is not None:
+            value(program, i)[:, : widths[i]] = x
+    positions = np.arange(rows, dtype=np.int32)
+    starts, tables = np.array([0, rows], np.int32), np.arange(5, dtype=np.int32)[None]
+    executor.wait(executor.submit(0 * positions, positions, starts, tables, positions[:0], None))
+    whole = fused.run(seq, rows)
+    assert np.array_equal(whole, value(program, 3)[:, : heads * d])
+    assert np.array_equal(fused.run(seq, 1), whole)
+    long = i32(rows)
+    with pytest.raises(ValueError, match="position"):
+        fused.executor.submit(0 * long, long, i32(0, 1), i32(*range(5))[None], long[:0], None)
 
 
 @pytest.mark.parametrize("round_bf16", [True, False])

@@ -319,11 +319,35 @@ def test_near_scores_share_an_expert_s_weight() -> None:
     np.testing.assert_allclose(rig.native(x, scores), wanted, atol=2e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_inputs_are_weighed_as_llama_4_has_them(top_k: int) -> None:
+    """As transformers' Llama4TextMoe, in its own words: all experts take all rows, most of them as zeros.
+    Scores whose sigmoids are 1, all of them, say which experts are taken."""
+    rig = Rig("fp32", 5, top_k, scoring=Scoring.INPUT_SIGMOID)
+    x, scores = rig.rows(30)
+    scores[:4] += 30
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    kept = np.full_like(scores, -np.inf)
+    np.put_along_axis(kept, chosen, np.take_along_axis(scores, chosen, axis=1), axis=1)
+    with np.errstate(over="ignore"):
+        factors = 1 / (1 + np.exp(-kept))
+    wanted = np.zeros_like(x)
+    for expert, (gate, up, down) in enumerate([one.dense() for one in each] for each in rig.weights):
+        routed = x * factors[:, expert, None]
+        gates = routed @ gate.T
+        wanted += (routed @ up.T * gates / (1 + np.exp(-gates))) @ down.T
+    assert (rig.op.routed(scores)[0] == chosen).all()
+    for found in (rig.twin(x, scores), rig.native(x, scores)):
+        np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("biases", [0, 3])
 @pytest.mark.parametrize("kind", STORED)
 def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing.Kind, biases: int) -> None:
     """Most rows want the same two experts, some others, and three experts nobody."""
-    rig = Rig(kind, 9, 2, biases=biases, function=Function.CLAMPED_SWISH if biases else Function.SILU)
+    function = Function.CLAMPED_SWISH if biases else Function.SILU
+    scoring = Scoring.INPUT_SIGMOID if biases else Scoring.OF_CHOSEN
+    rig = Rig(kind, 9, 2, biases=biases, function=function, scoring=scoring)
     x, scores = rig.rows(MOST)
     scores[:60, 3] += 50
     scores[:55, 7] += 40

@@ -51,15 +51,11 @@ def test_a_shared_all_reduce_gives_the_same_result(fmt: str) -> None:
     assert np.abs(split - whole).max() <= tensor_parallel_bound(programs, whole)
 
 
-@pytest.mark.parametrize(
-    ("name", "op"),
-    [("t5-small", "Attention"), ("llama-4-scout", "Experts")],
-)
-def test_executors_refuse_by_name_what_they_do_not_compute(name: str, op: str) -> None:
-    programs = compile_graph(registry.architecture(name).graph(FORMATS["bf16"]), WHOLE)
+def test_executors_refuse_by_name_what_they_do_not_compute() -> None:
+    programs = compile_graph(registry.architecture("t5-small").graph(FORMATS["bf16"]), WHOLE)
 
     def read(name: str) -> np.ndarray:
         raise AssertionError(f"{name} was read")
 
-    with pytest.raises(UserError, match=rf"timed, not computed yet: {op} of layer -?\d+ "):
+    with pytest.raises(UserError, match=r"timed, not computed yet: Attention of layer -?\d+ "):
         ReferenceExecutor(programs, read, 1, 16)

@@ -39,7 +39,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert (config.bos_id, config.eos_ids) == (None, ())
 
 
-LLAMA4 = {"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 64}
+T5 = {"model_type": "t5", "d_model": 64, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4}
 LLAMA3 = {
     "factor": 32.0,
     "high_freq_factor": 4.0,
@@ -140,8 +140,8 @@ def test_biases(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
         ({"model_type": "mamba"}, "'mamba' is not supported .known: albert, bamba, .* llama, .* qwen3, "),
         (
-            {**LLAMA4, "num_experts_per_tok": 1},
-            r"llama4_text is timed, not computed yet \(Experts of layer 0 weighs .* are albert, .* llama, ",
+            T5,
+            r"t5 is timed, not computed yet \(Attention of layer 0 has .* are albert, .* llama, ",
         ),
         ({"model_type": "absent"}, "model_type is missing"),
         (

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.expert_weights import MATRICES, ways
+from corepipe.models.expert_weights import MATRICES, turned, ways
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron import int4
 from corepipe.neuron.graph import FORMATS
@@ -72,6 +72,10 @@ def kept(way: str) -> dict[str, np.ndarray]:
     if way == "fused":
         both = np.concatenate([whole["gate_proj"], whole["up_proj"]], axis=1)
         return {"m.experts.gate_up_proj": both, "m.experts.down_proj": whole["down_proj"]}
+    if way == "turned":
+        both = np.concatenate([whole["gate_proj"], whole["up_proj"]], axis=1)
+        back = whole["down_proj"].swapaxes(1, 2)
+        return {"m.experts.gate_up_proj": both.swapaxes(1, 2), "m.experts.down_proj": back}
     if way == "stacks":
         return {f"m.experts.{name}.weight": values for name, values in whole.items()}
     return {
@@ -82,6 +86,16 @@ def kept(way: str) -> dict[str, np.ndarray]:
 def checkpoint(way: str, grid: Callable[[str, np.ndarray], Stored]) -> MappedCheckpoint:
     stored: Any = Tensors(kept(way), grid)
     return MappedCheckpoint(stored, WeightMap(experts=ways(EXPERTS, FFN, HIDDEN)))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_that_are_turned_are_the_same(name: str) -> None:
+    """As Llama 4 has them; some experts of all, too."""
+    stored: Any = Tensors(kept("turned"), floats)
+    found = MappedCheckpoint(stored, WeightMap(experts=turned(EXPERTS, FFN, HIDDEN)))
+    weight, whole = f"m.experts.{name}.weight", numbers()[name]
+    np.testing.assert_array_equal(found.read(weight), whole)
+    np.testing.assert_array_equal(found.stored(weight, slice(1, 3)), whole[1:])
 
 
 @pytest.mark.parametrize("way", ["each", "stacks", "fused"])

@@ -58,6 +58,11 @@ def ropes(built: Graph) -> dict[int, RopeSpec]:
         ),
         ("smollm3", {"no_rope_layers": None, "layer_types": None}),
         ("cohere2", {"layer_types": None, "sliding_window_pattern": 2}),
+        (
+            "llama4_text",
+            {"layer_types": None, "no_rope_layers": None, "moe_layers": None, "attn_temperature_tuning": 4},
+        ),
+        ("llama4_text", {"no_rope_layers": [], "layer_types": None, "rms_norm_eps": None}),
         ("gpt_neo", {"attention_types": [[["local"], 1], [["global", "local"], 1]]}),
         ("falcon", {"num_hidden_layers": None, "num_attention_heads": None, "n_layer": 2, "n_head": 4}),
         ("bloom", {"hidden_size": None, "n_embed": 120}),
@@ -93,6 +98,14 @@ def test_the_asked_length_decides_which_factors_hold(tmp_path: Path) -> None:
         ("gpt_neo", {"attention_types": "local"}, "attention_types must be a list"),
         ("gpt_neo", {"attention_types": [[["far"], 3]]}, r"attention_types must be a list of \[\[global"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have one entry for each of 4 layers"),
+        ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers must have one entry for each of 4 layers"),
+        ("llama4_text", {"moe_layers": [4]}, "moe_layers must be a list of layers from 0 to 3"),
+        (
+            "llama4_text",
+            {"layer_types": ["sliding_attention"] * 4},
+            r"layer_types holds .*, chunked_attention",
+        ),
+        ("llama4_text", {"floor_scale": 0}, "floor_scale must be a number from 1 to"),
         (
             "phi3-long",
             {"rope_parameters": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[1:]}},

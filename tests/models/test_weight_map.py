@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,25 @@ def check(model: registry.Model) -> None:
         ("opt", "model.decoder.", "decoder."),
         ("gemma3", "language_model.model.", "model.language_model."),
         ("gemma3", "language_model.model.", "model."),
+        ("llama4_text", "model.", "language_model.model."),
+        ("llama4_text", "model.", ""),
     ],
 )
 def test_prefixes_may_differ(tmp_path: Path, name: str, prefix: str, other: str) -> None:
     model = saved(tmp_path, name, rename=lambda old: old.replace(prefix, other))
     check(model)
     assert len(model.checkpoint.read(next(model.graph(FORMATS["bf16"]).weights()).name))
+
+
+def test_the_text_of_a_llama_4_that_sees_images(tmp_path: Path) -> None:
+    """All of the decoder's names have a prefix, the head's too, and its config is a part of the whole's."""
+    text = dict(expected.load("llama4_text").config)
+    nested = {"model_type": "llama4", "text_config": text}
+    model = saved(tmp_path, "llama4_text", nested, lambda old: f"language_model.{old}")
+    check(model)
+    plain = replace(registry.architecture(str(tmp_path)).config, model_type="llama4_text")
+    (tmp_path / "config.json").write_text(json.dumps(text), encoding="utf-8")
+    assert registry.architecture(str(tmp_path)).config == plain
 
 
 @pytest.mark.parametrize(

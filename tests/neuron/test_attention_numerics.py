@@ -18,14 +18,16 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("slopes", [None, [1, 0.5, 0.25, 2]])
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_attention_against_loops(window, slopes, softcap):
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (1, False), (3, False), (4, True), (1, True)])
+def test_attention_against_loops(window, chunked, slopes, softcap):
     q, keys, values = normal(3, 4, 8), normal(6, 2, 8, seed=1), normal(6, 2, 8, seed=2)
     positions = np.array([3, 4, 5], np.int32)
-    kind = Scores(0.5, window, softcap, None if slopes is None else np.float32(slopes))
+    kind = Scores(0.5, window, softcap, None if slopes is None else np.float32(slopes), chunked=chunked)
     got = attend(q, Vectors(keys), Vectors(values), positions, kind, DType.FP32)
     for m, position in enumerate(positions):
         seen = range(0 if window is None else max(0, position + 1 - window), position + 1)
+        if chunked:
+            seen = [j for j in range(position + 1) if j // window == position // window]
         for h in range(4):
             scores = [0.5 * float(q[m, h] @ keys[j, h // 2]) for j in seen]
             if softcap is not None:

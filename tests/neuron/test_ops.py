@@ -111,8 +111,18 @@ def examples() -> Iterator[Op]:
 
 def test_an_op_that_is_not_computed_says_why() -> None:
     refused = {type(op).__name__ for op in examples() if op.refuses(FORMATS["bf16"]) is not None}
-    assert {"Experts", "CrossAttention"} <= refused
-    computed = {"LatentAttention", "Linear", "RMSNorm", "LayerNorm", "Add", "AllReduce", "Send", "Embed"}
+    assert "CrossAttention" in refused
+    computed = {
+        "Experts",
+        "LatentAttention",
+        "Linear",
+        "RMSNorm",
+        "LayerNorm",
+        "Add",
+        "AllReduce",
+        "Send",
+        "Embed",
+    }
     assert refused & computed == set()
 
 

@@ -40,7 +40,9 @@ def ask_transformers(case: Case, folder: Path) -> tuple[Expected, np.ndarray]:
     model = auto.from_pretrained(folder, attn_implementation=case.attention, dtype=torch.float32).eval()
     ids = torch.tensor([formula.prompt(case.name, case.prompt, VOCAB)])
     logits = model(input_ids=ids).logits[0].numpy().astype(np.float32)
-    vector = model.base_model(input_ids=ids).last_hidden_state[0, -1:].numpy()
+    # Llama 4's prefix is none of its attributes' names: then a model is its own base.
+    base = model.model if model.base_model is model else model.base_model
+    vector = base(input_ids=ids).last_hidden_state[0, -1:].numpy()
     return answers.answered(case.name, saved, logits), vector
 
 

@@ -20,6 +20,7 @@ int tokens_of_item(const AttentionCall& call) {
 }
 
 int oldest_seen(const AttentionCall& call, int position) {
+  if (call.chunked) return position - position % call.window;
   return call.window <= position ? position - call.window + 1 : 0;
 }
 
@@ -93,6 +94,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
       width_(call.cache.width),
       value_width_(call.cache.value_width()),
       window_(call.window),
+      chunked_(call.chunked),
       ahead_(call.ahead),
       tables_(call.tables),
       wanted_(call.wanted),
@@ -128,7 +130,7 @@ AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int 
 bool AttentionPlan::fits(const AttentionCall& call) const {
   return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ &&
          call.cache.value_width() == value_width_ && call.window == window_ &&
-         call.ahead == ahead_ && call.tables == tables_ && call.wanted == wanted_;
+         call.chunked == chunked_ && call.ahead == ahead_ && call.tables == tables_ && call.wanted == wanted_;
 }
 
 void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {

@@ -53,7 +53,9 @@ class AttentionPlan {
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
-  const int kv_heads_, group_, width_, value_width_, window_, ahead_;
+  const int kv_heads_, group_, width_, value_width_, window_;
+  const bool chunked_;
+  const int ahead_;
   const int32_t* const tables_;
   const bool wanted_;
   const int tokens_;  // of a block of rows

@@ -8,9 +8,9 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-// ---- one head of a row: norm and rotation as the separate Ops do them
+// ---- one head of a row: norms and rotation, of which the first two as the separate Ops do them
 
-// Returns x, or `work` with what norm and rotation make of it.
+// Returns x, or `work` with what they make of it.
 static const float* ready_head(const AttentionCall& call, const float* x, const Norm& norm, int position,
                                float* work) {
   if (norm.kind != NormKind::none) {
@@ -21,6 +21,10 @@ static const float* ready_head(const AttentionCall& call, const float* x, const 
   if (r.cos != nullptr) {
     const size_t at = (size_t)position * r.half;
     rope_row(x, work, call.head_dim, r.cos + at, r.sin + at, r.half, call.round_bf16);
+    x = work;
+  }
+  if (call.head_norm.kind != NormKind::none) {
+    norm_row(call.head_norm, x, call.head_dim, call.round_bf16, work);
     x = work;
   }
   return x;
@@ -191,7 +195,7 @@ struct Item {
   int first_position, last_key;
 
   Item(const AttentionCall& c, const AttentionItem& i, Factor* queries = nullptr, Element* widened = nullptr)
-      : call(c), item(i), q(queries), room(widened), reach{c.window, c.ahead, i.end} {
+      : call(c), item(i), q(queries), room(widened), reach{c.window, c.ahead, i.end, c.chunked} {
     shape.width = call.cache.width;
     shape.value_width = call.cache.value_width();
     shape.stride = state_floats(shape.value_width);
@@ -218,6 +222,10 @@ struct Item {
       const float* x = call.q + (item.query + token) * call.q_stride + head * call.head_dim;
       if (token + kRowsAhead < item.rows) fetch_row(x + kRowsAhead * call.q_stride, call.head_dim);
       x = ready_head(call, x, call.q_norm, first_position + token, work);
+      if (call.tempers != nullptr) {
+        scale_row(x, call.tempers[first_position + token], work, call.head_dim, call.round_bf16);
+        x = work;
+      }
       if (call.cache.int8 && call.cache.shared == 0) {
         rotate_head(x, call.head_dim, shape.width, work);
         x = work;
@@ -254,12 +262,15 @@ struct Item {
 
   void meet_block(int index, float* state, Ahead& ahead) {
     KeyBlock block = key_block<Cache>(call, item.sequence, item.head, groups(index), room);
-    const int64_t start = (int64_t)index * kKeyBlock - first_position;  // as a token of the item
-    const auto clamp = [&](int64_t t) { return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows); };
-    const int seen_begin = clamp(start - reach.ahead), seen_end = clamp(start + kKeyBlock - 1 + reach.window);
-    const int whole_begin = clamp(start + kKeyBlock - 1 - reach.ahead);
+    const int64_t key = (int64_t)index * kKeyBlock, last = key + kKeyBlock - 1;
+    const auto clamp = [&](int64_t position) {  // as a token of the item
+      const int64_t t = position - first_position;
+      return (int)(t < 0 ? 0 : t < item.rows ? t : item.rows);
+    };
+    const int seen_begin = clamp(key - reach.ahead), seen_end = clamp(Reach::blind(reach, last));
+    const int whole_begin = clamp(last - reach.ahead);
     const bool whole = (index + 1) * kKeyBlock <= reach.end;
-    const int whole_end = whole ? larger(whole_begin, clamp(start + reach.window)) : whole_begin;
+    const int whole_end = whole ? larger(whole_begin, clamp(Reach::blind(reach, key))) : whole_begin;
     if (whole_begin == whole_end) return meet_part(block, index, seen_begin, seen_end, state, ahead);
     meet_part(block, index, seen_begin, whole_begin, state, ahead);
     meet_whole(block, whole_begin, whole_end, state, ahead);

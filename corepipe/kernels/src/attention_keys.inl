@@ -21,11 +21,20 @@ struct Span {
   int begin, end;
 };
 
-// What a token may see: from `window` - 1 positions before its own to `ahead` after it, below `end`.
+// What a token may see: from `window` - 1 positions before its own, or of `chunked` from the last multiple of `window`,
+// to `ahead` after it, below `end`.
 struct Reach {
   int window, ahead, end;
+  bool chunked;
 
-  CP_INLINE int oldest(const Reach& r, int position) { return r.window <= position ? position - r.window + 1 : 0; }
+  CP_INLINE int oldest(const Reach& r, int position) {
+    if (r.chunked) return position - position % r.window;
+    return r.window <= position ? position - r.window + 1 : 0;
+  }
+  // The first position from which a key is seen no more.
+  CP_INLINE int64_t blind(const Reach& r, int64_t key) {
+    return r.chunked ? key - key % r.window + r.window : key + r.window;
+  }
   CP_INLINE int newest(const Reach& r, int position) {
     return r.ahead < r.end - position ? position + r.ahead : r.end - 1;
   }

@@ -47,6 +47,7 @@ struct AttentionCall {
   int value_dim;                  // elements of a value and of a result of a head
   float scale;
   int window;                     // a row sees from window - 1 positions before its own
+  bool chunked = false;           // or from the last multiple of `window` on, its own position included
   int ahead = 0;                  // to so many after it
   bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is a thread's
   bool wide = false;              // an fp32 cache of numbers that are rounded to bf16
@@ -58,6 +59,8 @@ struct AttentionCall {
   int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
   Rotation rotation;
   Norm q_norm, k_norm;
+  Norm head_norm;                     // of queries and keys, once they are rotated
+  const float* tempers = nullptr;     // [max_positions], or null: what a row's queries are multiplied by in the end
   bool round_bf16;
   KVLayer cache;
   const int32_t* positions;

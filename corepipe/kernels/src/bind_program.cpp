@@ -132,7 +132,8 @@ void rope(PyProgram& self, int x, int out, int head_dim, const Array<float, 2>& 
 void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_ptr<KVCache>& cache, int layer, int heads,
                float scale, std::optional<int> window, const PyRope& rope, const PyNorm& q_norm, const PyNorm& k_norm,
                std::optional<float> softcap, const std::optional<Array<float>>& slopes, bool causal,
-               const std::optional<Array<float>>& biases, const std::optional<Array<float>>& sinks, int table) {
+               const std::optional<Array<float>>& biases, const std::optional<Array<float>>& sinks, int table,
+               bool chunked, const PyNorm& head_norm, const std::optional<Array<float>>& tempers) {
   if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be positive");
   AttentionOptions options;
   options.scale = scale;
@@ -146,6 +147,9 @@ void attention(PyProgram& self, int q, int k, int v, int out, const std::shared_
   if (rope) options.rope = rope_of(self, rope->first, rope->second);
   options.q_norm = norm_of(self, q_norm);
   options.k_norm = norm_of(self, k_norm);
+  options.head_norm = norm_of(self, head_norm);
+  options.chunked = chunked;
+  if (tempers) options.tempers = vector_of(self, *tempers);
   if (cache) self.kept.push_back(cache);
   self.program.attention(q, k, v, out, cache.get(), layer, heads, options);
 }
@@ -156,6 +160,7 @@ Scoring scoring_named(const std::string& name) {
   if (name == "of_near") return Scoring::of_near;
   if (name == "sigmoid") return Scoring::sigmoid;
   if (name == "sigmoid_shares") return Scoring::sigmoid_shares;
+  if (name == "input_sigmoid") return Scoring::input_sigmoid;
   throw std::invalid_argument("there is no scoring '" + name + "'");
 }
 
@@ -300,7 +305,8 @@ void bind_program(nb::module_& m) {
       .def("attention", &attention, "q"_a, "k"_a, "v"_a, "out"_a, "cache"_a.none(), "layer"_a, "heads"_a, "scale"_a,
            "window"_a = nb::none(), "rope"_a = nb::none(), "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
            "softcap"_a = nb::none(), "slopes"_a = nb::none(), "causal"_a = true,
-           "biases"_a = nb::none(), "sinks"_a = nb::none(), "table"_a = 0)
+           "biases"_a = nb::none(), "sinks"_a = nb::none(), "table"_a = 0, "chunked"_a = false,
+           "head_norm"_a = nb::none(), "tempers"_a = nb::none())
       .def("latent_attention", &latent_attention, "values"_a, "out"_a, "cache"_a, "layer"_a, "key_up"_a, "value_up"_a,
            "scale"_a, "table"_a = 0)
       .def("normalize",

@@ -84,6 +84,7 @@ void Experts::run(const Run& run, const Mixture& op) {
   const int width = first.down.weight->n, k = op.routing.top_k;
   choose_all(run, op);
   group(op);
+  if (op.routing.weighs_inputs()) scale_inputs(run, op);
   middle_.reserve(row_of_.size() * stride_of(first.gate.weight->n) * sizeof(float));
   results_.reserve(row_of_.size() * stride_of(width) * sizeof(float));
   multiply(run, op);
@@ -130,6 +131,7 @@ void Experts::choose_all(const Run& run, const Choice& op) {
   chosen_.resize(taken);
   place_.resize(taken);
   weights_.resize(taken);
+  if (op.routing.weighs_inputs()) factors_.resize(taken);
   const size_t scores = static_cast<size_t>(op.rows) * op.experts;
   shares_.resize(scores);
   judged_.resize(scores);
@@ -146,6 +148,10 @@ void Experts::choose(const RowTable& rows, const Choice& op, int row) noexcept {
     weigh(rows, op, row);
   } else {
     std::fill_n(&weights_[int64_t{row} * k], k, std::numeric_limits<float>::quiet_NaN());
+  }
+  for (int64_t i = int64_t{row} * k; op.routing.weighs_inputs() && i < int64_t{row + 1} * k; ++i) {
+    factors_[i] = weights_[i];
+    if (!std::isnan(weights_[i])) weights_[i] = 1;
   }
 }
 
@@ -183,6 +189,7 @@ void Experts::weigh(const RowTable& rows, const Choice& op, int row) noexcept {
       break;
     case Scoring::sigmoid:
     case Scoring::sigmoid_shares:
+    case Scoring::input_sigmoid:
       for (int i = 0; i < k; ++i) shares[i] = scores[chosen[i]];
       rows.activate(Function::sigmoid, shares, weights, k, false);
       if (op.routing.scoring == Scoring::sigmoid_shares) divide_by_sum(weights, k);
@@ -216,6 +223,20 @@ void Experts::group(const Mixture& op) {
   starts_.front() = 0;
 }
 
+// What each of the core's experts takes: its rows times their factors, one after the other.
+void Experts::scale_inputs(const Run& run, const Mixture& op) {
+  const RowTable& rows = run.kernels.rows;
+  const int width = op.own->front().gate.weight->k, k = op.routing.top_k;
+  inputs_.reserve(row_of_.size() * stride_of(width) * sizeof(float));
+  float* inputs = reinterpret_cast<float*>(inputs_.data());
+  run.for_rows(op.rows, width * k, [&](int r) noexcept {
+    for (int64_t i = int64_t{r} * k; i < int64_t{r + 1} * k; ++i) {
+      if (place_[i] < 0) continue;
+      rows.scale(op.x + r * op.x_stride, factors_[i], inputs + place_[i] * stride_of(width), width, op.round_bf16);
+    }
+  });
+}
+
 // Both times the panels of all experts that are taken are one region's.
 void Experts::multiply(const Run& run, const Mixture& op) {
   const size_t count = op.own->size();
@@ -239,6 +260,10 @@ void Experts::multiply(const Run& run, const Mixture& op) {
     into.rows = back.rows = starts_[e + 1] - start;
     into.round_bf16 = back.round_bf16 = op.round_bf16;
     into.x = op.x, into.x_stride = op.x_stride, into.k = expert.gate.weight->k, into.row_of = &row_of_[start];
+    if (op.routing.weighs_inputs()) {
+      into.x_stride = stride_of(into.k), into.row_of = nullptr;
+      into.x = reinterpret_cast<const float*>(inputs_.data()) + start * into.x_stride;
+    }
     into.segments = segments, into.segment_count = 2, into.glu = true, into.function = op.function;
     back.x = middle, back.x_stride = middle_stride, back.k = expert.down.weight->k;
     back.segments = segments + 2, back.segment_count = 1;

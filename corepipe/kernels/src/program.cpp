@@ -301,6 +301,8 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   require(v.width == k.width, "k and v must be kv_heads * head_dim wide");
   require(k.rows == Rows::tokens && v.rows == Rows::tokens, "keys and values are of rows of tokens");
   require(options.window >= 1, "window must be at least 1");
+  require(!options.chunked || (options.causal && options.window != kNoWindow),
+          "chunks are of what is causal, as long as a window");
   require(options.scale > 0 && std::isfinite(options.scale), "scale must be positive");
   require(options.softcap >= 0 && std::isfinite(options.softcap), "softcap must be positive");
   require(options.slopes.data == nullptr || options.slopes.size == heads, "there must be a slope for each head");
@@ -314,6 +316,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
     position_limit = std::min(position_limit, reach - kKeyBlock + 1);
   }
   limit_positions(options.rope, d);
+  if (options.tempers.data != nullptr) position_limit = std::min(position_limit, options.tempers.size);
   const Value out = write(out_index, q.rows, q.width);
   require(out.data != k.data && out.data != v.data && out.data != q.data, "attention can't work in place");
 
@@ -325,7 +328,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.group = heads / call.kv_heads;
   call.head_dim = call.value_dim = d;
   call.scale = options.scale;
-  call.window = options.window;
+  call.window = options.window, call.chunked = options.chunked;
   if (!options.causal) {
     call.keeps = false;
     call.ahead = options.window == kNoWindow ? kNoWindow : options.window / 2;
@@ -339,6 +342,8 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
   call.rotation = rotation_at(options.rope);
   call.q_norm = norm_over(options.q_norm, d);
   call.k_norm = norm_over(options.k_norm, d);
+  call.head_norm = norm_over(options.head_norm, d);
+  call.tempers = options.tempers.data;
   call.round_bf16 = round_bf16;
   call.cache = memory;
   const auto call_of = [call, table = options.table](const Run& run) {

@@ -97,6 +97,7 @@ struct LinearSurroundings {
 struct AttentionOptions {
   float scale = 1;
   int window = kNoWindow;
+  bool chunked = false;  // a row sees from the last multiple of `window` on
   int table = 0;       // which of a sequence's block tables: layers that keep as many positions share one
   bool causal = true;  // otherwise a row sees as far ahead as back, and nothing is kept
   float softcap = 0;
@@ -105,6 +106,8 @@ struct AttentionOptions {
   Vector sinks;   // [heads]
   RopeTable rope;
   NormSpec q_norm, k_norm;
+  NormSpec head_norm;  // of both, once they are rotated
+  Vector tempers;      // [positions]: what queries are multiplied by in the end
 };
 
 // The operands of a scan, by index.

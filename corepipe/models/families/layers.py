@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 from corepipe.models.config import ModelConfig, Norm
 from corepipe.models.rope import RopeConfig
+from corepipe.neuron.attention_numerics import Tempering
 from corepipe.neuron.axes import Axis, fixed, hidden, vocabulary
 from corepipe.neuron.graph import (
     TOKENS,
@@ -51,6 +52,9 @@ class Scores(TypedDict, total=False):
     softcap: float | None
     distance_bias: WeightSpec
     sinks: WeightSpec
+    chunked: bool
+    head_eps: float | None
+    tempering: Tempering | None
 
 
 class GraphBuilder:

@@ -1,64 +1,156 @@
 """Llama 4, the text decoder: one routed and one shared expert a token, in every layer or every other one.
 
-Three layers of four attend to chunks of `attention_chunk_size` positions; here they have a window as long.
+Three layers of four attend to chunks of `attention_chunk_size` positions: from the last multiple of it on.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_FFN, MAX_LAYERS, MAX_POSITIONS, Fields, common, without_rope
+from corepipe.models.config import (
+    MAX_FFN,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Fields,
+    ModelConfig,
+    common,
+    sliding_windows,
+)
+from corepipe.models.expert_weights import turned
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.families.windows import Windows, rotated
+from corepipe.models.weight_map import WeightMap, rotated_pairs
+from corepipe.neuron.attention_numerics import Tempering
 from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.ops import Scoring
 
-GLOBAL_EVERY = 4
-"""Every so many layers, one sees the whole context and knows no positions."""
+DEFAULTS: dict[str, object] = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size_mlp": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "num_experts_per_tok": 1,
+}
+"""What configs leave out, from transformers' Llama4TextConfig."""
+
+CHUNK = "attention_chunk_size"
 
 
-def configure(fields: Fields) -> MoeConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama4Config(MoeConfig):
+    """`normed`: queries and keys have length 1, but for a factor, in layers with positions; `tempering`: of
+    queries in the others."""
+
+    normed: bool
+    tempering: Tempering | None
+
+
+def configure(fields: Fields) -> Llama4Config:
     """`intermediate_size` is an expert's, `intermediate_size_mlp` that of layers without experts."""
     text = fields.section("text_config")
     if text is not None:
         fields = text.replace("model_type", fields.text("model_type"))
+    for key, value in DEFAULTS.items():
+        fields = fields.defaulting(key, value)
     width = moe.expert_width(fields, "intermediate_size")
     dense = fields.integer("intermediate_size_mlp", MAX_FFN)
-    config = common(without_rope(fields).replace("intermediate_size", dense))
-    chunk = fields.integer("attention_chunk_size", MAX_POSITIONS, default=8192)
-    windows = tuple(chunk if (n + 1) % GLOBAL_EVERY else None for n in range(config.num_layers))
-    step = fields.integer("interleave_moe_layer_step", MAX_LAYERS, default=1)
-    return MoeConfig(
-        **replace(config, windows=windows).values(),
+    return Llama4Config(
+        **_attending(fields, common(fields.replace("intermediate_size", dense))).values(),
         **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
         expert_ffn=width,
         shared_ffn=width,
-        sparse=tuple((n + 1) % step == 0 for n in range(config.num_layers)),
+        sparse=_sparse(fields),
+        scoring=Scoring.INPUT_SIGMOID,
+        normed=fields.flag("use_qk_norm", default=True),
+        tempering=_tempering(fields),
     )
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+def _attending(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """With biases, chunks and positions of layers; `attention_bias` is of all four attention linears."""
+    bias, knows = fields.flag("attention_bias"), rotated(fields, config.num_layers)
+    ropes = tuple(config.rope if known else None for known in knows)
+    windows = _windows(fields, knows)
+    return replace(config, qkv_bias=bias, out_bias=bias, windows=windows, layer_ropes=ropes)
+
+
+def _windows(fields: Fields, knows: tuple[bool, ...]) -> Windows:
+    """Chunks are of layers with positions unless `layer_types` says which; null for none."""
+    none = CHUNK in fields.values and not fields.has(CHUNK)
+    size = None if none else fields.integer(CHUNK, MAX_POSITIONS, default=8192)
+    if not fields.has("layer_types"):
+        return tuple(size if known else None for known in knows)
+    kinds = sliding_windows(fields, size or 0, 0, len(knows), "chunked_attention")
+    if none and any(kind is not None for kind in kinds):
+        raise fields.error(CHUNK, "is missing, and layer_types has chunked_attention")
+    return kinds
+
+
+def _sparse(fields: Fields) -> tuple[bool, ...]:
+    """Layers in `moe_layers` have experts, or each `interleave_moe_layer_step`-th."""
+    layers = range(fields.integer("num_hidden_layers", MAX_LAYERS))
+    step = fields.integer("interleave_moe_layer_step", MAX_LAYERS, default=1)
+    if not fields.has("moe_layers"):
+        return tuple((layer + 1) % step == 0 for layer in layers)
+    listed = fields.items("moe_layers")
+    if any(isinstance(layer, bool) or layer not in layers for layer in listed):
+        raise fields.error("moe_layers", f"must be a list of layers from 0 to {len(layers) - 1}")
+    return tuple(layer in listed for layer in layers)
+
+
+def _tempering(fields: Fields) -> Tempering | None:
+    """`attn_temperature_tuning` is a flag; the first configs had a number there, which says no more."""
+    key = "attn_temperature_tuning"
+    if isinstance(fields.values.get(key), int):
+        fields = fields.replace(key, bool(fields.values[key]))
+    if not fields.flag(key, default=True):
+        return None
+    every, by = fields.number("floor_scale", 1, 1e9, 8192), fields.number("attn_scale", 0.0, 1e6, 0.1)
+    return Tempering(every, by)
+
+
+def weights(config: Llama4Config) -> WeightMap:
+    """Pairs that are rotated lie side by side, in layers that rotate none, too; the decoder of a model that
+    sees images has prefixes of its own."""
+    return WeightMap(
+        prefixes=("language_model.model.", "model.language_model.", ""),
+        spellings=(("lm_head", "language_model.lm_head"),),
+        parts=rotated_pairs(config.heads),
+        experts=turned(config.experts, config.expert_ffn, config.hidden_size),
+    )
+
+
+def build(config: Llama4Config, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
         block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(_attention(b, b.norm(x, f"{block}.input_layernorm")), x)
+        attended, x = b.only_wanted(_attention(b, b.norm(x, f"{block}.input_layernorm"), config), x)
         x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
         x = b.add(x, _feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"), config))
     b.head(b.norm(x, "model.norm"))
     return b.finish(name, fmt, max_positions)
 
 
-def _attention(b: GraphBuilder, x: Value) -> Value:
+def _attention(b: GraphBuilder, x: Value, config: Llama4Config) -> Value:
     q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
-    if b.config.windows[b.layer] is None:
-        return b.attention(q, k, v)
-    return b.attention(b.rope(q), b.rope(k), v)
+    knows = config.rope_of(b.layer) is not None
+    return b.attention(
+        b.rope(q),
+        b.rope(k),
+        v,
+        chunked=config.windows[b.layer] is not None,
+        head_eps=config.eps if knows and config.normed else None,
+        tempering=None if knows else config.tempering,
+    )
 
 
-def _feed_forward(b: GraphBuilder, x: Value, config: MoeConfig) -> Value:
+def _feed_forward(b: GraphBuilder, x: Value, config: Llama4Config) -> Value:
     prefix = f"model.layers.{b.layer}.feed_forward"
     if not config.sparse[b.layer]:
         return gated_mlp(b, x, prefix)

@@ -26,8 +26,8 @@ class MoeConfig(ModelConfig):
 
     `shared_ffn`: width of what every token takes beside them (0: nothing), `shared_gate`: times a factor of
     the token's own.  `router_bias` and `expert_bias`: biases of the router and of the experts.
-    `scoring`: None where it is not described; `nearness`: of `of_near`; `correction`: of sigmoids; `groups`
-    of experts and `factor` of their weights: as `Experts` says.
+    `scoring`, `nearness`: of `of_near`, `correction`: of sigmoids, `groups` of experts and `factor` of their
+    weights: as `Experts` says.
     """
 
     experts: int = 0
@@ -38,7 +38,7 @@ class MoeConfig(ModelConfig):
     router_bias: bool = False
     expert_bias: bool = False
     sparse: tuple[bool, ...] = ()
-    scoring: Scoring | None = None
+    scoring: Scoring = Scoring.OF_ALL
     nearness: float | None = None
     correction: bool = False
     groups: Groups | None = None

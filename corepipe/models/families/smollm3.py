@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, sliding_windows
 from corepipe.models.families import llama
 from corepipe.models.families.llama import build
+from corepipe.models.families.windows import rotated
 
 __all__ = ["build", "configure"]
 
@@ -15,17 +16,12 @@ def configure(fields: Fields) -> ModelConfig:
     """`no_rope_layers` has a 0 for each layer without positions; or each `no_rope_layer_interval`-th."""
     fields = fields.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", 2e6)
     config = llama.configure(fields)
-    every = fields.integer("no_rope_layer_interval", MAX_LAYERS, default=4)
-    rotated = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
-    if fields.has("no_rope_layers"):
-        rotated = [value == 1 for value in fields.items("no_rope_layers")]
-    if len(rotated) != config.num_layers:
-        raise fields.error("no_rope_layers", f"must have one entry for each of {config.num_layers} layers")
+    knows = rotated(fields, config.num_layers)
     windows = config.windows
     if fields.flag("use_sliding_window") and fields.has("sliding_window"):
         window = fields.integer("sliding_window", MAX_POSITIONS)
-        windows = tuple(None if known else window for known in rotated)
+        windows = tuple(None if known else window for known in knows)
         if fields.has("layer_types"):
             windows = sliding_windows(fields, window, 0, config.num_layers)
-    ropes = tuple(config.rope if known else None for known in rotated)
+    ropes = tuple(config.rope if known else None for known in knows)
     return replace(config, windows=windows, layer_ropes=ropes)

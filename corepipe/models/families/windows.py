@@ -8,6 +8,18 @@ from corepipe.models.rope import RopeConfig
 Windows = tuple[int | None, ...]
 
 
+def rotated(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Which layers know positions: `no_rope_layers` has a 0 for each that does not; or it is each
+    `no_rope_layer_interval`-th, by default the fourth."""
+    every = fields.integer("no_rope_layer_interval", MAX_LAYERS, default=4)
+    if fields.values.get("no_rope_layers") in (None, []):
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    known = tuple(value == 1 for value in fields.items("no_rope_layers"))
+    if len(known) != layers:
+        raise fields.error("no_rope_layers", f"must have one entry for each of {layers} layers")
+    return known
+
+
 def alternating(fields: Fields, layers: int, window: int, pattern: int) -> Windows:
     """Every `pattern`-th layer sees the whole context unless `layer_types` says which do; the defaults."""
     size = fields.integer("sliding_window", MAX_POSITIONS, default=window)

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron import int4, numerics
-from corepipe.neuron.attention_numerics import Scores, Vectors, attend
+from corepipe.neuron.attention_numerics import Scores, Tempering, Vectors, attend
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.engines import AttentionCost, Cost
-from corepipe.neuron.graph import TOKENS, Format, RopeSpec, StateKind, StateSpec, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.graph import TOKENS, DType, Format, RopeSpec, StateKind, StateSpec, Value, WeightSpec
+from corepipe.neuron.numerics import F32, I32
 from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
@@ -87,7 +87,8 @@ class Rope(Keeps):
 class Attention(Keeps):
     """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
 
-    Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).
+    Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).  `chunked`:
+    what is seen begins at the last multiple of `window` instead, which is never further back.
     The cache holds the compute dtype, or int8 with a scale for each head's key and value; probabilities are
     rounded to the compute dtype before they meet v.
     Not `causal`: each row attends to all rows of its sequence, in a window to those at most half of it away,
@@ -95,6 +96,8 @@ class Attention(Keeps):
     distance, by the slope of each of the model's heads (Press et al. 2022), of which a core has those of its
     own heads.  `distance_bias` is added to scores by distance, a row a bucket and a column a head of the
     model (Raffel et al. 2020); `sinks` [1, heads] take part in the softmax alone (gpt-oss).
+    `head_eps`: of the root-mean-square norm over each query and key, without a gain, before they are used;
+    `tempering`: of queries after that (Llama 4).
     """
 
     q: Value
@@ -108,6 +111,9 @@ class Attention(Keeps):
     softcap: float | None = None
     distance_bias: WeightSpec | None = None
     sinks: WeightSpec | None = None
+    chunked: bool = False
+    head_eps: float | None = None
+    tempering: Tempering | None = None
 
     @property
     def head_layout(self) -> HeadLayout:
@@ -127,13 +133,17 @@ class Attention(Keeps):
         biased = self.distance_bias is not None and self.causal
         if biased or self.k.rows != TOKENS:
             return Keeps.refuses(self, fmt)
-        return "falls with distance, but is not causal" if self.alibi and not self.causal else None
+        if self.causal:
+            return None
+        if self.chunked or self.head_eps is not None or self.tempering:
+            return "has chunks, or norms of heads, or tempers queries, but is not causal"
+        return "falls with distance, but is not causal" if self.alibi else None
 
     def twin(self, at: TwinContext) -> F32:
         slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
         biases = None if self.distance_bias is None else self.own_biases(at.weight(self.distance_bias), at)
         sinks = None if self.sinks is None else at.weight(self.sinks)[0]
-        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks)
+        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks, self.chunked)
         return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
 
     def own_biases(self, table: F32, at: HasHeads) -> F32:
@@ -156,8 +166,11 @@ class Attention(Keeps):
     def _over_cache(self, at: TwinContext, kind: Scores) -> F32:
         inputs, compute = at.inputs, at.format.compute
         keys, values = at.cache(self.layer)
-        q = at[self.q].reshape(-1, self.heads.heads, self.heads.head_dim)
-        new_keys, new_values = (at[x].reshape(-1, *keys.elements.shape[1:]) for x in (self.k, self.v))
+        q = self._tempered(self._normed(at[self.q], compute), inputs.positions, compute)
+        q = q.reshape(-1, self.heads.heads, self.heads.head_dim)
+        new_keys, new_values = (
+            x.reshape(-1, *keys.elements.shape[1:]) for x in (self._normed(at[self.k], compute), at[self.v])
+        )
         out = np.empty_like(at[self.q])
         for rows, own, seen in sequences(at):
             keys.put_keys(own, new_keys[rows])
@@ -165,6 +178,16 @@ class Attention(Keeps):
             positions = inputs.positions[rows]
             out[rows] = attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
         return out
+
+    def _normed(self, x: F32, compute: DType) -> F32:
+        if self.head_eps is None:
+            return x
+        return numerics.rms_norm(x, np.ones(self.heads.head_dim, np.float32), self.head_eps, compute)
+
+    def _tempered(self, q: F32, positions: I32, compute: DType) -> F32:
+        if self.tempering is None:
+            return q
+        return numerics.scale(q, 1.0, compute, self.tempering.factors(positions)[:, None])
 
 
 @dataclass(frozen=True, slots=True)

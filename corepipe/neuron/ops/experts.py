@@ -36,9 +36,11 @@ class Scoring(StrEnum):
     OF_NEAR = "of_near"  # of each by itself, of the scores near its own, without those taken before it
     SIGMOID = "sigmoid"  # each score's sigmoid
     SIGMOID_SHARES = "sigmoid_shares"  # that by the sum of those of the experts that it takes
+    INPUT_SIGMOID = "input_sigmoid"  # each score's sigmoid, of what the expert takes instead of what it makes
 
     @property
     def by_sigmoid(self) -> bool:
+        """Whether sigmoids say which experts a row takes."""
         return self in (Scoring.SIGMOID, Scoring.SIGMOID_SHARES)
 
 
@@ -75,15 +77,16 @@ class Experts(Keeps):
     """A mixture of experts: each row goes to the `top_k` experts that its routing scores are highest for.
 
     out = sum over those experts of weight x down(function(gate(x)) * up(x)), in the order of their scores, of
-    equal ones in that of the experts.  However many rows one expert gets, it takes them all.  A row whose
-    scores are not all finite becomes NaN.
-    routing: [rows, experts], a Linear's result; `scoring` makes weights of them (None: in a way that is timed
-    alone).  gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are
-    those of the three, [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle
-    that the core has.  `nearness`: of `of_near`, by what part of the larger of both sizes a score may be less
-    than the expert's (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).  `correction` [experts] is added to
-    sigmoids for the choice alone; `groups`: a row chooses among the experts of some (DeepSeek-V3, 2024,
-    section 2.1.2); `factor`: what all weights are multiplied by.
+    equal ones in that of the experts.  By `INPUT_SIGMOID` weights are of what the experts take, weight x
+    instead of x, and what they make is added as it is.  However many rows one expert gets, it takes them all.
+    A row whose scores are not all finite becomes NaN.
+    routing: [rows, experts], a Linear's result; `scoring` makes weights of them.  gate and up are
+    [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are those of the three,
+    [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle that the core has.
+    `nearness`: of `of_near`, by what part of the larger of both sizes a score may be less than the expert's
+    (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).  `correction` [experts] is added to sigmoids for the
+    choice alone; `groups`: a row chooses among the experts of some (DeepSeek-V3, 2024, section 2.1.2);
+    `factor`: what all weights are multiplied by.
     own: of a core that has some of the experts, which; its result [rows, top_k * width] then has what these
     make, neither weighed nor added, a row's for each of the experts that it takes, in their order; what other
     cores' experts make has zeros there.  `GatherSlots` makes the sum.
@@ -98,7 +101,7 @@ class Experts(Keeps):
     ffn: int
     function: Function = Function.SILU
     biases: tuple[WeightSpec, ...] = ()
-    scoring: Scoring | None = None
+    scoring: Scoring = Scoring.OF_ALL
     nearness: float | None = None
     correction: WeightSpec | None = None
     groups: Groups | None = None
@@ -172,8 +175,6 @@ class Experts(Keeps):
         return self.x.width
 
     def refuses(self, fmt: Format) -> str | None:
-        if self.scoring is None:
-            return "weighs experts in a way that has neither kernel nor twin"
         return refuses_matrix(fmt)
 
     def twin(self, at: TwinContext) -> F32:
@@ -189,11 +190,28 @@ class Experts(Keeps):
             rows, places = np.nonzero(chosen == first + expert)
             if not len(rows):
                 continue
-            gates = int4.linear(x[rows], gate[expert], _own(into_gate, expert), fmt)
-            ups = int4.linear(x[rows], up[expert], _own(into_up, expert), fmt)
+            taken = x[rows]
+            if self.weighs_inputs:
+                taken = numerics.scale(taken, 1.0, fmt.compute, weights[rows, places, None])
+            gates = int4.linear(taken, gate[expert], _own(into_gate, expert), fmt)
+            ups = int4.linear(taken, up[expert], _own(into_up, expert), fmt)
             middle = numerics.gated(gates, ups, self.function, fmt.compute)
             results[rows, places] = int4.linear(middle, down[expert], _own(back, expert), fmt)
-        return results.reshape(len(x), -1) if self.own else weighed_sum(results, weights, fmt)
+        return results.reshape(len(x), -1) if self.own else self.weighed_sum(results, weights, fmt)
+
+    @property
+    def weighs_inputs(self) -> bool:
+        return self.scoring is Scoring.INPUT_SIGMOID
+
+    def weighed_sum(self, results: F32, weights: F32, fmt: Format) -> F32:
+        """Of results [rows, places, width] by weights [rows, places], where inputs were not weighed before;
+        added in the order of places, rounded once."""
+        if self.weighs_inputs:
+            weights = np.where(np.isnan(weights), weights, np.float32(1))
+        total = np.zeros((len(results), results.shape[2]), np.float32)
+        for place in range(results.shape[1]):
+            total += weights[:, place, None] * results[:, place]
+        return numerics.round_to(total, fmt.compute)
 
     def routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
         """Which experts each row takes, and their weights: [rows, top_k] each."""
@@ -205,7 +223,7 @@ class Experts(Keeps):
 
     def _judged(self, scores: F32, correction: F32 | None) -> F32:
         """What experts are chosen by, -inf in groups that a row takes none of: [rows, experts]."""
-        by_sigmoid = self.scoring is not None and self.scoring.by_sigmoid
+        by_sigmoid = self.scoring.by_sigmoid
         judged = numerics.apply(Function.SIGMOID, scores) if by_sigmoid else scores
         if correction is not None:
             judged = judged + correction
@@ -224,7 +242,7 @@ class Experts(Keeps):
         match self.scoring:
             case Scoring.OF_NEAR:
                 return self._of_near(scores, chosen)
-            case Scoring.SIGMOID:
+            case Scoring.SIGMOID | Scoring.INPUT_SIGMOID:
                 return numerics.apply(Function.SIGMOID, taken)
             case Scoring.SIGMOID_SHARES:
                 each = numerics.apply(Function.SIGMOID, taken)
@@ -251,8 +269,6 @@ class Experts(Keeps):
 
     def routing_fields(self, at: Bindings) -> dict[str, Any]:
         """By what native code has rows choose and weigh experts."""
-        if self.scoring is None:
-            raise ValueError("a mixture without scoring has no native code")
         return {
             "top_k": self.top_k,
             "scoring": self.scoring.value,
@@ -274,14 +290,6 @@ class Experts(Keeps):
             **self.routing_fields(at),
             first=None if self.own is None else self.own.first,
         )
-
-
-def weighed_sum(results: F32, weights: F32, fmt: Format) -> F32:
-    """Of [rows, places, width] with weights [rows, places], added in the order of places, rounded once."""
-    total = np.zeros((len(results), results.shape[2]), np.float32)
-    for place in range(results.shape[1]):
-        total += weights[:, place, None] * results[:, place]
-    return numerics.round_to(total, fmt.compute)
 
 
 def _whole_middle(spec: WeightSpec, middle: Axis) -> WeightSpec:
@@ -317,7 +325,7 @@ class GatherSlots(Transfer):
         owners = np.searchsorted(self.bounds, chosen, side="right") - 1
         every = np.stack([part.reshape(*chosen.shape, -1) for part in parts])
         rows, places = np.indices(chosen.shape)
-        return weighed_sum(every[owners, rows, places], weights, at.format)
+        return self.mixture.weighed_sum(every[owners, rows, places], weights, at.format)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.gather_slots(
