@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,10 +49,10 @@ def pair(model: Model, graph: Graph, blocks: int, threads: int) -> tuple[NativeE
     return plain, int8
 
 
-def losses(executor: NativeExecutor, window: list[int]) -> np.ndarray:
-    """Of each token after the first."""
+def losses(executor: NativeExecutor, window: Sequence[int]) -> np.ndarray:
+    """Of each token after the first, of a multiple of CHUNK of them."""
     found = []
-    for start in range(0, WINDOW, CHUNK):
+    for start in range(0, len(window) - 1, CHUNK):
         step = replace(
             inputs(1, CHUNK, start, 1),
             tokens=np.array(window[start : start + CHUNK], np.int32),

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.neuron.axes import INT8_GROUP
 from corepipe.neuron.graph import DType, Format, WeightRole, WeightSpec
 from corepipe.neuron.numerics import F32, I8, Matrix, quantize_activations, quantize_weight, round_to
 from corepipe.neuron.numerics import linear as linear_of_matrix
@@ -227,11 +226,11 @@ def dense(weight: Matrix | Int4) -> F32:
 def _product(x: F32, weight: Int4) -> F32:
     """For each group of weights, in order of K: t = a S + s p, total += t times the scale of x.
 
-    p, the product of the integers, and S, the sum of x's, are whole numbers that fp32 holds; a is what is
-    added to q s.  Rounded are s p, t and the total, once each: the last two are fused multiply-adds.  Without
-    offsets a is 0, and p of the integers less 8.
+    x is quantised in the same groups.  p, the product of the integers, and S, the sum of x's, are whole
+    numbers that fp32 holds; a is what is added to q s.  Rounded are s p, t and the total, once each: the last
+    two are fused multiply-adds.  Without offsets a is 0, and p of the integers less 8.
     """
-    quantized, scale_x = quantize_activations(x)
+    quantized, scale_x = quantize_activations(x, weight.group)
     scale, added, plain = weight.scale.astype(np.float32), weight.added(), weight.offset is None
     integers = weight.values.astype(np.float32) - np.float32(8 if plain else 0)
     total = np.zeros((len(x), len(weight.values)), np.float32)
@@ -241,7 +240,7 @@ def _product(x: F32, weight: Int4) -> F32:
         t = (q @ integers[:, part].T) * scale[:, g]
         if not plain:
             t = _fused(q.sum(axis=1, dtype=np.float32)[:, None], added[:, g], t)
-        total = _fused(t, scale_x[:, g * weight.group // INT8_GROUP, None], total)
+        total = _fused(t, scale_x[:, g, None], total)
     return total
 
 

@@ -18,7 +18,7 @@ from corepipe.neuron import packed_int4
 from corepipe.neuron.int4 import Int4
 
 F32 = npt.NDArray[np.float32]
-GROUP = 64
+INT8_GROUP = 64
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def round_bf16(x: npt.NDArray[Any]) -> F32:
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def quantize(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
-    """q [M, groups, 64] and scales [M, groups], in fp32 as the kernels state it."""
+def quantize(x: F32, group: int = INT8_GROUP) -> tuple[npt.NDArray[np.int8], F32]:
+    """q [M, groups, group] and scales [M, groups], in fp32 as the kernels state it."""
     m, k = x.shape
-    groups = np.pad(x, ((0, 0), (0, -k % GROUP))).reshape(m, -1, GROUP)
+    groups = np.pad(x, ((0, 0), (0, -k % group))).reshape(m, -1, group)
     scale = np.abs(groups).max(axis=2) / np.float32(127)
     scale[scale < np.finfo(np.float32).tiny] = 0
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -110,7 +110,7 @@ def quantize(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
 def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
     """x as the product sees it."""
     if kind == "int8" or kind in packing.INT4_KINDS:
-        q, scale = quantize(x)
+        q, scale = quantize(x, INT8_GROUP if kind == "int8" else packing.int4_form(kind)[0])
         wide = q.astype(np.float64) * scale[:, :, None].astype(np.float64)
         return wide.reshape(len(x), -1)[:, : x.shape[1]]
     return (x if kind == "fp32" else round_bf16(x)).astype(np.float64)

@@ -77,8 +77,8 @@ def test_what_numbers_stand_for(kind: packing.Int4Kind, n: int, k: int) -> None:
 @pytest.mark.parametrize("kind", packing.INT4_KINDS)
 def test_a_product_is_that_of_what_they_stand_for(kind: packing.Int4Kind) -> None:
     weight, x = random_int4(kind, 20, 300), normal(7, 300, 1)
-    q, scale = quantize_activations(x)
-    wide = q * np.repeat(scale.astype(np.float64), 64, axis=1)[:, :300]
+    q, scale = quantize_activations(x, weight.group)
+    wide = q * np.repeat(scale.astype(np.float64), weight.group, axis=1)[:, :300]
     got = int4.linear(x, weight, None, FORMATS["fp32"])
     np.testing.assert_allclose(got, wide @ weight.dense().T.astype(np.float64), rtol=2e-6, atol=2e-6)
 

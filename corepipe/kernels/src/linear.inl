@@ -49,26 +49,31 @@ CP_INLINE const float* group_of(const float* x, int k, int g, float* padded) {
   return padded;
 }
 
-// As int8.inl says.
+// As int8.inl says, each of as many equal parts with a scale.
+template <int kParts>
 struct QuantizedGroup {
-  float scale;
+  static constexpr int part_vectors = 4 / kParts;
+  float scale[kParts];
   i32x16 q[4];
 };
 
-CP_INLINE QuantizedGroup quantize_group(const float* x) {
-  f32x16 v[4];
-  for (int i = 0; i < 4; ++i) v[i] = load(x + kLanes * i);
-  const i32x16 largest = max(max(magnitude(v[0]), magnitude(v[1])), max(magnitude(v[2]), magnitude(v[3])));
-  const Int8Scale scale = int8_scale(reduce_max_bits(largest));
-  QuantizedGroup group;
-  group.scale = scale.scale;
-  for (int i = 0; i < 4; ++i) group.q[i] = nearest(v[i], scale);
+template <int kParts>
+CP_INLINE QuantizedGroup<kParts> quantize_group(const float* x) {
+  constexpr int kVectors = QuantizedGroup<kParts>::part_vectors;
+  QuantizedGroup<kParts> group;
+  for (int part = 0; part < kParts; ++part, x += kVectors * kLanes) {
+    i32x16 largest = magnitude(load(x));
+    for (int i = 1; i < kVectors; ++i) largest = max(largest, magnitude(load(x + kLanes * i)));
+    const Int8Scale scale = int8_scale(reduce_max_bits(largest));
+    group.scale[part] = scale.scale;
+    for (int i = 0; i < kVectors; ++i) group.q[kVectors * part + i] = nearest(load(x + kLanes * i), scale);
+  }
   return group;
 }
 
-// The sum of one of as many equal parts of a group, modulo 2^32: of a NaN the q are any integers.
+// The sum of a part, modulo 2^32: of a NaN the q are any integers.
 template <int kParts>
-CP_INLINE int32_t sum_of(const QuantizedGroup& group, int part) {
+CP_INLINE int32_t sum_of(const QuantizedGroup<kParts>& group, int part) {
   if (kParts == 1) return reduce_add((group.q[0] + group.q[1]) + (group.q[2] + group.q[3]));
   return reduce_add(group.q[2 * part] + group.q[2 * part + 1]);
 }
@@ -77,11 +82,11 @@ CP_INLINE int32_t sum_of(const QuantizedGroup& group, int part) {
 CP_INLINE int32_t correction_of(int32_t sum) { return (int32_t)(-128u * (uint32_t)sum); }
 
 // Values as they are.
-CP_INLINE QuantizedGroup group_of_values(const int8_t* q) {
+CP_INLINE QuantizedGroup<1> group_of_values(const int8_t* q) {
   int32_t values[kGroup];
   for (int i = 0; i < kGroup; ++i) values[i] = q[i];
-  QuantizedGroup group;
-  group.scale = 1.0f;
+  QuantizedGroup<1> group;
+  group.scale[0] = 1.0f;
   for (int i = 0; i < 4; ++i) group.q[i] = load(values + kLanes * i);
   return group;
 }

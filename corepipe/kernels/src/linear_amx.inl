@@ -145,7 +145,7 @@ static void multiply_int8_tiled(int rows, const void* panel, const void* block, 
 }
 
 struct TiledRow {
-  static constexpr int sums = 1;
+  static constexpr int parts = 1;
   uint8_t* block;
   int row, tiles, groups;
 
@@ -153,7 +153,7 @@ struct TiledRow {
   CP_INLINE int8_t* q(const TiledRow& to, int g) { return (int8_t*)to.block + at(to, g) * kGroup; }
   CP_INLINE float* numbers(const TiledRow& to) { return (float*)(to.block + to.groups * to.tiles * kTileBytes); }
 
-  CP_INLINE void put_scale(const TiledRow& to, int g, float scale) { numbers(to)[at(to, g)] = scale; }
+  CP_INLINE void put_scale(const TiledRow& to, int g, int, float scale) { numbers(to)[at(to, g)] = scale; }
   CP_INLINE void put_sum(const TiledRow& to, int g, int, int32_t sum) {
     numbers(to)[(to.groups * to.tiles) * kTile + at(to, g)] = (float)correction_of(sum);
   }

@@ -92,9 +92,9 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
   }
 }
 
-// Where a row of a block has its int8 values, scale and, for each of `sums` parts of group g, what their sum is for.
+// Where a row of a block has its int8 values, and for each of `parts` parts of group g a scale, and what their sum is for.
 struct InterleavedRow {
-  static constexpr int sums = 1;
+  static constexpr int parts = 1;
   uint8_t* block;
   int row, rows;
 
@@ -102,7 +102,7 @@ struct InterleavedRow {
   CP_INLINE int8_t* q(const InterleavedRow& to, int g) {
     return (int8_t*)group(to, g) + 8 * to.rows + kGroup * to.row;
   }
-  CP_INLINE void put_scale(const InterleavedRow& to, int g, float scale) {
+  CP_INLINE void put_scale(const InterleavedRow& to, int g, int, float scale) {
     memcpy(group(to, g) + 4 * (to.rows + to.row), &scale, 4);
   }
   CP_INLINE void put_sum(const InterleavedRow& to, int g, int, int32_t sum) {
@@ -112,10 +112,12 @@ struct InterleavedRow {
 };
 
 template <class Row>
-CP_INLINE void put_group(const QuantizedGroup& from, const Row& to, int g) {
+CP_INLINE void put_group(const QuantizedGroup<Row::parts>& from, const Row& to, int g) {
   for (int i = 0; i < 4; ++i) store_low_bytes(Row::q(to, g) + kLanes * i, from.q[i]);
-  Row::put_scale(to, g, from.scale);
-  for (int part = 0; part < Row::sums; ++part) Row::put_sum(to, g, part, sum_of<Row::sums>(from, part));
+  for (int part = 0; part < Row::parts; ++part) {
+    Row::put_scale(to, g, part, from.scale[part]);
+    Row::put_sum(to, g, part, sum_of(from, part));
+  }
 }
 
 static void prepare_int8_values(const int8_t* q, int row, int rows, void* block) {
@@ -156,34 +158,39 @@ CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
   const auto sum = [](auto a, auto b) CP_LAMBDA { return Sum::of(a, b); };
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512 v[4][4];
-  __m512i folded[4], parts[Row::sums][4];
+  __m512i folded[Row::parts][4], sums[Row::parts][4];
   unrolled<4>([&](auto g) CP_LAMBDA {
     unrolled<4>([&](auto i) CP_LAMBDA {
       v[g.value][i.value] = _mm512_loadu_ps(x + kGroup * g.value + kLanes * i.value);
       const __m512i bits = _mm512_and_si512((__m512i)v[g.value][i.value], magnitude);
-      folded[g.value] = i.value == 0 ? bits : Largest::of(folded[g.value], bits);
+      constexpr int part = i.value * Row::parts / 4, begins = i.value % (4 / Row::parts) == 0;
+      folded[part][g.value] = begins ? bits : Largest::of(folded[part][g.value], bits);
     });
   });
-  __m128 scale = _mm_div_ps((__m128)fold_four(folded, largest), _mm_set1_ps(127.0f));
-  const __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1.17549435e-38f), _CMP_NLT_UQ);
-  scale = _mm_maskz_mov_ps(some, scale);
-  alignas(16) float scales[4], inverses[4];
-  _mm_store_ps(scales, scale);
-  _mm_store_ps(inverses, _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
+  alignas(16) float scales[Row::parts][4], inverses[Row::parts][4];
+  unrolled<Row::parts>([&](auto part) CP_LAMBDA {
+    const __m128 scale = _mm_div_ps((__m128)fold_four(folded[part.value], largest), _mm_set1_ps(127.0f));
+    const __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1.17549435e-38f), _CMP_NLT_UQ);
+    _mm_store_ps(scales[part.value], _mm_maskz_mov_ps(some, scale));
+    _mm_store_ps(inverses[part.value], _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
+  });
   unrolled<4>([&](auto g) CP_LAMBDA {
     int8_t* q_out = Row::q(to, first + g.value);
     unrolled<4>([&](auto i) CP_LAMBDA {
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], _mm512_set1_ps(inverses[g.value])));
+      constexpr int part = i.value * Row::parts / 4, begins = i.value % (4 / Row::parts) == 0;
+      const __m512 inverse = _mm512_set1_ps(inverses[part][g.value]);
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], inverse));
       _mm_storeu_si128((__m128i*)(q_out + kLanes * i.value), _mm512_cvtepi32_epi8(q));
-      constexpr int part = i.value * Row::sums / 4, begins = i.value % (4 / Row::sums) == 0;
-      parts[part][g.value] = begins ? q : Sum::of(parts[part][g.value], q);
+      sums[part][g.value] = begins ? q : Sum::of(sums[part][g.value], q);
     });
-    Row::put_scale(to, first + g.value, scales[g.value]);
   });
-  unrolled<Row::sums>([&](auto part) CP_LAMBDA {
-    alignas(16) int32_t sums[4];
-    _mm_store_si128((__m128i*)sums, fold_four(parts[part.value], sum));
-    for (int g = 0; g < 4; ++g) Row::put_sum(to, first + g, part.value, sums[g]);
+  unrolled<Row::parts>([&](auto part) CP_LAMBDA {
+    alignas(16) int32_t wholes[4];
+    _mm_store_si128((__m128i*)wholes, fold_four(sums[part.value], sum));
+    for (int g = 0; g < 4; ++g) {
+      Row::put_scale(to, first + g, part.value, scales[part.value][g]);
+      Row::put_sum(to, first + g, part.value, wholes[g]);
+    }
   });
 }
 
@@ -192,7 +199,7 @@ CP_INLINE void prepare_row(const float* x, int k, const Row& to) {
   float padded[kGroup];
   int g = 0;
   for (; (g + 4) * kGroup <= k; g += 4) prepare_four_groups(x + g * kGroup, to, g);
-  for (; g * kGroup < k; ++g) put_group(quantize_group(group_of(x, k, g, padded)), to, g);
+  for (; g * kGroup < k; ++g) put_group(quantize_group<Row::parts>(group_of(x, k, g, padded)), to, g);
 }
 
 static void prepare_int8_rows(const float* x, int k, int row, int rows, void* block) {

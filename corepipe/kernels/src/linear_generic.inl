@@ -91,9 +91,10 @@ CP_INLINE void store_pairs(int16_t* to, i32x16 q) {
 struct PairProducts {
   static constexpr int kValueBytes = 2 * kGroup;  // of a row's group
   static constexpr bool kKeepsOffset = true;
+  static constexpr bool kTakesPacked = false;  // of four bits
 
-  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
-    for (int i = 0; i < 4; ++i) store_pairs((int16_t*)to + kLanes * i, from.q[i]);
+  CP_INLINE void store_values(const i32x16 (&q)[4], uint8_t* to) {
+    for (int i = 0; i < 4; ++i) store_pairs((int16_t*)to + kLanes * i, q[i]);
   }
 
   // acc [R][C] += the products of `count` of k with C halves of a panel from w on.
@@ -125,45 +126,89 @@ CP_INLINE void store_bytes(uint8_t* to, i32x16 a, i32x16 b) {
 }
 
 // q [64] s8.
-CP_INLINE void store_group_bytes(const QuantizedGroup& from, uint8_t* to) {
-  for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, from.q[i], from.q[i + 1]);
+CP_INLINE void store_group_bytes(const i32x16 (&q)[4], uint8_t* to) {
+  for (int i = 0; i < 4; i += 2) store_bytes(to + kLanes * i, q[i], q[i + 1]);
 }
+
+// Four k of 16 C columns of a panel of four bits, unpacked.
+struct UnpackedNibbles {
+  static constexpr int kStepBytes = kInt8StepBytes;
+  template <int C>
+  CP_INLINE void take(const uint8_t* w, i32x16 (&to)[C]) {
+    unrolled<C>([&](auto c) CP_LAMBDA { to[c.value] = load((const int32_t*)(w + 64 * c.value)); });
+  }
+};
+
+// The same from the panel as it is packed, from the half `kFirst` on.
+template <int kFirst>
+struct PackedNibbles {
+  static constexpr int kStepBytes = kInt8StepBytes / 2;
+  template <int C>
+  CP_INLINE void take(const uint8_t* w, i32x16 (&to)[C]) {
+    const i32x16 both = load((const int32_t*)w);
+    unrolled<C>([&](auto c) CP_LAMBDA {
+      i32x16 half = both;
+      if (kFirst + c.value == 1) CP_PARTS(half.v[p] = both.v[p] >> 4);
+      to[c.value] = half & broadcast_i32(0x0f0f0f0f);
+    });
+  }
+};
 
 // Of weights below 16, by products of bytes: two of them make at most 2 * 15 * 127, of which s16 holds eight.
 // q [R][64] s8.
 struct NibbleProducts {
   static constexpr int kValueBytes = kGroup;
   static constexpr bool kKeepsOffset = true;
+  static constexpr bool kTakesPacked = true;
 
-  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) { store_group_bytes(from, to); }
+  CP_INLINE void store_values(const i32x16 (&q)[4], uint8_t* to) { store_group_bytes(q, to); }
 
   template <int R, int C>
   CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch&, int) {
-    for (int k = 0; k < count; k += 4 * kWords, w += kWords * kInt8StepBytes, q += 4 * kWords) {
+    add_of<UnpackedNibbles>(acc, w, q, count);
+  }
+
+  // The same with numbers as they are packed, of the halves from `kFirst` on.
+  template <int kFirst, int R, int C>
+  CP_INLINE void add_packed(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count) {
+    add_of<PackedNibbles<kFirst>>(acc, w, q, count);
+  }
+
+ private:
+  static constexpr int kWords = 8, kInlineSums = 4;
+
+  template <class Weights, int R, int C>
+  CP_INLINE void add_of(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count) {
+    for (int k = 0; k < count; k += 4 * kWords, w += kWords * Weights::kStepBytes, q += 4 * kWords) {
       i32x16 sums[R][C];
-      sum_words(w, q, sums);
+      if constexpr (R * C <= kInlineSums) {
+        unrolled<R * C>([&](auto i) CP_LAMBDA { sums[i.value / C][i.value % C] = broadcast_i32(0); });
+        unrolled<kWords>([&](auto i) CP_LAMBDA { add_word<Weights>(sums, w + Weights::kStepBytes * i.value, q + 4 * i.value); });
+      } else {
+        sum_words<Weights>(w, q, sums);
+      }
       unrolled<R * C>([&](auto i) CP_LAMBDA {
         add_products(acc[i.value / C][i.value % C], sums[i.value / C][i.value % C], broadcast_i32(0x00010001));
       });
     }
   }
 
- private:
-  static constexpr int kWords = 8;
+  template <class Weights, int R, int C>
+  CP_INLINE void add_word(i32x16 (&sums)[R][C], const uint8_t* w, const uint8_t* q) {
+    i32x16 weights[C];
+    Weights::take(w, weights);
+    unrolled<R>([&](auto r) CP_LAMBDA {
+      const i32x16 v = broadcast_word(q + kValueBytes * r.value);
+      unrolled<C>([&](auto c) CP_LAMBDA { add_bytes(sums[r.value][c.value], weights[c.value], v); });
+    });
+  }
 
   // Not inlined: what its caller has in registers would take them from the sums.
-  template <int R, int C>
+  template <class Weights, int R, int C>
   __attribute__((noinline)) static void sum_words(const uint8_t* w, const uint8_t* q, i32x16 (&to)[R][C]) {
     i32x16 sums[R][C] = {};
 #pragma GCC unroll 1
-    for (int i = 0; i < kWords; ++i, w += kInt8StepBytes, q += 4) {
-      i32x16 weights[C];
-      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = load((const int32_t*)(w + 64 * c.value)); });
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const i32x16 v = broadcast_word(q + kValueBytes * r.value);
-        unrolled<C>([&](auto c) CP_LAMBDA { add_bytes(sums[r.value][c.value], weights[c.value], v); });
-      });
-    }
+    for (int i = 0; i < kWords; ++i, w += Weights::kStepBytes, q += 4) add_word<Weights>(sums, w, q);
     unrolled<R * C>([&](auto i) CP_LAMBDA { to[i.value / C][i.value % C] = sums[i.value / C][i.value % C]; });
   }
 
@@ -182,8 +227,9 @@ using FourBitProducts = PairProducts;
 struct VnniProducts {
   static constexpr int kValueBytes = kGroup;
   static constexpr bool kKeepsOffset = true;
+  static constexpr bool kTakesPacked = false;
 
-  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) { store_group_bytes(from, to); }
+  CP_INLINE void store_values(const i32x16 (&q)[4], uint8_t* to) { store_group_bytes(q, to); }
 
   template <int R, int C>
   CP_INLINE void add(i32x16 (&acc)[R][C], const uint8_t* w, const uint8_t* q, int count, Fetch& ahead, int step) {
@@ -211,11 +257,11 @@ constexpr int kInt8RowGroup = 4 + 4 + Products::kValueBytes;
 
 // Puts one row's group among the `rows` of a block's group.
 template <class Products>
-CP_INLINE void store_int8_group(const QuantizedGroup& from, int row, int rows, uint8_t* group) {
-  const int32_t correction = Products::kKeepsOffset ? correction_of(sum_of<1>(from, 0)) : 0;
+CP_INLINE void store_int8_group(const QuantizedGroup<1>& from, int row, int rows, uint8_t* group) {
+  const int32_t correction = Products::kKeepsOffset ? correction_of(sum_of(from, 0)) : 0;
   memcpy(group + 4 * row, &correction, 4);
-  memcpy(group + 4 * (rows + row), &from.scale, 4);
-  Products::store_values(from, group + 8 * rows + Products::kValueBytes * row);
+  memcpy(group + 4 * (rows + row), from.scale, 4);
+  Products::store_values(from.q, group + 8 * rows + Products::kValueBytes * row);
 }
 
 template <class Products>
@@ -223,7 +269,7 @@ static void prepare_int8(const float* x, int k, int row, int rows, void* block) 
   float padded[kGroup];
   uint8_t* group = (uint8_t*)block;
   for (int g = 0; g * kGroup < k; ++g, group += rows * kInt8RowGroup<Products>) {
-    store_int8_group<Products>(quantize_group(group_of(x, k, g, padded)), row, rows, group);
+    store_int8_group<Products>(quantize_group<1>(group_of(x, k, g, padded)), row, rows, group);
   }
 }
 

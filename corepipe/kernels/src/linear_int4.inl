@@ -2,8 +2,9 @@
 //
 // A panel has for each 64 of k: scales [parts][32] fp16, offsets alike where there are any, and [16][16][4] bytes, of
 // which the lower four bits are of columns 0-15 and the upper four of columns 16-31.  A group of 64 is unpacked to the
-// numbers as int8 has its own, [16][32][4], so that the same products take them.  A block has for each group of 64:
-// [parts][R] what the sums of a row's q are for, scale [R] f32, and q as the ISA has them.
+// numbers as int8 has its own, [16][32][4], so that the same products take them.  A row has groups of the same size. A
+// block has for each 64 of k: [parts][R] what the sums of a row's q are for, scales [parts][R] f32, and q as the ISA
+// has them.
 //
 // For each group of weights, in order of k: t = scale * (product - 8 * sum) where there are no offsets, else
 // t = fma(offset, sum, scale * product); total = fma(t, scale of x, total).  The products and sums are whole numbers
@@ -23,7 +24,7 @@ constexpr int32_t kWholeBits = 0x4b400000;
 
 template <int kParts, bool kOffsets>
 struct Int4Layout {
-  static constexpr int parts = kParts;      // groups of weights in one of activations
+  static constexpr int parts = kParts;       // groups in 64 of k
   static constexpr int k = kGroup / kParts;  // elements of each
   static constexpr bool offsets = kOffsets;
   static constexpr int numbers = kParts * kPanel;  // scales, or offsets
@@ -31,8 +32,10 @@ struct Int4Layout {
   static constexpr int packed_bytes = scale_bytes + kPanel * kGroup / 2;
 
   // Of a row in a block's group; where its values begin.
-  static constexpr int row_group(int value_bytes) { return 4 * kParts + 4 + value_bytes; }
-  static constexpr int values_at(int rows) { return rows * (4 * kParts + 4); }
+  static constexpr int row_group(int value_bytes) { return 8 * kParts + value_bytes; }
+  static constexpr int sum_at(int rows, int row, int part) { return 4 * (rows * part + row); }
+  static constexpr int scale_at(int rows, int row, int part) { return 4 * (rows * (kParts + part) + row); }
+  static constexpr int values_at(int rows) { return rows * 8 * kParts; }
 };
 
 // A panel's 64 of k, unpacked.

@@ -76,9 +76,9 @@ CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R]
       const __m512 more = _mm512_castsi512_ps(acc[r.value][c.value]);  // than the product, by kWhole
       __m512 t = _mm512_fmadd_ps(more, scale, less_whole);
       if (Layout::offsets) {
-        t = _mm512_fmadd_ps(scales.offset(part, c.value), broadcast_float(x + 4 * (R * part + r.value)), t);
+        t = _mm512_fmadd_ps(scales.offset(part, c.value), broadcast_float(x + Layout::sum_at(R, r.value, part)), t);
       }
-      const __m512 scale_x = broadcast_float(x + 4 * (R * Layout::parts + r.value));
+      const __m512 scale_x = broadcast_float(x + Layout::scale_at(R, r.value, part));
       const __m512 before = Totals<R, kInRegisters>::get(totals, r.value, c.value);
       Totals<R, kInRegisters>::put(totals, r.value, c.value, _mm512_fmadd_ps(t, scale_x, before));
     });
@@ -88,7 +88,7 @@ CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R]
 // acc [R][2] = where the products of a part start.
 template <class Layout, int R>
 CP_INLINE void start_part(__m512i (&acc)[R][2], const uint8_t* x, int part) {
-  if (!Layout::offsets) return start_from(acc, x + 4 * R * part);
+  if (!Layout::offsets) return start_from(acc, x + Layout::sum_at(R, 0, part));
   unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = _mm512_set1_epi32(kWholeBits); });
 }
 
@@ -173,7 +173,7 @@ static void multiply_int4(int rows, const void* panel, const void* block, int gr
 // As InterleavedRow.
 template <class Layout>
 struct Int4Row {
-  static constexpr int sums = Layout::parts;
+  static constexpr int parts = Layout::parts;
   uint8_t* block;
   int row, rows;
 
@@ -181,11 +181,11 @@ struct Int4Row {
   CP_INLINE int8_t* q(const Int4Row& to, int g) {
     return (int8_t*)group(to, g) + Layout::values_at(to.rows) + kGroup * to.row;
   }
-  CP_INLINE void put_scale(const Int4Row& to, int g, float scale) {
-    memcpy(group(to, g) + 4 * (to.rows * Layout::parts + to.row), &scale, 4);
+  CP_INLINE void put_scale(const Int4Row& to, int g, int part, float scale) {
+    memcpy(group(to, g) + Layout::scale_at(to.rows, to.row, part), &scale, 4);
   }
   CP_INLINE void put_sum(const Int4Row& to, int g, int part, int32_t sum) {
-    put_part_sum<Layout>(group(to, g) + 4 * (to.rows * part + to.row), sum);
+    put_part_sum<Layout>(group(to, g) + Layout::sum_at(to.rows, to.row, part), sum);
   }
 };
 

@@ -45,9 +45,10 @@ template <class Dot>
 struct DotProducts {
   static constexpr int kValueBytes = kGroup;
   static constexpr bool kKeepsOffset = Dot::kKeepsOffset;
+  static constexpr bool kTakesPacked = false;
 
-  CP_INLINE void store_values(const QuantizedGroup& from, uint8_t* to) {
-    for (int i = 0; i < 4; ++i) store_low_bytes((int8_t*)to + kLanes * i, from.q[i]);
+  CP_INLINE void store_values(const i32x16 (&q)[4], uint8_t* to) {
+    for (int i = 0; i < 4; ++i) store_low_bytes((int8_t*)to + kLanes * i, q[i]);
   }
 
   template <int R, int C>
@@ -93,10 +94,10 @@ struct MatrixBlock {
   static void next(MatrixBlock& block) { block.group += block.rows * kMatrixRowGroup; }
 };
 
-static void store_matrix_group(const QuantizedGroup& from, int row, const MatrixBlock& block) {
-  const int32_t correction = correction_of(sum_of<1>(from, 0));
+static void store_matrix_group(const QuantizedGroup<1>& from, int row, const MatrixBlock& block) {
+  const int32_t correction = correction_of(sum_of(from, 0));
   memcpy(block.group + 4 * row, &correction, 4);
-  memcpy(block.group + 4 * (block.rows + row), &from.scale, 4);
+  memcpy(block.group + 4 * (block.rows + row), from.scale, 4);
   int8_t q[kGroup];
   for (int i = 0; i < 4; ++i) store_low_bytes(q + kLanes * i, from.q[i]);
   uint8_t* to = block.group + 8 * block.rows + 2 * kGroup * (row / 2) + 8 * (row % 2);
@@ -107,7 +108,7 @@ static void prepare_matrices(const float* x, int k, int row, int rows, void* blo
   float padded[kGroup];
   MatrixBlock to = MatrixBlock::of(block, rows);
   for (int g = 0; g * kGroup < k; ++g, MatrixBlock::next(to)) {
-    store_matrix_group(quantize_group(group_of(x, k, g, padded)), row, to);
+    store_matrix_group(quantize_group<1>(group_of(x, k, g, padded)), row, to);
   }
 }
 
