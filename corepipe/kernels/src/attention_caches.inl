@@ -179,5 +179,13 @@ struct WideBf16Cache : Fp32Cache {
   CP_INLINE void store_row(float* out, f32x16 x) { store(out, round_bf16(x)); }
 };
 
+// The same of a cache that keeps bf16: a block of it is widened for the rows that are about to meet it.
+struct WidenedBf16Cache : WideBf16Cache {};
+
+template <class Cache>
+constexpr bool kWidensBlocks = false;
+template <>
+constexpr bool kWidensBlocks<WidenedBf16Cache> = true;
+
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -338,10 +338,18 @@ CP_INLINE size_t query_bytes(const AttentionCall& call, size_t n) {
   return aligned((n + kKeyGroup) * call.cache.width * sizeof(float));
 }
 
-// For a block of keys and values of int8, widened, and for values that are made of keys.
+// Are blocks of a kept cache widened for many rows?  From some rows on that costs less than widening at every product.
+CP_INLINE bool may_widen(const AttentionCall& call) {
+  return kWidens && !call.wide && !call.cache.fp32 && !call.cache.int8 && call.cache.shared == 0;
+}
+
+constexpr int kWidenedRows = 2 * WidenedBf16Cache::kRows;
+
+// For a block of keys and values, widened, and for values that are made of keys.
 CP_INLINE size_t room_bytes(const AttentionCall& call) {
-  const size_t element = call.cache.fp32 ? sizeof(float) : sizeof(uint16_t);
-  return call.cache.int8 || call.cache.shared > 0 ? 2 * kKeyBlock * call.cache.width * element : 0;
+  const bool widened = call.cache.int8 || call.cache.shared > 0 || may_widen(call);
+  const size_t element = call.cache.fp32 || may_widen(call) ? sizeof(float) : sizeof(uint16_t);
+  return widened ? 2 * kKeyBlock * call.cache.width * element : 0;
 }
 
 static size_t scratch_bytes(const AttentionCall& call, int rows) {
@@ -400,6 +408,8 @@ static void attend(const AttentionCall& call, const AttentionItem& item, const A
     attend_kept<Fp32Cache>(call, item, next, scratch);
   } else if (item.rows * call.group == 1) {
     attend_kept<Bf16Cache>(call, item, next, scratch);
+  } else if (may_widen(call) && item.rows * call.group >= kWidenedRows) {
+    if constexpr (kWidens) attend_as<WidenedBf16Cache>(call, item, next, scratch);
   } else {
     attend_kept<Rows>(call, item, next, scratch);
   }

@@ -54,7 +54,32 @@ CP_INLINE const char* group_at(const AttentionCall& call, int sequence, int head
   return cache.base + head * cache.head_stride + index * cache.group_bytes;
 }
 
-// room: for what a cache of int8 has, widened, where it is not read in place, and for the values of latents.
+// n pairs of bf16 numbers, runs of 16 of them: a run's first numbers at `first`, its second ones at `second`, and the next
+// run's `step` on.
+CP_INLINE void widen_pairs(const char* pairs, int n, float* first, float* second, int step) {
+  for (int i = 0; i < n; i += kLanes, pairs += 4 * kLanes, first += step, second += step) {
+    const i32x16 words = load((const int32_t*)pairs);
+    i32x16 low;
+    CP_PARTS(low.v[p] = words.v[p] << 16);
+    store(first, as_f32(low));
+    store(second, as_f32(words & broadcast_i32((int32_t)0xffff0000u)));
+  }
+}
+
+// A group's keys [width / 2][16][2] as [width][16], its values [8][width][2] as [16][width].
+CP_INLINE const char* widen_keys(const char* keys, int width, float* out) {
+  widen_pairs(keys, kKeyGroup * width / 2, out, out + kKeyGroup, 2 * kKeyGroup);
+  return (const char*)out;
+}
+
+CP_INLINE const char* widen_values(const char* values, int width, float* out) {
+  for (int key = 0; key < kKeyGroup; key += 2, values += 4 * width) {
+    widen_pairs(values, width, out + key * width, out + (key + 1) * width, kLanes);
+  }
+  return (const char*)out;
+}
+
+// room: for what a cache of int8 or bf16 has, widened, where it is not read in place, and for the values of latents.
 template <class Cache>
 CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, Span groups,
                              typename Cache::Element* room) {
@@ -79,7 +104,11 @@ CP_INLINE KeyBlock key_block(const AttentionCall& call, int sequence, int head, 
         if (!latents) values = widen_bytes(values, elements, room + (2 * g + 1) * elements);
       }
     }
-    if constexpr (!kInPlace<Cache>) {
+    if constexpr (kWidensBlocks<Cache>) {
+      float* wide = room + 2 * g * kKeyGroup * call.cache.width;
+      group = widen_keys(group, call.cache.width, wide);
+      values = widen_values(values, call.cache.width, wide + kKeyGroup * call.cache.width);
+    } else if constexpr (!kInPlace<Cache>) {
       if (latents) values = turn_keys(group, call.cache.shared, room + (2 * g + 1) * kKeyGroup * call.cache.width);
     }
     if (call.values_in_place) {

@@ -151,9 +151,10 @@ constexpr LinearKernels int4_kernels() {
   using Layout = Int4Layout<kGroup / kWeightGroup, kOffsets != Offsets::none>;
   constexpr bool kZeros = kOffsets == Offsets::zeros;
   constexpr int kRowGroup = Layout::row_group(Products::kValueBytes);
+  constexpr int kFewBlocks = Products::kTakesPacked ? 3 : 1;
   return {
       {kInt8BlockRows, kRowGroup, prepare_int4<Products, Layout>, multiply_int4<Products, Layout, kZeros, true, kInt8BlockRows>},
-      kInt8BlockRows + 1,
+      kFewBlocks * kInt8BlockRows + 1,
       {kInt8BlockRows, kRowGroup, prepare_int4<Products, Layout>, multiply_int4<Products, Layout, kZeros, false, kInt8BlockRows>, nullptr, 1,
        sizeof(Int4Group<Layout>), unpack_int4<Layout, kZeros>},
   };
