@@ -2,8 +2,9 @@
 
     python benchmarks/memory.py [MODEL] [--dtype int8] [--streams 32] [--starts 5]
 
-Summed PSS of the server and its engine, in MB (a million bytes), after the start and at its most while so
-many streams answer, and over the bytes of the packed weights.  Nobody else may serve the model meanwhile:
+Summed PSS of the server and its engine, in MB (a million bytes), after the start, at its most while so many
+streams answer, and while as many more do, when the blocks of the former are kept for their prefixes; and over the
+bytes of the packed weights.  Nobody else may serve the model meanwhile:
 what is shared counts for each by half.  And the seconds from the command to the first answer of /health that
 it is ready, with weights packed and modules compiled, as from the second start on.
 """
@@ -107,15 +108,15 @@ def main() -> None:
     del seconds[0]
     with started(args.model, args.dtype) as (server, url, _):
         idle = pss(server)
-        work = Work(prompt=128, output=64, streams=args.streams, requests=2 * args.streams)
-        busy = asyncio.run(most(server, url, work, vocabulary))
+        work = Work(prompt=128, output=64, streams=args.streams, requests=args.streams)
+        busy, later = (asyncio.run(most(server, url, work, vocabulary)) for _ in range(2))
     print(
         f"ready after {statistics.median(seconds):.2f} s, median of {args.starts} (best {min(seconds):.2f})"
     )
     print(f"packed weights {weights:.0f} MB; PSS of the processes in MB:")
-    for name, found in (("idle", idle), (f"{args.streams} streams", busy)):
+    for name, found in (("idle", idle), (f"{args.streams} streams", busy), ("as many more", later)):
         each = " + ".join(f"{one:.0f}" for one in found)
-        print(f"{name:>10} {sum(found):.0f} ({each}), x {sum(found) / weights:.2f} of the weights")
+        print(f"{name:>12} {sum(found):.0f} ({each}), x {sum(found) / weights:.2f} of the weights")
 
 
 if __name__ == "__main__":
