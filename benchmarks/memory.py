@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [MODEL] [--dtype int8] [--streams 32] [--starts 5]
 
-Summed PSS of the server and its engine, in MB (a million bytes), after the start, at its most while so many
-streams answer, and while as many more do, when the blocks of the former are kept for their prefixes; and over the
-bytes of the packed weights.  Nobody else may serve the model meanwhile:
+Summed PSS of the server and its engine, in MB (a million bytes), after the start, at its most while so
+many streams answer, and while as many more do, when the blocks of the former are kept for their prefixes;
+and over the bytes of the packed weights.  Nobody else may serve the model meanwhile:
 what is shared counts for each by half.  And the seconds from the command to the first answer of /health that
 it is ready, with weights packed and modules compiled, as from the second start on.
 """

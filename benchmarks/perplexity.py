@@ -3,9 +3,9 @@
     llama-perplexity -m MODEL.gguf -f TEXT -c 512 --kl-divergence-base LOGITS
     python benchmarks/perplexity.py MODEL.gguf --logits LOGITS [--format fp32,bf16,int4-weights]
 
-LOGITS has the tokens too: windows, of each of which the second half counts.  Of each format the perplexity and
-how far it is from llama.cpp's and from the first format's, with the standard error of that from the differences
-of the tokens' losses.  For a model whose tokenizer puts no token before a text.
+LOGITS has the tokens too: windows, of each of which the second half counts.  Of each format the perplexity
+and how far it is from llama.cpp's and from the first format's, with the standard error of that from the
+differences of the tokens' losses.  For a model whose tokenizer puts no token before a text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Peer(NamedTuple):
 
 
 def read_logits(path: Path) -> Peer:
-    """What llama-perplexity saved: a header and the tokens, then for each that counts two fp32, a scale and the
-    least logarithm of a probability, and the logarithms over the vocabulary as multiples of that scale, u16
-    (llama.cpp, tools/perplexity/perplexity.cpp).  Raises SystemExit for another file."""
+    """What llama-perplexity saved: a header and the tokens, then for each that counts two fp32, a scale and
+    the least logarithm of a probability, and the logarithms over the vocabulary as multiples of that scale,
+    u16 (llama.cpp, tools/perplexity/perplexity.cpp).  Raises SystemExit for another file."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise SystemExit(f"{path}: not what llama-perplexity --kl-divergence-base writes")
@@ -47,7 +47,8 @@ def read_logits(path: Path) -> Peer:
     words, first = 4 + 2 * ((vocabulary + 1) // 2), length // 2
     counted = length - 1 - first
     saved = np.memmap(path, np.uint16, "r", start, (windows, counted, words))
-    scale, least = np.moveaxis(np.ascontiguousarray(saved[:, :, :4]).view(np.float32), -1, 0).astype(np.float64)
+    heads = np.ascontiguousarray(saved[:, :, :4]).view(np.float32).astype(np.float64)
+    scale, least = heads[:, :, 0], heads[:, :, 1]
     wanted = np.take_along_axis(saved[:, :, 4:], tokens[:, first + 1 :, None].astype(np.intp), axis=-1)
     return Peer(tokens, -(least + scale * wanted[:, :, 0]))
 
