@@ -92,7 +92,7 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
   }
 }
 
-// Where a row of a block has its int8 values, and for each of `parts` parts of group g a scale, and what their sum is for.
+// Where a row of a block has its int8 values, and for each of `parts` parts of group g a scale and what its sum is for.
 struct InterleavedRow {
   static constexpr int parts = 1;
   uint8_t* block;
