@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from corepipe.models import registry
 from tests.parity import encoder_cases
@@ -28,9 +30,23 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor:
     assert verdict.good, verdict
 
 
+def test_a_text_among_others_is_that_of_its_own_family(tmp_path: Path) -> None:
+    """As what sees images has it: its config in a section, its tensors behind a prefix."""
+    expected = answers.load("llama4_text")
+    folder = expected.write(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama4", "text_config": config}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"language_model.{name}": x for name, x in tensors.items()}, folder / "model.safetensors")
+    evaluator = Evaluator(registry.load(folder), "fp32", len(expected.prompt), "native")
+    verdict = answers.judge(evaluator.logits(expected.prompt), expected)
+    evaluator.close()
+    assert verdict.good, verdict
+
+
 def test_every_computed_family_is_compared() -> None:
-    """Encoders by tests/test_encoder_families.py."""
-    decoders = {answers.load(name).model_type for name in MODELS}
+    """Encoders by tests/test_encoder_families.py, a text among others above."""
+    decoders = {answers.load(name).model_type for name in MODELS} | {"llama4"}
     encoders = {case.prefix.lower() for case in encoder_cases.CASES}
     others = set(registry.computed_families()) - decoders
     assert decoders <= set(registry.computed_families())
