@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from kv_cache import losses, pair  # the scripts beside this one
+from kv_cache import CHUNK, losses, pair  # the scripts beside this one
 from step import BLOCK
 
 from corepipe.models import hub, registry
@@ -69,6 +69,8 @@ def main() -> None:
     args = parser.parse_args()
     peer = read_logits(args.logits)
     length = peer.tokens.shape[1]
+    if length % CHUNK:
+        raise SystemExit(f"{args.logits}: windows of {length}: take a multiple of {CHUNK} for -c")
     model = registry.load(hub.resolve(args.model))
     print(f"{'llama.cpp':<13} {np.exp(peer.losses.mean()):.4f}   {peer.losses.size} tokens")
     first: F64 | None = None

@@ -125,8 +125,8 @@ def speed_of(server: Server, work: Work, vocabulary: range) -> float:
     with server.turn():
         try:
             return asyncio.run(speed(server.url, server.model, work, vocabulary))
-        except (RuntimeError, aiohttp.ClientError) as error:
-            print(f"{server.name}: {error}", file=sys.stderr)
+        except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
+            print(f"{server.name}: {error!r}", file=sys.stderr)
             return math.nan
 
 
