@@ -14,6 +14,7 @@ from corepipe.neuron.graph import FORMATS, DType
 from corepipe.serving.api.port_router import Port
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Progress, Ready
+from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
 
@@ -80,9 +81,16 @@ class Loading:
 class AnnouncedClient(ProcessClient):
     """An engine here, and what is said of it."""
 
-    def __init__(self, config: EngineConfig, said: Announcement, queue_seconds: float | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        said: Announcement,
+        queue_seconds: float | None,
+        process: EngineProcess | None = None,
+    ) -> None:
+        """`process`: of the first engine, where it has been made."""
         whose = f"the engine of {said.name}" if said.names else "the engine"
-        super().__init__(config, queue_seconds=queue_seconds, called=whose)
+        super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
         self._loading = Loading(config, said)
         self.notes = self._loading.notes
         self._path = config.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ import uvloop
 
 from corepipe import __version__
 from corepipe.cli.announce import AnnouncedClient, Announcement
-from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.ports import open_ports, tell_of_faults, urls_of
+from corepipe.cli.common import errors
+from corepipe.cli.ports import tell_of_faults, urls_of
+from corepipe.cli.starting import Found, Starting
 from corepipe.errors import UserError
-from corepipe.models import cache, hub, registry
-from corepipe.models.checkpoints import integrity
+from corepipe.models import cache, registry
 from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
@@ -30,39 +30,32 @@ from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
 from corepipe.serving.engine.device_plan import graph_of
-from corepipe.serving.engine.draft_host import draft_path, load_draft, with_draft_here
+from corepipe.serving.engine.draft_host import draft_path, load_draft
 from corepipe.serving.engine.draft_plan import draft_graph
 from corepipe.serving.engine.host_limits import host_cpus, host_memory
 from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
-from corepipe.serving.supervision.child import EngineError
+from corepipe.serving.supervision.engine_process import EngineError
 
 if TYPE_CHECKING:
     from corepipe.cli.fleet_client import AnnouncedFleet
 
 
-def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+def launch(start: Starting) -> None:
     """Serves until a signal: each of these models, at the port and with the keys and limits of the first.
 
-    Raises UserError for what cannot be served, Exit where an engine dies loading.  Listens first, so that a
-    port in use is known at once; the engines load behind the open port.
+    Raises UserError for what cannot be served, Exit where an engine dies loading.  The engines load behind
+    the open port.
     """
-    _, server = asked[0]
-    if server.fleet is not None and len(asked) > 1:
-        raise UserError("--also: a fleet serves one model", "also")
-    if server.fleet is not None and asked[0][0].kv_events_config is not None:
-        message = "--kv-events-config: of a fleet's engines each would tell of its own cache alone"
-        raise UserError(message, "kv_events_config")
-    listeners = open_ports(server)
+    server, listeners = start.found[0].server, list(start.listeners)
     deck = None if server.record is None and server.replay is None else Deck(server)
-    found = [_Found.of(engine, own) for engine, own in asked]
     urls = urls_of(listeners, server)
-    models = Models([_service(one, urls, found) for one in _with_shares(found)])
+    models = Models([_service(one, urls, start.found) for one in _with_shares(start.found)])
     app = create_app_of(models, server, deck)
     tell_of_faults(server)
     _tell_of_cassettes(server, deck)
     try:
         with ExitStack() as stack:
-            for one in found:
+            for one in start.found:
                 stack.enter_context(cache.in_use(one.path))
                 if (draft := draft_path(one.resolved)) is not None:
                     stack.enter_context(cache.in_use(draft))
@@ -72,50 +65,23 @@ def launch(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
         raise typer.Exit(1) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A model that is here.  engine: as it was asked for; resolved: with its path, and its share."""
-
-    path: Path
-    tokenizer: Tokenizer
-    engine: EngineConfig
-    resolved: EngineConfig
-    server: ServerConfig
-
-    @classmethod
-    def of(cls, engine: EngineConfig, server: ServerConfig) -> _Found:
-        """Fetched if need be.  Raises UserError."""
-        with progress_bar(errors()) as report:
-            path = hub.resolve(engine.model, report)
-            here = with_draft_here(engine, report)
-            if server.verify:
-                integrity.verify(path, report)
-                if (draft := draft_path(here)) is not None:
-                    integrity.verify(draft, report)
-        resolved = here.model_copy(update={"model": str(path)})
-        return cls(path, _tokenizer(path, server), engine, resolved, server)
-
-    @property
-    def name(self) -> str:
-        return self.server.served_model_names[0]
-
-    def with_share(self, resolved: EngineConfig) -> _Found:
-        """As the engine is to run it; what is told of it knows its cores, too."""
-        cores = {"first_core": resolved.first_core, "cores": resolved.cores}
-        return replace(self, engine=self.engine.model_copy(update=cores), resolved=resolved)
-
-
-def _with_shares(found: Sequence[_Found]) -> list[_Found]:
+def _with_shares(found: Sequence[Found]) -> list[Found]:
     """Where there are several: each with its part of the device and of the host.  Raises UserError."""
     if len(found) == 1:
         return list(found)
     models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
     configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
     check_weights({one.name: _weights_size(one) for one in found}, host_memory())
-    return [one.with_share(config) for one, config in zip(found, configs, strict=True)]
+    return [_with_share(one, config) for one, config in zip(found, configs, strict=True)]
 
 
-def _weights_size(one: _Found) -> int:
+def _with_share(one: Found, resolved: EngineConfig) -> Found:
+    """As the engine is to run it; what is told of it knows its cores, too."""
+    cores = {"first_core": resolved.first_core, "cores": resolved.cores}
+    return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
+
+
+def _weights_size(one: Found) -> int:
     """Bytes of host memory that its weights take."""
     model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
     graph = graph_of(config, model, model.task(config.task))
@@ -124,19 +90,19 @@ def _weights_size(one: _Found) -> int:
     return weights_size(graph) + beside
 
 
-def _timed(one: _Found) -> registry.Architecture:
+def _timed(one: Found) -> registry.Architecture:
     timed = one.resolved.timing_model
     return registry.load(one.path) if timed is None else timing_model(timed)
 
 
-def _service(one: _Found, urls: Mapping[Port, str], found: Sequence[_Found]) -> Service:
+def _service(one: Found, urls: Mapping[Port, str], found: Sequence[Found]) -> Service:
     """Its engine, which is yet to start, and its text."""
     names = [each.name for each in found] if len(found) > 1 else []
-    client = _client(one, Announcement(one.name, names, urls))
-    tokenizer, template = one.tokenizer, one.server.chat_template
+    model, template = registry.load(one.path), one.server.chat_template
+    tokenizer = _tokenizer(one.path, model, tried=template is None)
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
-    task = registry.load(one.path).task(one.engine.task)
+    client, task = _client(one, Announcement(one.name, names, urls)), model.task(one.engine.task)
     service = Service(client, tokenizer, one.engine, one.server, __version__, task)
     service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     if task.task is Task.GENERATE:
@@ -144,13 +110,12 @@ def _service(one: _Found, urls: Mapping[Port, str], found: Sequence[_Found]) -> 
     return service
 
 
-def _tokenizer(path: Path, server: ServerConfig) -> Tokenizer:
-    """The tokenizer of the model at `path`, tried; its chat template, too, unless another one is given."""
-    model = registry.load(path)
+def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
+    """The tokenizer of the model at `path`, which is tried; its chat template, too, where that is `tried`."""
     if path.is_dir():
         try_tokenizer(path)
     tokenizer = model.tokenizer()
-    if server.chat_template is None:
+    if tried:
         try:
             tokenizer.check_chat_template()
         except UserError as error:
@@ -166,11 +131,11 @@ def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
         errors().print(f"recording into {folder}", markup=False)
 
 
-def _client(one: _Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
+def _client(one: Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
     """Its engine here, or its engines on hosts of a fleet.  Raises UserError."""
     server = one.server
     if server.fleet is None:
-        return AnnouncedClient(one.resolved, said, server.max_queue_seconds)
+        return AnnouncedClient(one.resolved, said, server.max_queue_seconds, one.process)
     from corepipe.cli.fleet_client import AnnouncedFleet  # noqa: PLC0415 -- who has no fleet does without
 
     return AnnouncedFleet.of(one.engine, one.path, said, server)

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from corepipe.cli.common import errors
-from corepipe.serving.api.app import listen_all
 from corepipe.serving.api.connection_limit import make_room, too_few_files
-from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.listeners import check_bind, listen_all
 from corepipe.serving.api.port_router import Port, open_at
 from corepipe.serving.api.tls import tls_certificate
 from corepipe.serving.config import ServerConfig

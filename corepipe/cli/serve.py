@@ -105,9 +105,14 @@ def serve(
 
         answer_again(engine, server)
     else:
-        from corepipe.cli.launch import launch  # noqa: PLC0415
+        from corepipe.cli.starting import check_fleet, starting  # noqa: PLC0415
 
-        launch([(engine, server), *others])
+        asked = [(engine, server), *others]
+        check_fleet(asked)
+        with starting(asked) as start:
+            from corepipe.cli.launch import launch  # noqa: PLC0415 -- half of the time of a start
+
+            launch(start)
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, object]:

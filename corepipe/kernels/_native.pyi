@@ -269,7 +269,7 @@ class Program:
 class Pool:
     """The threads of the process, and the queue of batches.  Batches run one after the other."""
 
-    def __init__(self, threads: int, beats: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(self, threads: int, beats: npt.NDArray[np.int64] | memoryview | None = None) -> None:
         """beats [1]: grows while a batch gets on, at each part of an Op; another process may read it."""
     threads: int
     def close(self) -> None: ...

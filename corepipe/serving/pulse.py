@@ -10,25 +10,22 @@ import mmap
 import os
 import tempfile
 
-import numpy as np
-import numpy.typing as npt
-
-Counter = npt.NDArray[np.int64]
-"""One number, [1]."""
+Counter = memoryview
+"""Of one int64, [1]."""
 
 BEAT_SECONDS = 0.25
 """The longest that an engine without work goes without a beat."""
 
 _BYTES = 4096
 _LOOP, _NATIVE = 0, 8
-"""Places of the counters: cache lines of their own."""
+"""Places of the counters, in int64: cache lines of their own."""
 
 
 class Pulse:
     """One end of the memory behind the file descriptor `fd`, which stays the caller's."""
 
     def __init__(self, fd: int) -> None:
-        self._counts = np.frombuffer(mmap.mmap(fd, _BYTES), np.int64)
+        self._counts = memoryview(mmap.mmap(fd, _BYTES)).cast("q")
         self.native: Counter = self._counts[_NATIVE : _NATIVE + 1]
 
     def beat(self) -> None:
@@ -37,7 +34,7 @@ class Pulse:
 
     def read(self) -> int:
         """A number that changes as long as the engine gets on."""
-        return int(self._counts[_LOOP] + self._counts[_NATIVE])
+        return self._counts[_LOOP] + self._counts[_NATIVE]
 
 
 def make_pulse() -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.cli.settings import SETTINGS
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
-from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.listeners import check_bind
 from corepipe.serving.api.routes.route import Audience
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import EngineConfig, KVEventsConfig, ServerConfig

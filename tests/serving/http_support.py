@@ -18,9 +18,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from corepipe.models.tasks import TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving import grammar_checker
-from corepipe.serving.api.app import create_app, listen_all, make_server
+from corepipe.serving.api.app import create_app, make_server
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.api.listeners import listen_all
 from corepipe.serving.api.routes.service import GENERATES
 from corepipe.serving.config import EngineConfig, ServerConfig
 from corepipe.serving.messages import (

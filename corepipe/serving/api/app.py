@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import ssl
@@ -16,11 +15,9 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
 import uvicorn
 import uvloop
 from fastapi import FastAPI
-from starlette.responses import Response
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
@@ -31,6 +28,7 @@ from corepipe.serving.api.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
 from corepipe.serving.api.limits import Guard
+from corepipe.serving.api.listeners import BACKLOG, listen_all
 from corepipe.serving.api.origins import Origins
 from corepipe.serving.api.port_router import STATE_KEY, Port, PortRouter, open_at
 from corepipe.serving.api.reload import Reload
@@ -64,9 +62,6 @@ if TYPE_CHECKING:  # the client's module loads the engine's, which may run in an
 
 OTHER_CONNECTIONS = 64
 """Of each port that is not for users."""
-BACKLOG = 2048
-SEND_BUFFER = 128 * 1024
-"""Bytes that the kernel takes for a client that does not read; Linux doubles it."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 DRAIN_TICK_SECONDS = 0.05
 """Between two looks at what is under way."""
@@ -175,10 +170,9 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
 
 
 def _furnish(app: FastAPI, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
-    """Adds these routes, and the document that describes them."""
+    """Adds these routes, and what makes the document that describes them."""
     app.router.routes += [route.bound(models) for route in routes]
-    document = openapi.document(routes, models.first.version, models.names, keys=keys)
-    app.state.document = Response(msgspec.json.encode(document), media_type="application/json")
+    app.state.document = openapi.Described(routes, models, keys=keys)
 
 
 def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
@@ -241,28 +235,6 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         running.orders[number] = partial(tell_state, models, limit, running.server_state.tasks)
     return running
-
-
-def listen_all(server: ServerConfig) -> list[socket.socket]:
-    """The sockets of all ports, the public one first.  Raises UserError as `listen` does."""
-    return [listen(host, number, port.value) for port, (host, number) in open_at(server).items()]
-
-
-def listen(host: str, port: int, prefix: str = "") -> socket.socket:
-    """A socket that listens there.  Raises UserError, naming --`prefix`host or -port, if it cannot be had."""
-    try:
-        name, passive = host.strip("[]"), socket.AI_PASSIVE
-        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=passive)[0]
-        listener = socket.create_server(address, family=family, backlog=BACKLOG)
-    except socket.gaierror:
-        raise UserError(f"--{prefix}host {host} is not a known address", f"{prefix}host") from None
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError(
-            f"cannot listen on {host}:{port} ({reason}): choose another --{prefix}port", "port"
-        ) from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # what is accepted inherits it
-    return listener
 
 
 class Server(uvicorn.Server):

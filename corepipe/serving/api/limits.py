@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corepipe.errors import UserError
 from corepipe.serving.api.http_errors import ApiError, invalid, send_error
+from corepipe.serving.api.listeners import is_loopback
 from corepipe.serving.api.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, Tenants
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import bearer
@@ -22,40 +21,6 @@ TENSORS = b"inference-header-content-length"
 TENSOR_PATHS = "/v2/models/"
 """Where bodies need not say that they are JSON: Triton's clients say nothing.  Web pages, which could do that
 too, are kept out by their Origin."""
-
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-"""The usual ones, which need no parsing."""
-
-
-def check_bind(server: ServerConfig) -> None:
-    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`).
-
-    That of metrics has none, wherever it is: it is there for who cannot send one, and tells counts alone.
-    """
-    _check_bind("", server.host, keys=server.has_api_keys, insecure=server.insecure)
-    if server.admin_port is not None:
-        keys = any(server.admin_api_keys)
-        _check_bind("admin-", server.admin_host, keys=keys, insecure=server.insecure)
-
-
-def _check_bind(prefix: str, host: str, *, keys: bool, insecure: bool) -> None:
-    if is_loopback(host) or keys or insecure:
-        return
-    raise UserError(
-        f"--{prefix}host {host} can be reached from other machines: set --{prefix}api-key, "
-        "or --insecure to serve anyone",
-        f"{prefix}host",
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name counts only if it is localhost."""
-    if host in _LOOPBACK:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 async def read_body(receive: Receive) -> bytes:

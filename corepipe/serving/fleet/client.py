@@ -26,7 +26,7 @@ from corepipe.serving.fleet.slo_share import SloShare
 from corepipe.serving.fleet.whereabouts import Whereabouts
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
 from corepipe.serving.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
-from corepipe.serving.supervision.child import EngineError
+from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle
 from corepipe.serving.supervision.streams import OutputStream

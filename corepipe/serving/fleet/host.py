@@ -20,8 +20,9 @@ from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.fleet.link import Link
 from corepipe.serving.fleet.wire import Beat, FromFront, Gone, Hello, Loaded, Order, front_decoder
 from corepipe.serving.messages import Abort, Failed, Outputs, Ready, Submit
-from corepipe.serving.supervision.child import End, EngineError
-from corepipe.serving.supervision.succession import ENGINE_COMMAND, Succession
+from corepipe.serving.supervision.child import End
+from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError
+from corepipe.serving.supervision.succession import Succession
 
 HANDSHAKES = 16
 """Strangers that may be at the door at a time."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,10 +13,9 @@ from typing import cast
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.frames import FrameError, encode_frame, event_decoder
-from corepipe.serving.messages import Event, Outputs, Progress, Ready, Shutdown, Start
-from corepipe.serving.pulse import Pulse, make_pulse
+from corepipe.serving.messages import Event, Outputs, Progress, Ready, Shutdown
+from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, Patience, Watchdog, look_at
-from corepipe.signals import held_back
 
 CLOSE_SECONDS = 5.0
 """How long an engine may take to end when it is told to, before it is killed."""
@@ -28,10 +25,6 @@ LAST_SECONDS = 5.0
 
 REST_BYTES = 1 << 18
 """Read at a time from a connection that has broken."""
-
-
-class EngineError(RuntimeError):
-    """The engine failed through no fault of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class End:
 class Child:
     """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
 
-    `command` starts it; the numbers of two file descriptors are added to it, see `serving.engine.process`.
+    `command` makes its process, unless there is one: `engine`.
     `take` is told its Outputs, with `tells_prefixes` what its prefix caches hold, too; nothing is told after
     `kill` or `close`.
     """
@@ -57,15 +50,14 @@ class Child:
         take: Callable[[Outputs], None],
         *,
         tells_prefixes: bool = False,
+        engine: EngineProcess | None = None,
     ) -> None:
         self._command = command
+        self._engine = engine
         self._epoch = epoch
         self._take = take
         self._tells_prefixes = tells_prefixes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
         self._connection: _Connection | None = None
-        self._pulse: Pulse | None = None
         self._loaded = False
         self._hung = False
         self._killed_here = False
@@ -73,12 +65,12 @@ class Child:
     @property
     def pid(self) -> int | None:
         """None before the start."""
-        return None if self._process is None else self._process.pid
+        return None if self._engine is None else self._engine.pid
 
     @property
     def returncode(self) -> int | None:
         """As of subprocess.Popen; None while it runs."""
-        return None if self._process is None else self._process.returncode
+        return None if self._engine is None else self._engine.returncode
 
     @property
     def killed(self) -> bool:
@@ -92,15 +84,16 @@ class Child:
 
         Raises UserError where the config is at fault, EngineError where the engine is.
         """
-        if self._process is None:
+        if self._engine is None:
             self.spawn()
         else:
-            self._process.send_signal(signal.SIGCONT)  # what stopped an engine may have stopped its spare too
-        assert self._socket is not None
-        connection = _Connection(asyncio.get_running_loop(), self._socket, self._epoch, self._take, progress)
+            self._engine.wake()
+        assert self._engine is not None
+        self._engine.tell(config, self._epoch, tells_prefixes=self._tells_prefixes)
+        loop, ours = asyncio.get_running_loop(), self._engine.socket
+        connection = _Connection(loop, ours, self._epoch, self._take, progress)
         self._connection = connection
-        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=self._socket)
-        connection.send(Start(config.model_dump(mode="json"), self._epoch, self._tells_prefixes))
+        await loop.create_unix_connection(lambda: connection, sock=ours)
         try:
             if patience is not None and await self._hangs_before(connection.loaded_within, patience):
                 raise EngineError("it hung")
@@ -125,9 +118,8 @@ class Child:
     async def _hangs_before(self, over: Callable[[float], Awaitable[bool]], patience: Patience) -> bool:
         """Whether it hangs before `over`, which waits for so many seconds at most, says that the wait is."""
         assert self._connection is not None
-        assert self._pulse is not None
-        assert self._process is not None
-        connection, beats, pid = self._connection, self._pulse.read, self._process.pid
+        assert self._engine is not None
+        connection, beats, pid = self._connection, self._engine.pulse.read, self._engine.pid
         watchdog = Watchdog(lambda: beats() + connection.heard, lambda: look_at(pid), patience)
         loop = asyncio.get_running_loop()
         last = loop.time()
@@ -142,12 +134,12 @@ class Child:
         """Ends it at once, unless it is about to end by itself: then its last word is its own."""
         if self._connection is not None:
             self._connection.close()
-        if self._socket is not None and (self._connection is None or not self._connection.made):
-            self._socket.close()
-        if self._process is not None:
-            lost = self._connection is not None and self._connection.lost.is_set()
-            self._killed_here |= await asyncio.to_thread(_end, self._process, LAST_SECONDS if lost else 0.0)
-        self._pulse = None
+        if self._engine is None:
+            return
+        if self._connection is None or not self._connection.made:
+            self._engine.socket.close()
+        lost = self._connection is not None and self._connection.lost.is_set()
+        self._killed_here |= await asyncio.to_thread(self._engine.end, LAST_SECONDS if lost else 0.0)
 
     async def close(self) -> None:
         """Tells it to end, after the last news of all its requests; kills it if it does not."""
@@ -159,37 +151,11 @@ class Child:
     @property
     def waits(self) -> bool:
         """Whether it is there, and has not been started."""
-        return self._process is not None and self._connection is None and self._process.poll() is None
+        return self._engine is not None and self._connection is None and self._engine.runs
 
     def spawn(self) -> None:
-        """Makes the process, which waits for the start.  Raises EngineError where it cannot be made.
-
-        In this thread: on Linux the child ends with the thread that made it.  In a session of its own, and
-        with what it will ignore held back: signals that a terminal or a service manager sends to all of us
-        are ours to answer, from the child's first import on.
-        """
-        try:
-            self._socket, theirs = socket.socketpair()
-            with theirs:
-                self._process = self._run(theirs.fileno())
-        except OSError as error:
-            if self._socket is not None:
-                self._socket.close()
-            raise EngineError(f"the engine cannot be started: {error}") from error
-
-    def _run(self, fd: int) -> subprocess.Popen[bytes]:
-        pulse = make_pulse()
-        try:
-            self._pulse = Pulse(pulse)
-            with held_back():
-                return subprocess.Popen(  # noqa: S603
-                    [*self._command, str(fd), str(pulse)],
-                    pass_fds=(fd, pulse),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        finally:
-            os.close(pulse)
+        """Makes the process, which waits for the start; see `EngineProcess`.  Raises EngineError."""
+        self._engine = EngineProcess(self._command)
 
     def _end(self) -> End:
         """Raises nothing: whatever it died of has a name."""
@@ -299,17 +265,6 @@ class _Connection(asyncio.Protocol):
         else:
             self.last_word = event.message
             self._failure = UserError(event.message) if event.user_error else EngineError(event.message)
-
-
-def _end(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Waits so long for a child to end by itself; kills it, and says so, if it does not."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return True
-    return False
 
 
 def _ignore(_news: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
@@ -13,10 +12,9 @@ from typing import Protocol
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Command, Outputs, Progress, Ready
-from corepipe.serving.supervision.child import Child, End, EngineError
+from corepipe.serving.supervision.child import Child, End
+from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 from corepipe.serving.supervision.watchdog import Patience
-
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.engine.process")
 
 MOST_FAILED_LOADS = 10
 """Engines in a row that may fail to load; then another one would, too.  One that somebody killed while it
@@ -59,6 +57,7 @@ class Succession:
     """The engine of the moment and, ready to be started, its spare.
 
     `command` starts a child, and what it tells; see `Child`.  `called`: what the log calls the engine.
+    `first`: the process of the first, where it has been made.
     """
 
     def __init__(
@@ -69,6 +68,7 @@ class Succession:
         called: str,
         *,
         tells_prefixes: bool = False,
+        first: EngineProcess | None = None,
     ) -> None:
         self.command = command
         self.spare: Child | None = None
@@ -76,7 +76,7 @@ class Succession:
         self._heir = heir
         self._called = called
         self._tells_prefixes = tells_prefixes
-        self._child = self._engine(0)
+        self._child = self._engine(0, first)
         self._epoch = 0
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
@@ -166,8 +166,8 @@ class Succession:
         spare, self.spare = self.spare, None
         return spare if spare is not None and spare.waits else self._engine(self._epoch)
 
-    def _engine(self, epoch: int) -> Child:
-        return Child(self.command, epoch, self._heir.take, tells_prefixes=self._tells_prefixes)
+    def _engine(self, epoch: int, made: EngineProcess | None = None) -> Child:
+        return Child(self.command, epoch, self._heir.take, tells_prefixes=self._tells_prefixes, engine=made)
 
     async def _pause(self) -> None:
         """Longer with each engine in a row that was good for nothing."""

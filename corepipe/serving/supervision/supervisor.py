@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Command, Outputs, Progress, Ready, Stats
 from corepipe.serving.supervision.child import End
+from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineProcess
 from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle, total
-from corepipe.serving.supervision.succession import ENGINE_COMMAND, Succession
+from corepipe.serving.supervision.succession import Succession
 
 
 class ProcessClient(JournaledClient):
     """The engine of a server, in one child process after another; see `serving.engine.process`.
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `command` starts a
-    child; see `Child`.  `called`: what the log calls the engine.
+    child; see `Child`.  `called`: what the log calls the engine.  `first`: the process of the first engine,
+    where it has been made.
     """
 
     def __init__(
@@ -27,10 +29,11 @@ class ProcessClient(JournaledClient):
         command: Sequence[str] = ENGINE_COMMAND,
         queue_seconds: float | None = None,
         called: str = "the engine",
+        first: EngineProcess | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
         self._called = called
-        self._engines = Succession(config, command, self, called)
+        self._engines = Succession(config, command, self, called, first=first)
         self._restarts: Counter[str] = Counter()
         self._before: dict[int, Stats] = {}
         self._restarting = False

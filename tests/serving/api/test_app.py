@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.api.app import create_app, listen, run_server
+from corepipe.serving.api.app import create_app, run_server
+from corepipe.serving.api.listeners import listen
 from corepipe.serving.api.port_router import Port
 from corepipe.serving.api.routes.reference import reference
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
@@ -166,7 +167,8 @@ from tests.serving.http_support import FakeEngine, saying, tokenizer
 from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.config import EngineConfig, ServerConfig
 import uvloop
-from corepipe.serving.api.app import listen_all, serve
+from corepipe.serving.api.app import serve
+from corepipe.serving.api.listeners import listen_all
 server = ServerConfig(port=0, shutdown_timeout=3600)
 engine = FakeEngine(script=saying("on and on ", pause=0.01))
 listeners = listen_all(server)

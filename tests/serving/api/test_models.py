@@ -13,8 +13,9 @@ import openai
 import pytest
 import uvloop
 
-from corepipe.serving.api.app import create_app_of, listen_all, make_server
+from corepipe.serving.api.app import create_app_of, make_server
 from corepipe.serving.api.cassettes.deck import Deck
+from corepipe.serving.api.listeners import listen_all
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import EngineConfig, ServerConfig

@@ -5,7 +5,7 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app
-from corepipe.serving.api.limits import check_bind
+from corepipe.serving.api.listeners import check_bind
 from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.config import EngineConfig, ServerConfig
 from tests.serving.http_support import READY, FakeEngine, begun, running_ports, tokenizer

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from corepipe.serving.fleet.host import Host
 from corepipe.serving.fleet.identity import Identity
-from corepipe.serving.supervision.succession import ENGINE_COMMAND
+from corepipe.serving.supervision.engine_process import ENGINE_COMMAND
 from tests.serving.supervision.test_client import child
 
 

@@ -18,7 +18,8 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Outputs, Ready
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
-from corepipe.serving.supervision.child import Child, EngineError
+from corepipe.serving.supervision.child import Child
+from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.serving.supervision.watchdog import Patience
 from corepipe.signals import SHARED
@@ -489,7 +490,6 @@ def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable
         one = Child((sys.executable, "-c", LAST_WORDS), 0, told.append)
         await one.start(CONFIG, print)
         one.send(submit("a"))
-        assert one._process is not None
         os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the loop stands still meanwhile
         one.send(submit("b"))
         end = await one.ended()
