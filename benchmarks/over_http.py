@@ -80,11 +80,11 @@ async def answer(server: Server, prompt: Sequence[int]) -> list[float]:
     sent = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(HEAD.format(host=address.netloc, length=len(sent)).encode() + sent)
-    times = [time.perf_counter() async for line in reader if line.startswith(b'data: {"')]
+    events = [(time.perf_counter(), line) async for line in reader if line.startswith(b'data: {"')]
     writer.close()
-    if len(times) < OUTPUT // 2:
-        raise RuntimeError(f"{server.url}: {len(times)} events where {OUTPUT} tokens were asked for")
-    return times
+    if not events or b'"finish_reason":"length"' not in events[-1][1]:
+        raise RuntimeError(f"{server.url}: an answer of {OUTPUT} tokens did not come to its end")
+    return [at for at, _ in events]
 
 
 async def rate_of(server: Server, streams: int, vocabulary: int) -> float:
