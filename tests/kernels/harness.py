@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from corepipe.kernels import _native
 from corepipe.neuron.attention_numerics import hadamard, hadamard_order
@@ -32,19 +34,44 @@ def value(program: _native.Program, index: int) -> np.ndarray:
     return program.memory()[index].view(np.float32)
 
 
-def run_isolated(test_file: str, isa: str, select: str) -> None:
+T = TypeVar("T")
+FEW = "COREPIPE_TESTS_FEW"
+"""Set in a process that runs the short form of tests on another ISA."""
+
+
+class Other(NamedTuple):
+    """An ISA that is not the process's; whole: with all that this one is tested with."""
+
+    isa: str
+    whole: bool
+
+
+def run_isolated(test_file: str, other: Other, select: str) -> None:
     """Runs the tests of `test_file` that `select` (pytest's -k) picks on another ISA: a process has one."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", select, test_file]
-    env = {**os.environ, "COREPIPE_ISA": isa}
+    env = {**os.environ, "COREPIPE_ISA": other.isa, **({} if other.whole else {FEW: "1"})}
     done = subprocess.run(
         command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def other_isas() -> list[str]:
-    """The ISAs to run in processes of their own; none within such a process."""
-    return [] if "COREPIPE_ISA" in os.environ else [isa for isa in _native.isas() if isa != _native.isa()]
+def other_isas() -> list[object]:
+    """The ISAs to run in processes of their own, each with its long form; none within such a process."""
+    others = [] if "COREPIPE_ISA" in os.environ else [isa for isa in _native.isas() if isa != _native.isa()]
+    quick = [pytest.param(Other(isa, whole=False), id=isa) for isa in others]
+    long = [pytest.param(Other(isa, whole=True), id=f"{isa}-whole", marks=pytest.mark.slow) for isa in others]
+    return [*quick, *long]
+
+
+def elsewhere(values: Sequence[T], few: Sequence[T]) -> Sequence[T]:
+    """The values of a parameter: all of them, but `few` in the short form of tests on another ISA.
+
+    Loops, sizes and indices are one template for all ISAs; what differs is what is done with a vector, with a
+    part of one, and from one segment or tile to the next.  `few` has each of these, the long form all values.
+    """
+    assert set(map(str, few)) <= set(map(str, values))
+    return few if FEW in os.environ else values
 
 
 @dataclass

@@ -12,14 +12,14 @@ from corepipe.kernels import _native, packing
 from corepipe.neuron import numerics
 from corepipe.neuron.graph import DType
 from corepipe.neuron.ops import Function
-from tests.kernels.harness import i32, other_isas, run_isolated, value
+from tests.kernels.harness import Other, i32, other_isas, run_isolated, value
 
 Append = Callable[[_native.Program], None]
 WIDTHS = [1, 15, 16, 33, 80, 256, 577]
 
 
 @pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: str) -> None:
+def test_other_isas(isa: Other) -> None:
     run_isolated(__file__, isa, "not other_isas")
 
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from corepipe.kernels import _native
 from corepipe.models.sampler import log_softmax, sample_reference, uniform
-from tests.kernels.harness import other_isas, run_isolated, sampling
+from tests.kernels.harness import Other, other_isas, run_isolated, sampling
 
 VOCAB = 5003
 
 
 @pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: str) -> None:
+def test_other_isas(isa: Other) -> None:
     run_isolated(
         __file__, isa, "definition or bias or ties or infinity or temperature or overflow or numbers or masks"
     )

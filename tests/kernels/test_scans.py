@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from corepipe.kernels import _native
-from tests.kernels.harness import other_isas, run_isolated, value
+from tests.kernels.harness import Other, other_isas, run_isolated, value
 
 F32 = npt.NDArray[np.float32]
 HEADS, GROUPS, WIDTH, STATES, TAPS = 6, 2, 32, 19, 4
@@ -22,7 +22,7 @@ BOUND = 3e-6
 
 
 @pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: str) -> None:
+def test_other_isas(isa: Other) -> None:
     run_isolated(__file__, isa, "not other_isas")
 
 
