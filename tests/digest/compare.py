@@ -220,13 +220,16 @@ class Comparison:
         return None if found is None else f"{self._part.kind}: {name}: {found}"
 
     def unused(self) -> list[str]:
-        """Exceptions that cover no place of any entry of the part."""
-        left = self._intended
-        for name in self._part.entries:
-            if any(one.covers(self._part.kind, name) for one in left):
-                entry = self._unpacked(self._part.entry(name))
-                left = [i for i in left if not (i.covers(self._part.kind, name) and any(_places(i, entry)))]
-        return [f"{one} covers nothing" for one in left]
+        """Exceptions that cover no place of any entry of the part.
+
+        One that names its entry is looked for there by `difference`; here, that there is such an entry.
+        """
+        named = [one for one in self._intended if one.entry not in ("*", *self._part.entries)]
+        left = [one for one in self._intended if one.entry == "*"]
+        for name in self._part.entries if left else ():
+            entry = self._unpacked(self._part.entry(name))
+            left = [one for one in left if not any(_places(one, entry))]
+        return [f"{one} covers nothing" for one in named + left]
 
 
 def _as_is(entry: Json) -> Json:
