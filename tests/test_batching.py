@@ -19,7 +19,7 @@ from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
-REQUESTS = 64
+REQUESTS = [24, pytest.param(64, marks=pytest.mark.slow)]
 QUICK = ["int8"]
 """The small models of `tests/test_families.py` have their company in every format and type of cache."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
@@ -45,18 +45,18 @@ def engine(model: Model, fmt: str, **options: Any) -> Driver:
     return Driver(assemble(config, lambda _what, _done: None))
 
 
-def crowd(text: list[int], longest: int) -> list[Submit]:
+def crowd(text: list[int], requests: int, longest: int) -> list[Submit]:
     """Prompts of 1 to `longest` tokens, half of them with a beginning that others share; half are greedy."""
     rng = np.random.default_rng(3)
     shared = [text[:40], text[500:575]]
     submits = []
-    for i in range(REQUESTS):
+    for i in range(requests):
         start, length = rng.integers(1000, 6000), int(rng.integers(1, longest))
         own = text[start : start + length]
         prompt = (shared[i % 4] + own[: length // 2 + 1]) if i % 4 < 2 else own
         hot = Sampling(temperature=1.2, top_p=0.95, top_k=200, seed=i, logprobs=5)
         sampling = hot if i % 2 else Sampling(temperature=0.0, logprobs=5)
-        tokens = int(rng.integers(48, 64) if i % 4 == 3 else rng.integers(2, 6))
+        tokens = int(rng.integers(16, 24) if i % 4 == 3 else rng.integers(2, 6))
         submits.append(Submit(f"r{i}", prompt, tokens, sampling))
     return submits
 
@@ -65,14 +65,17 @@ def told(answer: Answer) -> tuple[Any, ...]:
     return answer.tokens, answer.logprobs, answer.finish_reason
 
 
+@pytest.mark.parametrize("requests", REQUESTS)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("fmt", ALL)
-def test_a_crowd_gets_the_answers_of_each_alone(model: Model, text: list[int], fmt: str, kept: str) -> None:
-    submits = crowd(text, longest=60)
+def test_a_crowd_gets_the_answers_of_each_alone(
+    model: Model, text: list[int], fmt: str, kept: str, requests: int
+) -> None:
+    submits = crowd(text, requests, longest=60)
     solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
     expected = {s.id: answers(solo, [s])[s.id] for s in submits}
     solo.close()
-    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 24}
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 16}
     tight = engine(model, fmt, kv_cache_dtype=kept, **limits)
     found = answers(tight, submits)
     (stats,) = tight.stats()

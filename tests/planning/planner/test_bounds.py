@@ -101,7 +101,7 @@ def test_no_simulation_sustains_more_than_the_capacity(
     guesses: bool,
 ) -> None:
     chosen = guessing(candidate(*shape)) if guesses else candidate(*shape)
-    flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=600)
+    flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=300)
     rate = 1e6 / flood.fewest(chosen)
     report = flood.simulate(PlannedDeployment(chosen, 1))
     done = np.sort(report.requests["last_at"])
@@ -141,6 +141,11 @@ def test_instances_with_the_same_device_are_twins() -> None:
     assert twin_shape(candidate("trn1.32xlarge", Placement(1, 2, 1), "async").shape) != one.shape
 
 
+def seeds(quick: int, all_of_them: int) -> list[object]:
+    """The first few in every run, the others by `make test-slow`."""
+    return [pytest.param(i, marks=[] if i < quick else pytest.mark.slow) for i in range(all_of_them)]
+
+
 def drawn(seed: int) -> tuple[Candidate, Demand]:
     """A deployment and a demand of any kind, without objectives."""
     rng = Random(seed)
@@ -154,7 +159,7 @@ def drawn(seed: int) -> tuple[Candidate, Demand]:
     return shape, Demand(*lengths, objectives, rng.choice([40, 150]), seed)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(16, 40))
 def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architecture, seed: int) -> None:
     """The objectives are what the simulation gives, to the last bit: it meets them, and nothing slower."""
     chosen, demand = drawn(seed)
@@ -171,7 +176,7 @@ def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architectur
     assert bench.measure(PlannedDeployment(chosen, instances)) == outcome
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(4, 10))
 def test_a_simulation_that_is_given_up_would_have_failed(small: Architecture, seed: int) -> None:
     chosen, demand = drawn(seed)
     free = Workbench(small, demand, {}, LONGEST)
