@@ -56,7 +56,7 @@ def crowd(text: list[int], requests: int, longest: int) -> list[Submit]:
         prompt = (shared[i % 4] + own[: length // 2 + 1]) if i % 4 < 2 else own
         hot = Sampling(temperature=1.2, top_p=0.95, top_k=200, seed=i, logprobs=5)
         sampling = hot if i % 2 else Sampling(temperature=0.0, logprobs=5)
-        tokens = int(rng.integers(16, 24) if i % 4 == 3 else rng.integers(2, 6))
+        tokens = int(rng.integers(32, 48) if i % 4 == 3 else rng.integers(2, 6))
         submits.append(Submit(f"r{i}", prompt, tokens, sampling))
     return submits
 
@@ -75,7 +75,7 @@ def test_a_crowd_gets_the_answers_of_each_alone(
     solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
     expected = {s.id: answers(solo, [s])[s.id] for s in submits}
     solo.close()
-    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 16}
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 20}
     tight = engine(model, fmt, kv_cache_dtype=kept, **limits)
     found = answers(tight, submits)
     (stats,) = tight.stats()
