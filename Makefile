@@ -21,7 +21,7 @@ serve: setup            ## an OpenAI-compatible server with the default model, o
 	@exec $(BIN)/corepipe serve $(ARGS)
 
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (twenty minutes on two cores)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 constrained: ANSWERS ?= 10000
 constrained: CALLS ?= 1000

@@ -99,7 +99,7 @@ def test_a_host_that_is_too_slow_is_told_once() -> None:
         assert f"--time-scale {found['device']['time_scale_needed']:g} would do" in bench.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_a_step_that_takes_minutes(number: signal.Signals) -> None:
     """Answers under way have five seconds, and then end unfinished."""
     with paced(1e5) as server, ThreadPoolExecutor() as pool:

@@ -107,27 +107,23 @@ def test_sighup_reloads_keys_and_certificate_and_drops_nothing(tmp_path: Path) -
         assert server.end() == 0
 
 
-def test_sighup_of_one_who_has_no_files() -> None:
-    with served(TINY) as server:
-        server.process.send_signal(signal.SIGHUP)
-        assert until(lambda: told(server, "nothing to reload"))
-        assert server.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_its_state_is_told_and_answers_go_on(number: signal.Signals) -> None:
+def test_its_state_is_told_and_answers_go_on() -> None:
+    """By either signal, as often as it is asked for."""
     with served(TINY, *DEVICE, LONG) as server, answering(server) as lines:
         engine = server.engine()
         assert until(lambda: server.metric("vllm:num_requests_running") == 1)
-        for process in psutil.Process(server.process.pid).children():
-            process.send_signal(number)
-        server.process.send_signal(number)
-        assert until(lambda: told(server, "replica 0: 1 requests running, 0 waiting"))
-        (line,) = told(server, "state: ready")
-        assert f"engine {engine.pid}, lost before: none" in line
-        assert "1 HTTP requests under way" in line
-        assert "error" not in "".join(line for line, _ in zip(lines, range(6), strict=False))
-        assert server.engine().pid == engine.pid
+        for times, number in enumerate((signal.SIGUSR1, signal.SIGUSR2), 1):
+            for process in psutil.Process(server.process.pid).children():
+                process.send_signal(number)
+            server.process.send_signal(number)
+            running = "replica 0: 1 requests running, 0 waiting"
+            assert until(lambda times=times, line=running: len(told(server, line)) == times)
+            assert len(told(server, "state: ready")) == times
+            line = told(server, "state: ready")[-1]
+            assert f"engine {engine.pid}, lost before: none" in line
+            assert "1 HTTP requests under way" in line
+            assert "error" not in "".join(line for line, _ in zip(lines, range(6), strict=False))
+            assert server.engine().pid == engine.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -146,8 +142,11 @@ def test_more_signals_end_it_at_once_and_without_a_traceback(number: signal.Sign
         assert told(server, "Traceback") == []
 
 
-def test_a_renderer_of_chats_answers_no_signal() -> None:
+def test_a_renderer_of_chats_answers_no_signal_and_a_server_without_files_reloads_none() -> None:
     with served(TINY) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert until(lambda: told(server, "nothing to reload"))
+        assert server.get("/health").status_code == 200
         name = server.get("/v1/models").json()["data"][0]["id"]
         chat = {"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         first = server.post("/v1/chat/completions", json=chat)
