@@ -17,6 +17,9 @@ from tests.digest.parts import Part, latest, numbers
 SLICES = 32
 """Parts of equal size that the full form is compared in, side by side."""
 
+MOST_LAYERS = 24
+"""Of a model that exceptions cover, for it to be compared in every run of the tests."""
+
 LAYERS = re.compile(r'"layers":(\d+)')
 
 
@@ -49,6 +52,19 @@ def one_a_family(kind: str) -> list[str]:
     for name in sorted(entries, key=lambda name: (_layers(entries[name]), len(entries[name]), name)):
         first.setdefault(name if name.startswith("tests/") else family(name), name)
     return sorted(first.values())
+
+
+def of_each_family(kind: str) -> list[object]:
+    """Parameters of the tests that every run has: `one_a_family`, but the long ones by `make digest` alone.
+
+    A model that exceptions cover is written out layer by layer, on every core; of few layers some remain.
+    """
+    covered = {one.entry for one in exceptions() if one.part == kind}
+    return [
+        pytest.param(name, marks=[pytest.mark.digest] * (name in covered and _layers(entry) > MOST_LAYERS))
+        for name in one_a_family(kind)
+        for entry in [part(kind).entries[name]]
+    ]
 
 
 def _layers(entry: str) -> int:

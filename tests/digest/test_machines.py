@@ -28,8 +28,10 @@ def test_programs_and_times_are_the_same_on_another_machine() -> None:
         "0",
         "-p",
         "no:cacheprovider",
+        "-m",
+        "digest or not digest",
         "-k",
-        "of_each_family",
+        "model_of_each_family",
     ]
     done = subprocess.run(
         [*command, *TESTS],

@@ -27,7 +27,7 @@ MODEL = "qwen3-0.6b"
 REPLICA = {"bf16": {"format": "bf16", "pipeline": 2, "tensor": 2}}
 
 
-@pytest.mark.parametrize("model", check.one_a_family("programs"))
+@pytest.mark.parametrize("model", check.of_each_family("programs"))
 def test_one_model_of_each_family_is_as_it_was(model: str) -> None:
     check.check("programs", model)
 
