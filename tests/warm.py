@@ -1,4 +1,4 @@
-"""A command in a fork of a process that has imported what commands import, which takes longer than most of them.
+"""A command in a fork of a process that has imported what commands import, which takes longer than they do.
 
 What it is given and what it leaves are those of `python -m corepipe`: arguments, environment, directory; what
 it writes, and its exit code.  The process that is forked has no threads, and does nothing but that.
@@ -65,7 +65,7 @@ def run(
 
 
 def _command(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: str, files: Sequence[Path]
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, files: Sequence[Path]
 ) -> None:
     """`python -m corepipe`, in the child."""
     for number, file in enumerate(files, 1):
