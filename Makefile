@@ -13,6 +13,7 @@ test digest: export OPENBLAS_NUM_THREADS = 1
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BUILDERS = cmake 'nanobind>=2.9' ninja
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .PHONY: serve test fleet-test test-slow same-bits busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
@@ -20,7 +21,7 @@ SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
 
-test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (twenty minutes on two cores)
+test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (a quarter of an hour on two cores)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 constrained: ANSWERS ?= 10000
@@ -65,7 +66,7 @@ intervals: $(VENV)/.setup-$(SETUP_ID)  ## what intervals are made of, after a ch
 
 setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, into .venv
 
-environments: $(VENV)/.test-$(SETUP_ID) $(VENV)/.lint-$(SETUP_ID) $(VENV)/.sanitize-$(SETUP_ID)  ## all that .ci/run needs in .venv
+environments: $(VENV)/.all-$(SETUP_ID)  ## all that .ci/run needs in .venv
 
 lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
 	$(BIN)/ruff format --check corepipe tests benchmarks fuzz
@@ -98,7 +99,7 @@ fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTE
 sanitize: sanitize-address sanitize-thread  ## the kernel tests under ASan and UBSan, and those with threads under TSan
 
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.sanitize-$(SETUP_ID)
-	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $*
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $* $(ARGS)
 
 arm: $(VENV)/.sanitize-$(SETUP_ID)  ## ARM's kernels, cross-compiled and emulated, against this machine's: the same bits
 	$(BIN)/python -m pytest -m slow -rs tests/kernels/test_bits.py $(ARGS)
@@ -153,6 +154,13 @@ $(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[test]'
 	@rm -f $(VENV)/.test-*; touch $@
 
+# At once: each pip that runs finds out anew what goes together.  What is set up already is not built again.
+$(VENV)/.all-$(SETUP_ID): | $(VENV)/bin/python
+	set -f; if [ -e $(VENV)/.setup-$(SETUP_ID) ]; then what='corepipe[lint,test]'; else what='--editable .[lint,test]'; fi; \
+		$(PIP_INSTALL) $$what $(BUILDERS)
+	@for part in setup test lint sanitize all; do \
+		rm -f $(VENV)/.$$part-*; touch $(VENV)/.$$part-$(SETUP_ID); done
+
 $(VENV)/.fleet-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[ray]'
 	@rm -f $(VENV)/.fleet-*; touch $@
@@ -166,7 +174,7 @@ $(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	@rm -f $(VENV)/.fuzz-*; touch $@
 
 $(VENV)/.sanitize-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
-	$(PIP_INSTALL) cmake 'nanobind>=2.9' ninja
+	$(PIP_INSTALL) $(BUILDERS)
 	@rm -f $(VENV)/.sanitize-*; touch $@
 
 $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+import pytest
 
 from corepipe.kernels import native
 from corepipe.models import registry
@@ -69,6 +71,19 @@ def chosen(name: str) -> tuple[str, str]:
     """A format for a model, and a type of its cache."""
     kept, fmt = divmod(crc32(name.encode()), len(FORMATS))
     return list(FORMATS)[fmt], ("auto", "int8")[kept % 2]
+
+
+def in_formats(names: Iterable[str]) -> list[object]:
+    """Parameters (name, format): each model in fp32, whose bounds are the tightest, and in another that is
+    `chosen` for it; in all of them by `make test-slow`.  What a format does is the same in every family, and
+    `tests/kernels` hold it.
+    """
+    return [
+        pytest.param(name, fmt, marks=[] if fmt in ("fp32", quick) else pytest.mark.slow)
+        for name in names
+        for quick in [chosen(name)[0] if chosen(name)[0] != "fp32" else "int8"]
+        for fmt in FORMATS
+    ]
 
 
 def executor(

@@ -15,7 +15,17 @@ from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
-from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits, two_threads
+from tests.computed import (
+    BLOCK,
+    POSITIONS,
+    PROMPT,
+    chosen,
+    engine,
+    executor,
+    in_formats,
+    submits,
+    two_threads,
+)
 from tests.parity import expected
 from tests.support import answers, chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
@@ -54,8 +64,7 @@ def pool() -> Any:
         yield pool
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(("name", "fmt"), in_formats(MIXTURES))
 def test_experts_on_several_cores_have_the_bits_of_one(name: str, fmt: str, folder: Any, pool: Any) -> None:
     """In one batch and in chunks, on two, three, four cores and on one for each expert."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]

@@ -18,7 +18,17 @@ from corepipe.neuron.graph import FORMATS, DType, Graph
 from corepipe.neuron.ops import Experts
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
-from tests.computed import BLOCK, POSITIONS, PROMPT, chosen, engine, executor, submits, two_threads
+from tests.computed import (
+    BLOCK,
+    POSITIONS,
+    PROMPT,
+    chosen,
+    engine,
+    executor,
+    in_formats,
+    submits,
+    two_threads,
+)
 from tests.parity import expected
 from tests.parity.evaluate import Evaluator
 from tests.parity.families import TINY
@@ -77,8 +87,7 @@ def test_an_answer_is_the_same_wherever_and_with_whom(name: str, folder: Any) ->
             assert (stats[0].prefix_hits > 0) is not graph.is_recurrent
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "fmt"), in_formats(MODELS))
 def test_kernels_agree_with_the_twin_and_ranks_with_one_core(
     name: str, fmt: str, folder: Any, pool: Any
 ) -> None:

@@ -36,7 +36,7 @@ def value(program: _native.Program, index: int) -> np.ndarray:
 
 T = TypeVar("T")
 FEW = "COREPIPE_TESTS_FEW"
-"""Set in a process that runs the short form of tests on another ISA."""
+"""Set in a process that runs the short form of tests: on another ISA, or under a sanitizer."""
 
 
 class Other(NamedTuple):
@@ -65,7 +65,7 @@ def other_isas() -> list[object]:
 
 
 def elsewhere(values: Sequence[T], few: Sequence[T]) -> Sequence[T]:
-    """The values of a parameter: all of them, but `few` in the short form of tests on another ISA.
+    """The values of a parameter: all of them, but `few` in the short form of tests.
 
     Loops, sizes and indices are one template for all ISAs; what differs is what is done with a vector, with a
     part of one, and from one segment or tile to the next.  `few` has each of these, the long form all values.

@@ -1,11 +1,15 @@
 """The kernels' tests under sanitizers: `make sanitize`, or `make sanitize-thread` for one of the builds.
 
+In their short form, as on another ISA: every loop with its ends, and not each product of shapes and formats
+again; `make sanitize ARGS=--whole` runs them all.
+
 ASan and UBSan are one build, TSan is another.  Prints what they report and how long it took; exit code 1
 where they do, where a test fails, or where one of them says nothing of a fault that was made for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corepipe.kernels import native
+from tests.kernels.harness import FEW
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -115,20 +120,27 @@ SANITIZERS = (
 
 
 def main() -> None:
-    wanted = [one for one in SANITIZERS if not sys.argv[1:] or one.name in sys.argv[1:]]
-    verdicts = [is_clean(one) for one in wanted]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", choices=[one.name for one in SANITIZERS], default=[])
+    parser.add_argument("--whole", action="store_true", help="the long form of the tests")
+    args = parser.parse_args()
+    wanted = [one for one in SANITIZERS if not args.names or one.name in args.names]
+    verdicts = [is_clean(one, whole=args.whole) for one in wanted]
     if not all(verdicts):
         raise SystemExit(1)
 
 
-def is_clean(sanitizer: Sanitizer) -> bool:
+def is_clean(sanitizer: Sanitizer, *, whole: bool) -> bool:
     """Builds, tries faults, runs the tests, and tells."""
     begin = time.monotonic()
     module = build(sanitizer)
     silent = silent_about(sanitizer)
     remove_reports(sanitizer)
     built = time.monotonic()
-    done = subprocess.run(tests(sanitizer), env=environment(sanitizer, module), cwd=ROOT, check=False)
+    asked = environment(sanitizer, module) | ({} if whole else {FEW: "1"})
+    done = subprocess.run(tests(sanitizer), env=asked, cwd=ROOT, check=False)
     tested = time.monotonic()
     for report in sanitizer.reports:
         print(report.read_text(errors="replace"))
