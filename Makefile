@@ -99,7 +99,7 @@ fuzz: $(VENV)/.fuzz-$(SETUP_ID)  ## fuzzes what reads bytes of strangers: MINUTE
 sanitize: sanitize-address sanitize-thread  ## the kernel tests under ASan and UBSan, and those with threads under TSan
 
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.sanitize-$(SETUP_ID)
-	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $* $(ARGS)
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $* $(if $(WHOLE),--whole)
 
 arm: $(VENV)/.sanitize-$(SETUP_ID)  ## ARM's kernels, cross-compiled and emulated, against this machine's: the same bits
 	$(BIN)/python -m pytest -m slow -rs tests/kernels/test_bits.py $(ARGS)

@@ -1,7 +1,7 @@
 """The kernels' tests under sanitizers: `make sanitize`, or `make sanitize-thread` for one of the builds.
 
 In their short form, as on another ISA: every loop with its ends, and not each product of shapes and formats
-again; `make sanitize ARGS=--whole` runs them all.
+again; `make sanitize WHOLE=1` runs them all.
 
 ASan and UBSan are one build, TSan is another.  Prints what they report and how long it took; exit code 1
 where they do, where a test fails, or where one of them says nothing of a fault that was made for it.
