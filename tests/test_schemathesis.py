@@ -84,7 +84,7 @@ def of_texts() -> list[str]:
 
 
 def test_what_is_made_up_from_the_document_meets_it(server: Served, tmp_path: Path) -> None:
-    assert made_up(server, tmp_path, "--phases", "fuzzing", "--max-examples", "25") >= 100
+    assert made_up(server, tmp_path, "--phases", "fuzzing", "--max-examples", "45") >= 180
     assert answered(server, GENERATING) > 0
 
 
