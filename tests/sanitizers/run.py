@@ -123,9 +123,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", choices=[one.name for one in SANITIZERS], default=[])
+    parser.add_argument("names", nargs="*", help="of the builds; both where none is named")
     parser.add_argument("--whole", action="store_true", help="the long form of the tests")
     args = parser.parse_args()
+    if unknown := set(args.names) - {one.name for one in SANITIZERS}:
+        parser.error(f"no such build: {', '.join(sorted(unknown))}")
     wanted = [one for one in SANITIZERS if not args.names or one.name in args.names]
     verdicts = [is_clean(one, whole=args.whole) for one in wanted]
     if not all(verdicts):
