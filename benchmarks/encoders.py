@@ -41,7 +41,7 @@ import uvloop
 from roofline import Limits, measure_limits  # the scripts beside this one
 from side_by_side import Server, started
 from step import Demand
-from turns import Contender
+from turns import Contender, ends_all_at_sigterm
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -347,6 +347,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    ends_all_at_sigterm()
     asked = arguments()
     model = hub.resolve(asked.model)
     print(f"{native().isa()}, {len(os.sched_getaffinity(0))} threads; medians of {asked.rounds}, in turn")

@@ -26,7 +26,7 @@ from urllib.request import urlopen
 
 import psutil
 from side_by_side import OURS, free_port, served_model  # the scripts beside this one
-from turns import Contender
+from turns import Contender, ends_all_at_sigterm
 from works import Work, speed
 
 from corepipe.models import hub, registry
@@ -92,6 +92,7 @@ async def most(server: Contender, url: str, work: Work, vocabulary: range) -> li
 
 
 def main() -> None:
+    ends_all_at_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

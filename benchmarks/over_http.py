@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from side_by_side import OURS, Server, started  # the scripts beside this one
 from step import LONGEST, block_of, greedy, inputs, native_executor
+from turns import ends_all_at_sigterm
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -127,6 +128,7 @@ def report(server: Server, executor: Executor, streams: int, rounds: int) -> Non
 
 
 def main() -> None:
+    ends_all_at_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -32,7 +32,7 @@ import httpx
 import psutil
 from roofline import Limits, measure_limits  # the scripts beside this one
 from step import Demand
-from turns import Contender
+from turns import Contender, ends_all_at_sigterm
 from works import Work, speed
 
 from corepipe.models import hub, registry
@@ -152,6 +152,7 @@ def row(name: str, turns: list[Turn]) -> str:
 
 
 def main() -> None:
+    ends_all_at_sigterm()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,11 @@ import psutil
 
 REST_SECONDS = 1.0
 """Before each turn: what the one before has left comes to rest."""
+
+
+def ends_all_at_sigterm() -> None:
+    """SIGTERM ends a script as Ctrl-C does, and what it has started: a server that is left computes on."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @dataclass(frozen=True, slots=True)
