@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from corepipe.cli.common import errors, progress_bar
 from corepipe.cli.placement import print_placement
@@ -46,18 +45,16 @@ class Announcement:
 class Loading:
     """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
 
-    def __init__(self, config: EngineConfig, said: Announcement) -> None:
+    def __init__(self, said: Announcement) -> None:
         self.notes: list[str] = []
         self._said = said
-        self._format = config.format
 
     async def shown(
         self,
         start: Callable[[Callable[[Progress], None]], Awaitable[Ready]],
         progress: Callable[[Progress], None] | None,
-        model: str,
     ) -> Ready:
-        """What `start` gives, which is told of as it loads the `model`, a path."""
+        """What `start` gives, which is told of as it loads."""
         console = errors()
         with progress_bar(console) as report:
 
@@ -68,8 +65,6 @@ class Loading:
 
             ready = await start(show)
         print_placement(console, ready.placement)
-        if (weights := _weights(model, self._format)) is not None:
-            console.print(weights, markup=False)
         for note in self.notes:
             console.print(note, markup=False)
         console.print(self._said.line(ready), markup=False)
@@ -91,17 +86,17 @@ class AnnouncedClient(ProcessClient):
         """`process`: of the first engine, where it has been made."""
         whose = f"the engine of {said.name}" if said.names else "the engine"
         super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
-        self._loading = Loading(config, said)
+        self._loading = Loading(said)
         self.notes = self._loading.notes
-        self._path = config.model
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        return await self._loading.shown(super().start, progress, self._path)
+        return await self._loading.shown(super().start, progress)
 
 
-def _weights(model: str, fmt: str) -> str | None:
-    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it."""
-    checkpoint, weights = registry.load(Path(model)).checkpoint, FORMATS[fmt].weights
+def of_weights(model: registry.Model, fmt: str) -> str | None:
+    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it.  Raises
+    UserError where they cannot be read."""
+    checkpoint, weights = model.checkpoint, FORMATS[fmt].weights
     if checkpoint.stored_as is None:
         return None
     if weights is not DType.INT4:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from corepipe.cli.announce import Announcement, Loading
 from corepipe.planning.slo import Slo
@@ -21,13 +20,12 @@ from corepipe.serving.messages import Progress, Ready
 class AnnouncedFleet(FleetClient):
     """Shows on stderr how far the first host is, then what is served where.
 
-    The model's files are at `path` here, for its text; hosts look for `engine.model` themselves.
+    Hosts look for the files of `engine.model` themselves.
     """
 
     def __init__(
         self,
         engine: EngineConfig,
-        path: Path,
         said: Announcement,
         fleet: Fleet,
         server: ServerConfig,
@@ -36,19 +34,18 @@ class AnnouncedFleet(FleetClient):
         least, most = server.replicas or 1, server.max_replicas
         scaler = None if most is None else Scaler(least, most, engine.max_num_seqs)
         super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler, slo)
-        self._loading = Loading(engine, said)
+        self._loading = Loading(said)
         self.notes = self._loading.notes
-        self._path = path
 
     @classmethod
-    def of(cls, engine: EngineConfig, path: Path, said: Announcement, server: ServerConfig) -> AnnouncedFleet:
+    def of(cls, engine: EngineConfig, said: Announcement, server: ServerConfig) -> AnnouncedFleet:
         """As `server` has it, which names a fleet.  Raises UserError."""
         assert server.fleet is not None
         assert server.replicas is not None
         slo = SloShare(None if server.slo is None else Slo.parse(server.slo).met)
         check_fleet(server.fleet)
         fleet = RayFleet(server.fleet, server.replicas, said.name)
-        return cls(engine, path, said, fleet, server, slo)
+        return cls(engine, said, fleet, server, slo)
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        return await self._loading.shown(super().start, progress, str(self._path))
+        return await self._loading.shown(super().start, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import typer
 import uvloop
 
 from corepipe import __version__
-from corepipe.cli.announce import AnnouncedClient, Announcement
+from corepipe.cli.announce import AnnouncedClient, Announcement, of_weights
 from corepipe.cli.common import errors
 from corepipe.cli.ports import tell_of_faults, urls_of
 from corepipe.cli.starting import Found, Starting
@@ -103,6 +103,8 @@ def _service(one: Found, urls: Mapping[Port, str], found: Sequence[Found]) -> Se
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
     client, task = _client(one, Announcement(one.name, names, urls)), model.task(one.engine.task)
+    with suppress(UserError):  # the engine reads them, and says what is wrong
+        client.notes += filter(None, [of_weights(model, one.engine.format)])
     service = Service(client, tokenizer, one.engine, one.server, __version__, task)
     service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     if task.task is Task.GENERATE:
@@ -138,4 +140,4 @@ def _client(one: Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
         return AnnouncedClient(one.resolved, said, server.max_queue_seconds, one.process)
     from corepipe.cli.fleet_client import AnnouncedFleet  # noqa: PLC0415 -- who has no fleet does without
 
-    return AnnouncedFleet.of(one.engine, one.path, said, server)
+    return AnnouncedFleet.of(one.engine, said, server)
