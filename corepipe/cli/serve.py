@@ -105,11 +105,9 @@ def serve(
 
         answer_again(engine, server)
     else:
-        from corepipe.cli.starting import check_fleet, starting  # noqa: PLC0415
+        from corepipe.cli.starting import starting  # noqa: PLC0415
 
-        asked = [(engine, server), *others]
-        check_fleet(asked)
-        with starting(asked) as start:
+        with starting([(engine, server), *others]) as start:
             from corepipe.cli.launch import launch  # noqa: PLC0415 -- half of the time of a start
 
             launch(start)

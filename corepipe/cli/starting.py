@@ -53,6 +53,7 @@ def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Sta
     The only model loads from now on; of several, the share of each is to be known first.  Processes end with
     the context.  Raises UserError for what cannot be had.
     """
+    _check_fleet(asked)
     _, server = asked[0]
     with ExitStack() as stack:
         processes = [stack.enter_context(_made()) if server.fleet is None else None for _ in asked]
@@ -99,7 +100,7 @@ def _verify(path: Path, here: EngineConfig, report: Report) -> None:
         integrity.verify(draft, report)
 
 
-def check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     """Raises UserError for what a fleet does not do."""
     engine, server = asked[0]
     if server.fleet is None:
