@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from step import LONGEST, Case, greedy, inputs, native_executor
+from step import LONGEST, Case, block_of, greedy, inputs, native_executor
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -84,7 +84,7 @@ def take_turns(args: argparse.Namespace, cases: Sequence[Case]) -> None:
     graph = model.graph(FORMATS[args.format], LONGEST)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
     executor = native_executor(graph, weights, list(cases), native().Pool(args.threads))
-    steps = [inputs(*case, graph.vocab_size) for case in cases]
+    steps = [inputs(*case, graph.vocab_size, block_of(graph)) for case in cases]
     print("ready", flush=True)
     for line in sys.stdin:
         step, times = steps[int(line)], list[float]()
