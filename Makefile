@@ -145,7 +145,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.setup-$(SETUP_ID): | $(VENV)/bin/python
-	@echo "corepipe: setting up $(VENV) (about a minute, once)"
+	@echo "corepipe: setting up $(VENV) (some minutes, once: its kernels are compiled)"
 	$(PIP_INSTALL) --editable .
 	@rm -f $(VENV)/.setup-*; touch $@
 
