@@ -67,6 +67,9 @@ class Loading:
         print_placement(console, ready.placement)
         for note in self.notes:
             console.print(note, markup=False)
+        if ready.kernels_left_out:
+            names = ", ".join(ready.kernels_left_out)
+            console.print(f"kernels not built: {names} (COREPIPE_TABLES=all make setup builds them)", markup=False)
         console.print(self._said.line(ready), markup=False)
         if self._said.last:
             tell_of_other_ports(self._said.urls)

@@ -9,7 +9,10 @@ from corepipe.errors import UserError
 
 
 def native() -> ModuleType:
-    """The compiled module.  Raises UserError where it is not built, or COREPIPE_ISA is not to be had."""
+    """Returns the compiled module.
+
+    Raises UserError where it is not built, has no kernels for this CPU, or lacks those of COREPIPE_ISA.
+    """
     try:
         module = importlib.import_module("corepipe.kernels._native")
     except ImportError as error:
@@ -21,3 +24,11 @@ def native() -> ModuleType:
     except ValueError as error:
         raise UserError(str(error)) from error
     return module
+
+
+def check_same_bits() -> None:
+    """Raises UserError where this build lacks the kernels that `--bits same` takes on this CPU."""
+    try:
+        native().same_bits_isa()
+    except ValueError as error:
+        raise UserError(str(error), "bits") from error

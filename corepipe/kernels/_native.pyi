@@ -19,7 +19,13 @@ def isas() -> list[str]:
     """Tables of docs/kernels.md that this build and this CPU can run, best first."""
 
 def isa() -> str:
-    """The path in use: COREPIPE_ISA, or the best."""
+    """The path in use: COREPIPE_ISA, or the best.  Raises ValueError where it is not to be had."""
+
+def left_out() -> list[str]:
+    """Tables that this CPU could run and COREPIPE_TABLES left out of the build, best first."""
+
+def same_bits_isa() -> str:
+    """The path that `--bits same` takes.  Raises ValueError where the build lacks a table that it needs."""
 
 class Matrix:
     """A view of a packed [n, k] matrix in panels of 32 columns (of n).

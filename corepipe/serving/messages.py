@@ -337,7 +337,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process.
 
     `threads`: how many compute, and what has limited them, in words.  `task`: what is made of texts.
-    `weights`: a hash of what the engine computes with; empty where that is not known.
+    `weights`: a hash of what the engine computes with; empty where that is not known.  `kernels_left_out`: what
+    this CPU could run and was not built.
     """
 
     placement: dict[str, Any]
@@ -350,6 +351,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     threads: str = ""
     task: str = "generate"
     weights: str = ""
+    kernels_left_out: list[str] = []
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -1,13 +1,12 @@
-// Attention and the sampler's passes for the ISA of the file that includes this.
+// Attention for the ISA of the file that includes this.
 #pragma once
 
 #include "attention_items.inl"
-#include "rows.inl"
-#include "sampler.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
+// Rows: the Cache by which several rows meet a bf16 cache.
 template <class Rows>
 constexpr AttentionTable kAttentionBy = {
     scratch_bytes,
@@ -23,10 +22,6 @@ constexpr AttentionTable kAttentionBy = {
 #endif
     kWidens,
 };
-
-constexpr AttentionTable kAttention = kAttentionBy<Bf16Cache>;
-
-constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least, mask_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -20,12 +20,6 @@ namespace {
 
 using namespace nb::literals;
 
-std::vector<std::string> isas() {
-  std::vector<std::string> names;
-  for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
-  return names;
-}
-
 void make_matrix(PyMatrix* self, const std::string& kind, Array<uint8_t> data, std::optional<Array<float>> scale, int n,
                  int k) {
   if (scale && n >= 0 && scale->size() < static_cast<size_t>(n)) {
@@ -80,7 +74,9 @@ NB_MODULE(_native, m) {
   m.doc() = "corepipe's native executor";
   // Python drops what is left at exit in no particular order; that is no leak to warn of.
   nb::set_leak_warnings(false);
-  m.def("isas", &isas);
+  m.def("isas", &available_names);
+  m.def("left_out", &left_out);
+  m.def("same_bits_isa", [] { return std::string(same_bits_kernels().name); });
   m.def("isa", [] { return std::string(kernels().name); });
   bind_matrix(m);
   bind_cache(m);

@@ -1,194 +1,170 @@
 #include "isa.h"
 
 #include <cstdlib>
-#include <initializer_list>
+#include <cstring>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(COREPIPE_AMX)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(COREPIPE_NEON_TABLES) && defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(COREPIPE_NEON_TABLES) && defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
+#include "cpu.h"
+#include "tables/parts.h"
 
 namespace corepipe {
 
-extern const KernelTable kPortableKernels, kPortableFusedKernels;
-
-#if defined(__x86_64__)
-extern const KernelTable kAmxKernels, kAvx512Kernels, kAvx512IntelKernels, kAvx512VnniKernels, kAvx2VnniKernels,
-    kAvx2Kernels;
-
 namespace {
 
-// cpuid leaf 7 (or 1) and the registers that the operating system saves (XCR0); __builtin_cpu_supports does
-// the same, but not with every compiler's run-time library.
-struct Cpu {
-  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_edx = 0, leaf7_1_eax = 0, saved = 0;
-  bool intel = false;
+KernelTable table_of(const char* name, const DenseLinears& dense, const Int4Linears& int4, const AttentionTable& attention,
+                     const RowParts& rows) {
+  LinearTable linear = {{}, dense.chain, dense.unaided_rows, dense.finish};
+  for (int i = 0; i < kDenseKinds; ++i) linear.kinds[i] = dense.kinds[i];
+  for (int i = 0; i < kInt4Kinds; ++i) linear.kinds[kDenseKinds + i] = int4.kinds[i];
+  return {name, linear, attention, rows.rows, rows.sampler, rows.scan};
+}
 
-  Cpu() {
-    uint32_t a, b, c, d;
-    if (__get_cpuid(0, &a, &b, &c, &d)) intel = b == signature_INTEL_ebx;
-    if (__get_cpuid(1, &a, &b, &c, &d)) leaf1_ecx = c;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) leaf7_ebx = b, leaf7_ecx = c, leaf7_edx = d;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf7_1_eax = a;
-    constexpr uint32_t kOsXsave = 1u << 27;
-    if (leaf1_ecx & kOsXsave) asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-  }
+// A table that this build has, by the name that cpu.h has for it.
+struct Built {
+  const char* name;
+  KernelTable table;
 };
 
-bool all(uint32_t word, std::initializer_list<int> bits) {
-  for (int bit : bits) {
-    if ((word >> bit & 1) == 0) return false;
-  }
-  return true;
-}
-
-bool has_avx2(const Cpu& cpu) {
-  constexpr int kFma = 12, kF16c = 29, kAvx2 = 5;
-  return all(cpu.saved, {1, 2}) && all(cpu.leaf1_ecx, {kFma, kF16c}) && all(cpu.leaf7_ebx, {kAvx2});
-}
-
-#if defined(COREPIPE_AVX_VNNI)
-// Alder Lake and its successors, Sierra Forest.
-bool has_avx2_vnni(const Cpu& cpu) {
-  constexpr int kAvxVnni = 4;
-  return has_avx2(cpu) && all(cpu.leaf7_1_eax, {kAvxVnni});
-}
-#endif
-
-#if defined(COREPIPE_AVX512_VNNI)
-// Cascade Lake, Ice Lake, Tiger Lake, Rocket Lake; Cooper Lake, whose BF16 comes without VBMI.
-bool has_avx512_vnni(const Cpu& cpu) {
-  constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31, kVnni = 11;
-  return has_avx2(cpu) && all(cpu.saved, {5, 6, 7}) && all(cpu.leaf7_ebx, {kF, kDq, kBw, kVl}) &&
-         all(cpu.leaf7_ecx, {kVnni});
-}
-#endif
-
-#if defined(COREPIPE_AVX512)
-// Sapphire Rapids and later, Zen 4 and later.
-bool has_avx512(const Cpu& cpu) {
-  constexpr int kVbmi = 1, kBf16 = 5;
-  return has_avx512_vnni(cpu) && all(cpu.leaf7_ecx, {kVbmi}) && all(cpu.leaf7_1_eax, {kBf16});
-}
-#endif
-
+// Best first.  kernels.cmake says which parts each needs.
+const std::vector<Built>& built() {
+  static const std::vector<Built> tables = {
 #if defined(COREPIPE_AMX)
-// Linux gives a process its tiles when it asks (Documentation/arch/x86/xstate.rst).
-bool tiles_granted() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-bool has_amx(const Cpu& cpu) {
-  constexpr int kBf16 = 22, kTile = 24, kInt8 = 25;
-  return has_avx512(cpu) && all(cpu.saved, {17, 18}) && all(cpu.leaf7_edx, {kBf16, kTile, kInt8}) && tiles_granted();
-}
+      {"amx", table_of("amx", amx::kDense, avx512::kInt4, amx::kAttention, avx512::kRowParts)},
 #endif
-
-}  // namespace
+#if defined(COREPIPE_AVX512_INTEL)
+      {"avx512-intel",
+       table_of("avx512", avx512::kIntelDense, avx512::kInt4, avx512_intel::kAttention, avx512::kRowParts)},
 #endif
-
-#if defined(COREPIPE_NEON_TABLES)
-extern const KernelTable kNeonI8mmKernels, kNeonDotprodKernels;
-
-namespace {
-
-#if defined(__linux__)
-// Documentation/arch/arm64/elf_hwcaps.rst; the headers of old systems have no name for I8MM.
-constexpr unsigned long kAsimdDp = 1ul << 20, kI8mm = 1ul << 13;
-
-bool has_dotprod() { return (getauxval(AT_HWCAP) & kAsimdDp) != 0; }
-bool has_i8mm() { return has_dotprod() && (getauxval(AT_HWCAP2) & kI8mm) != 0; }
-#elif defined(__APPLE__)
-bool says(const char* name) {
-  int value = 0;
-  size_t size = sizeof value;
-  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
-}
-
-bool has_dotprod() { return says("hw.optional.arm.FEAT_DotProd"); }
-bool has_i8mm() { return has_dotprod() && says("hw.optional.arm.FEAT_I8MM"); }
-#else
-bool has_dotprod() { return false; }
-bool has_i8mm() { return false; }
-#endif
-
-}  // namespace
-#endif
-
-std::vector<const KernelTable*> available_kernels() {
-  std::vector<const KernelTable*> tables;
-#if defined(__x86_64__)
-  const Cpu cpu;
-#if defined(COREPIPE_AMX)
-  if (has_amx(cpu)) tables.push_back(&kAmxKernels);
-#endif
-#if defined(COREPIPE_AVX512)
-  // Intel's vdpbf16ps takes more than twice as long as two multiply-adds with the same result, its vpdpbusd half as long
-  // as AMD's: one ISA, two ways to use it.
-  if (has_avx512(cpu)) tables.push_back(cpu.intel ? &kAvx512IntelKernels : &kAvx512Kernels);
+#if defined(COREPIPE_AVX512_AMD)
+      {"avx512-amd", table_of("avx512", avx512::kDense, avx512::kInt4, avx512::kAttention, avx512::kRowParts)},
 #endif
 #if defined(COREPIPE_AVX512_VNNI)
-  if (has_avx512_vnni(cpu)) tables.push_back(&kAvx512VnniKernels);
+      {"avx512-vnni", table_of("avx512-vnni", avx512_vnni::kDense, avx512_vnni::kInt4, avx512_vnni::kAttention,
+                               avx512_vnni::kRowParts)},
 #endif
-#if defined(COREPIPE_AVX_VNNI)
-  if (has_avx2_vnni(cpu)) tables.push_back(&kAvx2VnniKernels);
+#if defined(COREPIPE_AVX2_VNNI)
+      {"avx2-vnni",
+       table_of("avx2-vnni", avx2_vnni::kDense, avx2_vnni::kInt4, avx2::kAttention, avx2::kRowParts)},
 #endif
-  if (has_avx2(cpu)) tables.push_back(&kAvx2Kernels);
+#if defined(COREPIPE_AVX2)
+      {"avx2", table_of("avx2", avx2::kDense, avx2::kInt4, avx2::kAttention, avx2::kRowParts)},
 #endif
-#if defined(COREPIPE_NEON_TABLES)
-  if (has_i8mm()) tables.push_back(&kNeonI8mmKernels);
-  if (has_dotprod()) tables.push_back(&kNeonDotprodKernels);
+#if defined(COREPIPE_NEON_I8MM)
+      {"neon-i8mm",
+       table_of("neon-i8mm", neon_i8mm::kDense, neon_i8mm::kInt4, portable::kAttention, portable::kRowParts)},
 #endif
-  tables.push_back(&kPortableKernels);
+#if defined(COREPIPE_NEON_DOTPROD)
+      {"neon-dotprod",
+       table_of("neon-dotprod", neon_dotprod::kDense, neon_dotprod::kInt4, portable::kAttention, portable::kRowParts)},
+#endif
+#if defined(COREPIPE_PORTABLE)
+      {"portable", table_of("portable", portable::kDense, portable::kInt4, portable::kAttention, portable::kRowParts)},
+#endif
+#if defined(COREPIPE_PORTABLE_FUSED)
+      {"portable-fused", table_of("portable", portable_fused::kDense, portable_fused::kInt4, portable_fused::kAttention,
+                                  portable_fused::kRowParts)},
+#endif
+  };
   return tables;
 }
 
+const KernelTable* built_named(const std::string& name) {
+  for (const Built& one : built()) {
+    if (name == one.name) return &one.table;
+  }
+  return nullptr;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+// What brings tables into a build.
+std::string build_command(const std::string& tables) { return "build them with COREPIPE_TABLES=" + tables + " make setup"; }
+
+std::string public_name(const std::string& name) {
+  return name == "avx512-amd" || name == "avx512-intel" ? "avx512" : name;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  for (const std::string& one : names) {
+    if (one == name) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<const KernelTable*> available_kernels() {
+  std::vector<const KernelTable*> tables;
+  for (const char* name : tables_of_this_cpu()) {
+    if (const KernelTable* table = built_named(name)) tables.push_back(table);
+  }
+  return tables;
+}
+
+std::vector<std::string> available_names() {
+  std::vector<std::string> names;
+  for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
+  return names;
+}
+
+std::vector<std::string> left_out() {
+  std::vector<std::string> names;
+  for (const char* name : tables_of_this_cpu()) {
+    if (built_named(name) == nullptr) names.push_back(public_name(name));
+  }
+  return names;
+}
+
 const KernelTable& kernels_named(const std::string& name) {
-  std::string names;
   for (const KernelTable* table : available_kernels()) {
     if (name == table->name) return *table;
-    names += (names.empty() ? "" : ", ") + std::string(table->name);
   }
-  throw std::invalid_argument("COREPIPE_ISA=" + name + " is unknown or not supported by this CPU; use one of: " + names);
+  if (contains(left_out(), name)) {
+    throw std::invalid_argument("COREPIPE_ISA=" + name + " names kernels that this build left out; " +
+                                build_command("native," + name));
+  }
+  throw std::invalid_argument("COREPIPE_ISA=" + name +
+                              " is unknown or not supported by this CPU; use one of: " + listed(available_names()));
 }
 
 const KernelTable& kernels() {
   static const KernelTable& chosen = []() -> const KernelTable& {
     const char* name = std::getenv("COREPIPE_ISA");
-    return name != nullptr && *name != '\0' ? kernels_named(name) : *available_kernels().front();
+    if (name != nullptr && *name != '\0') return kernels_named(name);
+    const std::vector<const KernelTable*> tables = available_kernels();
+    if (!tables.empty()) return *tables.front();
+    throw std::invalid_argument("this CPU runs none of the kernels that were built, but " + listed(left_out()) + "; " +
+                                build_command("native"));
   }();
   return chosen;
 }
 
 namespace {
 
+const KernelTable& other_for_same_bits(const KernelTable& own, const std::string& name) {
+  if (const KernelTable* other = built_named(name)) return *other;
+  throw std::invalid_argument("--bits same on " + std::string(own.name) + " kernels takes the kernels " + name +
+                              ", too, which this build left out; " + build_command("native," + name));
+}
+
 KernelTable in_one_order(const KernelTable& own) {
-  if (&own == &kPortableKernels) return kPortableFusedKernels;
 #if defined(__x86_64__)
-  if (&own == &kAvx2Kernels) return own;
-#if defined(COREPIPE_AVX_VNNI)
-  if (&own == &kAvx2VnniKernels) return own;
-#endif
-#if defined(COREPIPE_AVX512_VNNI)
-  // Those with AVX-512: sums of integers are exact, in whatever order.
-  constexpr int kInt8 = static_cast<int>(Kind::int8);
-  KernelTable table = kAvx512VnniKernels;
-  table.name = own.name;
-  table.linear.kinds[kInt8] = own.linear.kinds[kInt8];
-  table.linear.chain = own.linear.chain;
-  table.linear.unaided_rows = own.linear.unaided_rows;
-  return table;
-#endif
+  const std::string name = own.name;
+  if (name == "portable") return other_for_same_bits(own, "portable-fused");
+  if (name == "amx" || name == "avx512") {
+    // Sums of integers are exact, in whatever order.
+    constexpr int kInt8 = static_cast<int>(Kind::int8);
+    KernelTable table = other_for_same_bits(own, "avx512-vnni");
+    table.name = own.name;
+    table.linear.kinds[kInt8] = own.linear.kinds[kInt8];
+    table.linear.chain = own.linear.chain;
+    table.linear.unaided_rows = own.linear.unaided_rows;
+    return table;
+  }
 #endif
   return own;
 }

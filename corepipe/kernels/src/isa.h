@@ -12,7 +12,7 @@
 
 namespace corepipe {
 
-// One for each ISA, in isa_<name>.cpp; docs/kernels.md says which CPU runs which.
+// One for each ISA, of the parts in tables/; docs/kernels.md says which CPU runs which.
 struct KernelTable {
   const char* name;
   LinearTable linear;
@@ -38,10 +38,14 @@ class Turn {
   void (*const end_)();
 };
 
-// The tables that this build has and this CPU can run, best first.
+// The tables that this build has and this CPU can run, best first; and their names.
 std::vector<const KernelTable*> available_kernels();
+std::vector<std::string> available_names();
 
-// The table named `name`.  Throws std::invalid_argument if there is none or the CPU can't run it.
+// Names of tables that this CPU could run, but the build left out, best first.
+std::vector<std::string> left_out();
+
+// The table named `name`.  Throws std::invalid_argument if there is none, the build left it out or the CPU can't run it.
 const KernelTable& kernels_named(const std::string& name);
 
 // The table in use: COREPIPE_ISA, or the best.  Throws as kernels_named.

@@ -104,14 +104,14 @@ CP_INLINE void add_scaled(const float* sums, const float* scales, const float* c
     __m512 total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     if (!first) load_pair(out + r * kPanel, total);
     __m512 before[2];
-    unrolled<kGroups>([&](auto g) CP_LAMBDA {
-      const __m512 scale = _mm512_set1_ps(scales[g.value * kTiles * kTile + r]);
-      const __m512 correction = _mm512_set1_ps(corrections[g.value * kTiles * kTile + r]);
-      unrolled<2>([&](auto c) CP_LAMBDA {
-        const __m512 start = g.value == 0 ? _mm512_set1_ps(kMagic) : before[c.value];
-        before[c.value] = _mm512_load_ps(from + (g.value * 2 * kTiles + c.value) * kTileSums);
-        const __m512 sum = _mm512_sub_ps(before[c.value], _mm512_sub_ps(start, correction));
-        total[c.value] = _mm512_fmadd_ps(sum, scale, total[c.value]);
+    unrolled<kGroups>([&](int g) CP_LAMBDA {
+      const __m512 scale = _mm512_set1_ps(scales[g * kTiles * kTile + r]);
+      const __m512 correction = _mm512_set1_ps(corrections[g * kTiles * kTile + r]);
+      unrolled<2>([&](int c) CP_LAMBDA {
+        const __m512 start = g == 0 ? _mm512_set1_ps(kMagic) : before[c];
+        before[c] = _mm512_load_ps(from + (g * 2 * kTiles + c) * kTileSums);
+        const __m512 sum = _mm512_sub_ps(before[c], _mm512_sub_ps(start, correction));
+        total[c] = _mm512_fmadd_ps(sum, scale, total[c]);
       });
     });
     store_pair(out + r * kPanel, total);
@@ -256,23 +256,15 @@ constexpr LinearKernel kInt8wTiled =
 // bf16 depend on the instruction: all go through tiles.
 constexpr int kTiledFrom = 3;
 
-constexpr LinearTable kTiledLinear = {
-    {
-        {kLinear.kinds[0].few, kTiledFrom, kInt8Tiled},
-        {kInt8wTiled},
-        {kBf16Tiled},
-        kLinear.kinds[3],
-        kLinear.kinds[4],
-        kLinear.kinds[5],
-        kLinear.kinds[6],
-        kLinear.kinds[7],
-        kLinear.kinds[8],
-        kLinear.kinds[9],
-    },
-    {128, 128, 64, 64},  // measured on a Xeon with AMX, as the next
-    0,
-    finish,
-};
+// Measured on a Xeon with AMX.
+constexpr DenseLinears tiled_linears() {
+  return {
+      {{int8_kernel(kInt8Rows), kTiledFrom, kInt8Tiled}, {kInt8wTiled}, {kBf16Tiled}, kFp32Kernels},
+      {128, 128, 64, 64},
+      0,
+      finish,
+  };
+}
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

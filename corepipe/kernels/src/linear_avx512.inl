@@ -7,7 +7,6 @@
 #else
 #include "linear_avx512_fma.inl"
 #endif
-#include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -31,25 +30,31 @@ CP_INLINE void fetch_part(Fetch& ahead, int step) {
 
 constexpr int kInt8RowGroup = 4 + 4 + kGroup;
 
-// acc [R][2] += the products of kCount of k, of rows that lie a group apart from q on.  Unrolled as a whole, so that no
-// counter takes a product's turn.
+// acc [R][2] += the products of four k: weights of columns 0-15 and 16-31, and a word of each row, which lie a group
+// apart from q on.
+template <int R>
+CP_INLINE void add_words(__m512i (&acc)[R][2], __m512i w0, __m512i w1, const uint8_t* q) {
+  unrolled<R>([&](int r) CP_LAMBDA {
+    const __m512i v = broadcast_word(q + kGroup * r);
+    dot_u8s8(acc[r][0], w0, v);
+    dot_u8s8(acc[r][1], w1, v);
+  });
+}
+
+// acc [R][2] += the products of kCount of k.  Unrolled as a whole, so that no counter takes a product's turn.
 template <int R, int kCount, int kLines>
 CP_INLINE void add_products(__m512i (&acc)[R][2], const uint8_t* w, const uint8_t* q, Fetch& ahead, int step) {
-  unrolled<kCount / 4>([&](auto i) CP_LAMBDA {
-    const __m512i w0 = _mm512_loadu_si512(w + 128 * i.value), w1 = _mm512_loadu_si512(w + 128 * i.value + 64);
+  unrolled<kCount / 4>([&](int i) CP_LAMBDA {
+    const __m512i w0 = _mm512_loadu_si512(w + 128 * i), w1 = _mm512_loadu_si512(w + 128 * i + 64);
     fetch_part<kLines>(ahead, step);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      const __m512i v = broadcast_word(q + kGroup * r.value + 4 * i.value);
-      dot_u8s8(acc[r.value][0], w0, v);
-      dot_u8s8(acc[r.value][1], w1, v);
-    });
+    add_words(acc, w0, w1, q + 4 * i);
   });
 }
 
 // acc [R][2] = the words at x, one for each row.
 template <int R>
 CP_INLINE void start_from(__m512i (&acc)[R][2], const uint8_t* x) {
-  unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = broadcast_word(x + 4 * r.value); });
+  unrolled<R>([&](int r) CP_LAMBDA { acc[r][0] = acc[r][1] = broadcast_word(x + 4 * r); });
 }
 
 // sum += scale * acc, of row `row`.
@@ -65,21 +70,21 @@ template <int R, int kLines>
 static void multiply_int8_groups(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead, int step) {
   constexpr bool kInRegisters = R <= kInt8Rows;
   __m512 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA {
-    sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps();
-    if (!kInRegisters) store_pair(out + 32 * r.value, sums[r.value]);
+  unrolled<R>([&](int r) CP_LAMBDA {
+    sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    if (!kInRegisters) store_pair(out + 32 * r, sums[r]);
   });
   for (int g = 0; g < groups; ++g, w += kPanel * kGroup, x += R * kInt8RowGroup) {
     __m512i acc[R][2];
     start_from(acc, x);
     add_products<R, kGroup, kLines>(acc, w, x + 8 * R, ahead, step);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      if (!kInRegisters) load_pair(out + 32 * r.value, sums[r.value]);
-      add_group<R>(sums[r.value], acc[r.value], x, r.value);
-      if (!kInRegisters) store_pair(out + 32 * r.value, sums[r.value]);
+    unrolled<R>([&](int r) CP_LAMBDA {
+      if (!kInRegisters) load_pair(out + 32 * r, sums[r]);
+      add_group<R>(sums[r], acc[r], x, r);
+      if (!kInRegisters) store_pair(out + 32 * r, sums[r]);
     });
   }
-  if (kInRegisters) unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
+  if (kInRegisters) unrolled<R>([&](int r) CP_LAMBDA { store_pair(out + 32 * r, sums[r]); });
 }
 
 template <int R>
@@ -128,9 +133,9 @@ static void prepare_int8_values(const int8_t* q, int row, int rows, void* block)
 template <class Op>
 CP_INLINE __m128i fold_four(const __m512i v[4], Op op) {
   __m128i quad[4];
-  unrolled<4>([&](auto i) CP_LAMBDA {
-    const __m256i half = op(_mm512_castsi512_si256(v[i.value]), _mm512_extracti64x4_epi64(v[i.value], 1));
-    quad[i.value] = op(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  unrolled<4>([&](int i) CP_LAMBDA {
+    const __m256i half = op(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
+    quad[i] = op(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   });
   const __m128i low = op(_mm_unpacklo_epi32(quad[0], quad[1]), _mm_unpackhi_epi32(quad[0], quad[1]));
   const __m128i high = op(_mm_unpacklo_epi32(quad[2], quad[3]), _mm_unpackhi_epi32(quad[2], quad[3]));
@@ -159,37 +164,37 @@ CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512 v[4][4];
   __m512i folded[Row::parts][4], sums[Row::parts][4];
-  unrolled<4>([&](auto g) CP_LAMBDA {
+  unrolled<4>([&](int g) CP_LAMBDA {
     unrolled<4>([&](auto i) CP_LAMBDA {
-      v[g.value][i.value] = _mm512_loadu_ps(x + kGroup * g.value + kLanes * i.value);
-      const __m512i bits = _mm512_and_si512((__m512i)v[g.value][i.value], magnitude);
+      v[g][i.value] = _mm512_loadu_ps(x + kGroup * g + kLanes * i.value);
+      const __m512i bits = _mm512_and_si512((__m512i)v[g][i.value], magnitude);
       constexpr int part = i.value * Row::parts / 4, begins = i.value % (4 / Row::parts) == 0;
-      folded[part][g.value] = begins ? bits : Largest::of(folded[part][g.value], bits);
+      folded[part][g] = begins ? bits : Largest::of(folded[part][g], bits);
     });
   });
   alignas(16) float scales[Row::parts][4], inverses[Row::parts][4];
-  unrolled<Row::parts>([&](auto part) CP_LAMBDA {
-    const __m128 scale = _mm_div_ps((__m128)fold_four(folded[part.value], largest), _mm_set1_ps(127.0f));
+  unrolled<Row::parts>([&](int part) CP_LAMBDA {
+    const __m128 scale = _mm_div_ps((__m128)fold_four(folded[part], largest), _mm_set1_ps(127.0f));
     const __mmask8 some = _mm_cmp_ps_mask(scale, _mm_set1_ps(1.17549435e-38f), _CMP_NLT_UQ);
-    _mm_store_ps(scales[part.value], _mm_maskz_mov_ps(some, scale));
-    _mm_store_ps(inverses[part.value], _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
+    _mm_store_ps(scales[part], _mm_maskz_mov_ps(some, scale));
+    _mm_store_ps(inverses[part], _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), scale));
   });
-  unrolled<4>([&](auto g) CP_LAMBDA {
-    int8_t* q_out = Row::q(to, first + g.value);
+  unrolled<4>([&](int g) CP_LAMBDA {
+    int8_t* q_out = Row::q(to, first + g);
     unrolled<4>([&](auto i) CP_LAMBDA {
       constexpr int part = i.value * Row::parts / 4, begins = i.value % (4 / Row::parts) == 0;
-      const __m512 inverse = _mm512_set1_ps(inverses[part][g.value]);
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g.value][i.value], inverse));
+      const __m512 inverse = _mm512_set1_ps(inverses[part][g]);
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[g][i.value], inverse));
       _mm_storeu_si128((__m128i*)(q_out + kLanes * i.value), _mm512_cvtepi32_epi8(q));
-      sums[part][g.value] = begins ? q : Sum::of(sums[part][g.value], q);
+      sums[part][g] = begins ? q : Sum::of(sums[part][g], q);
     });
   });
-  unrolled<Row::parts>([&](auto part) CP_LAMBDA {
+  unrolled<Row::parts>([&](int part) CP_LAMBDA {
     alignas(16) int32_t wholes[4];
-    _mm_store_si128((__m128i*)wholes, fold_four(sums[part.value], sum));
+    _mm_store_si128((__m128i*)wholes, fold_four(sums[part], sum));
     for (int g = 0; g < 4; ++g) {
-      Row::put_scale(to, first + g, part.value, scales[part.value][g]);
-      Row::put_sum(to, first + g, part.value, wholes[g]);
+      Row::put_scale(to, first + g, part, scales[part][g]);
+      Row::put_sum(to, first + g, part, wholes[g]);
     }
   });
 }
@@ -215,22 +220,22 @@ static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float*
   constexpr int kStepBytes = 128;
   const int step = fetch_step(ahead, kStepBytes);
   __m512 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
+  unrolled<R>([&](int r) CP_LAMBDA { sums[r][0] = sums[r][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; ++i) {
       const __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 64);
       fetch(ahead, step);
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r.value));
-        sums[r.value][0] = _mm512_fmadd_ps(w0, v, sums[r.value][0]);
-        sums[r.value][1] = _mm512_fmadd_ps(w1, v, sums[r.value][1]);
+      unrolled<R>([&](int r) CP_LAMBDA {
+        const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r));
+        sums[r][0] = _mm512_fmadd_ps(w0, v, sums[r][0]);
+        sums[r][1] = _mm512_fmadd_ps(w1, v, sums[r][1]);
       });
       w += 128;
       x += 4;
     }
     x += (R - 1) * kFp32RowGroup;
   }
-  unrolled<R>([&](auto r) CP_LAMBDA { store_pair(out + 32 * r.value, sums[r.value]); });
+  unrolled<R>([&](int r) CP_LAMBDA { store_pair(out + 32 * r, sums[r]); });
 }
 
 static void prepare_fp32(const float* x, int k, int row, int rows, void* block) {
@@ -262,31 +267,19 @@ struct Fp32Product {
   static constexpr Multiply run = multiply_fp32<R>;
 };
 
-}  // namespace COREPIPE_SIMD
-}  // namespace corepipe
-
-#include "linear_int4_avx512.inl"
-
-namespace corepipe {
-namespace COREPIPE_SIMD {
-
 constexpr LinearKernel int8_kernel(int max_rows) {
   return {max_rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8WideRows, Int8Product>, prepare_int8_values};
 }
 
-constexpr LinearTable linear_table(const LinearKernels& int8, const ChainRows& chain, int unaided_rows) {
+constexpr LinearKernels kFp32Kernels = {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}};
+
+constexpr DenseLinears dense_linears(const LinearKernels& int8, const ChainRows& chain, int unaided_rows) {
   return {
       {
           int8,
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>}},
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
-          {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}},
-          int4_kernels<32, Offsets::none>(),
-          int4_kernels<32, Offsets::zeros>(),
-          int4_kernels<32, Offsets::minima>(),
-          int4_kernels<64, Offsets::none>(),
-          int4_kernels<64, Offsets::zeros>(),
-          int4_kernels<64, Offsets::minima>(),
+          kFp32Kernels,
       },
       chain,
       unaided_rows,
@@ -294,14 +287,16 @@ constexpr LinearTable linear_table(const LinearKernels& int8, const ChainRows& c
   };
 }
 
-constexpr LinearTable kLinear = linear_table({int8_kernel(kInt8Rows)}, {56, 56, 14, 7}, 4);  // measured on Zen 4
+// Measured on Zen 4.
+constexpr DenseLinears amd_linears() { return dense_linears({int8_kernel(kInt8Rows)}, {56, 56, 14, 7}, 4); }
 
 // Measured on Emerald Rapids, where a core multiplies int8 twice as fast: a chain of fewer rows than 28 waits for
 // weights, also as the last of a batch.  With 64 rows the threads are better off apart than on the same weights.  Its
 // hardware does not fetch soon enough by itself, not even for one row.  Up to 24 rows take longer to read the weights,
 // once for each block, than to add sums in memory.
-constexpr LinearKernels kIntelInt8 = {int8_kernel(kInt8WideRows), 25, int8_kernel(kInt8Rows)};
-constexpr LinearTable kIntelLinear = linear_table(kIntelInt8, {28, 56, 28, 7}, 0);
+constexpr DenseLinears intel_linears() {
+  return dense_linears({int8_kernel(kInt8WideRows), 25, int8_kernel(kInt8Rows)}, {28, 56, 28, 7}, 0);
+}
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -95,25 +95,25 @@ template <class Weights, int R>
 static void multiply_bf16(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   const int step = fetch_step(ahead, Weights::kStepBytes);
   __m512 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = _mm512_setzero_ps(); });
+  unrolled<R>([&](int r) CP_LAMBDA { sums[r][0] = sums[r][1] = _mm512_setzero_ps(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup / 2; ++i) {
       __m512i v[2];
       Weights::load(w, v);
       fetch(ahead, step);
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const __m512i pair = broadcast_word(x + kBf16RowGroup * r.value);
-        dot_bf16(sums[r.value][0], v[0], pair);
-        dot_bf16(sums[r.value][1], v[1], pair);
+      unrolled<R>([&](int r) CP_LAMBDA {
+        const __m512i pair = broadcast_word(x + kBf16RowGroup * r);
+        dot_bf16(sums[r][0], v[0], pair);
+        dot_bf16(sums[r][1], v[1], pair);
       });
       w += Weights::kStepBytes;
       x += 4;
     }
     x += (R - 1) * kBf16RowGroup;
   }
-  unrolled<R>([&](auto r) CP_LAMBDA {
-    Weights::put_in_order(sums[r.value]);
-    store_pair(out + 32 * r.value, sums[r.value]);
+  unrolled<R>([&](int r) CP_LAMBDA {
+    Weights::put_in_order(sums[r]);
+    store_pair(out + 32 * r, sums[r]);
   });
 }
 

@@ -51,15 +51,15 @@ template <class Weights, int R>
 static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   const int step = fetch_step(ahead, Weights::kStepBytes);
   f32x16 sums[R][2];
-  unrolled<R>([&](auto r) CP_LAMBDA { sums[r.value][0] = sums[r.value][1] = zero(); });
+  unrolled<R>([&](int r) CP_LAMBDA { sums[r][0] = sums[r][1] = zero(); });
   for (int g = 0; g < groups; ++g) {
     for (int i = 0; i < kGroup; i += 2) {
       fetch(ahead, step, Weights::kStepBytes);
-      unrolled<2>([&](auto c) CP_LAMBDA {
-        const Pair pair = Weights::half(w, c.value);
-        unrolled<R>([&](auto r) CP_LAMBDA {
-          const float* v = (const float*)(x + kFloatRowGroup * r.value);
-          f32x16& sum = sums[r.value][c.value];
+      unrolled<2>([&](int c) CP_LAMBDA {
+        const Pair pair = Weights::half(w, c);
+        unrolled<R>([&](int r) CP_LAMBDA {
+          const float* v = (const float*)(x + kFloatRowGroup * r);
+          f32x16& sum = sums[r][c];
           sum = fma(pair.even, broadcast(v[0]), sum);
           sum = fma(pair.odd, broadcast(v[1]), sum);
         });
@@ -69,9 +69,9 @@ static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float
     }
     x += (R - 1) * kFloatRowGroup;
   }
-  unrolled<R>([&](auto r) CP_LAMBDA {
-    store(out + kPanel * r.value, sums[r.value][0]);
-    store(out + kPanel * r.value + kLanes, sums[r.value][1]);
+  unrolled<R>([&](int r) CP_LAMBDA {
+    store(out + kPanel * r, sums[r][0]);
+    store(out + kPanel * r + kLanes, sums[r][1]);
   });
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "linear_float.inl"
-#include "linear_int4.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {
@@ -104,10 +103,10 @@ struct PairProducts {
       fetch(ahead, step, 64 * C);
       unrolled<2>([&](auto odd) CP_LAMBDA {
         i32x16 weights[C];
-        unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = half_of_bytes<odd.value>(w + 64 * c.value); });
-        unrolled<R>([&](auto r) CP_LAMBDA {
-          const i32x16 v = broadcast_word(q + kValueBytes * r.value + 4 * odd.value);
-          unrolled<C>([&](auto c) CP_LAMBDA { add_products(acc[r.value][c.value], weights[c.value], v); });
+        unrolled<C>([&](int c) CP_LAMBDA { weights[c] = half_of_bytes<odd.value>(w + 64 * c); });
+        unrolled<R>([&](int r) CP_LAMBDA {
+          const i32x16 v = broadcast_word(q + kValueBytes * r + 4 * odd.value);
+          unrolled<C>([&](int c) CP_LAMBDA { add_products(acc[r][c], weights[c], v); });
         });
       });
     }
@@ -135,7 +134,7 @@ struct UnpackedNibbles {
   static constexpr int kStepBytes = kInt8StepBytes;
   template <int C>
   CP_INLINE void take(const uint8_t* w, i32x16 (&to)[C]) {
-    unrolled<C>([&](auto c) CP_LAMBDA { to[c.value] = load((const int32_t*)(w + 64 * c.value)); });
+    unrolled<C>([&](int c) CP_LAMBDA { to[c] = load((const int32_t*)(w + 64 * c)); });
   }
 };
 
@@ -146,10 +145,10 @@ struct PackedNibbles {
   template <int C>
   CP_INLINE void take(const uint8_t* w, i32x16 (&to)[C]) {
     const i32x16 both = load((const int32_t*)w);
-    unrolled<C>([&](auto c) CP_LAMBDA {
+    unrolled<C>([&](int c) CP_LAMBDA {
       i32x16 half = both;
-      if (kFirst + c.value == 1) CP_PARTS(half.v[p] = both.v[p] >> 4);
-      to[c.value] = half & broadcast_i32(0x0f0f0f0f);
+      if (kFirst + c == 1) CP_PARTS(half.v[p] = both.v[p] >> 4);
+      to[c] = half & broadcast_i32(0x0f0f0f0f);
     });
   }
 };
@@ -182,13 +181,13 @@ struct NibbleProducts {
     for (int k = 0; k < count; k += 4 * kWords, w += kWords * Weights::kStepBytes, q += 4 * kWords) {
       i32x16 sums[R][C];
       if constexpr (R * C <= kInlineSums) {
-        unrolled<R * C>([&](auto i) CP_LAMBDA { sums[i.value / C][i.value % C] = broadcast_i32(0); });
-        unrolled<kWords>([&](auto i) CP_LAMBDA { add_word<Weights>(sums, w + Weights::kStepBytes * i.value, q + 4 * i.value); });
+        unrolled<R * C>([&](int i) CP_LAMBDA { sums[i / C][i % C] = broadcast_i32(0); });
+        unrolled<kWords>([&](int i) CP_LAMBDA { add_word<Weights>(sums, w + Weights::kStepBytes * i, q + 4 * i); });
       } else {
         sum_words<Weights>(w, q, sums);
       }
-      unrolled<R * C>([&](auto i) CP_LAMBDA {
-        add_products(acc[i.value / C][i.value % C], sums[i.value / C][i.value % C], broadcast_i32(0x00010001));
+      unrolled<R * C>([&](int i) CP_LAMBDA {
+        add_products(acc[i / C][i % C], sums[i / C][i % C], broadcast_i32(0x00010001));
       });
     }
   }
@@ -197,9 +196,9 @@ struct NibbleProducts {
   CP_INLINE void add_word(i32x16 (&sums)[R][C], const uint8_t* w, const uint8_t* q) {
     i32x16 weights[C];
     Weights::take(w, weights);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      const i32x16 v = broadcast_word(q + kValueBytes * r.value);
-      unrolled<C>([&](auto c) CP_LAMBDA { add_bytes(sums[r.value][c.value], weights[c.value], v); });
+    unrolled<R>([&](int r) CP_LAMBDA {
+      const i32x16 v = broadcast_word(q + kValueBytes * r);
+      unrolled<C>([&](int c) CP_LAMBDA { add_bytes(sums[r][c], weights[c], v); });
     });
   }
 
@@ -209,7 +208,7 @@ struct NibbleProducts {
     i32x16 sums[R][C] = {};
 #pragma GCC unroll 1
     for (int i = 0; i < kWords; ++i, w += Weights::kStepBytes, q += 4) add_word<Weights>(sums, w, q);
-    unrolled<R * C>([&](auto i) CP_LAMBDA { to[i.value / C][i.value % C] = sums[i.value / C][i.value % C]; });
+    unrolled<R * C>([&](int i) CP_LAMBDA { to[i / C][i % C] = sums[i / C][i % C]; });
   }
 
   CP_INLINE void add_bytes(i32x16& sum, i32x16 weights, i32x16 x) {
@@ -222,7 +221,7 @@ using FourBitProducts = NibbleProducts;
 using FourBitProducts = PairProducts;
 #endif
 
-#if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
+#if defined(__AVX2__)
 // By AVX-VNNI, as bytes: q [R][64] s8.
 struct VnniProducts {
   static constexpr int kValueBytes = kGroup;
@@ -236,10 +235,10 @@ struct VnniProducts {
     for (int i = 0; i < count / 4; ++i, w += kInt8StepBytes, q += 4) {
       fetch(ahead, step, 64 * C);
       i32x16 weights[C];
-      unrolled<C>([&](auto c) CP_LAMBDA { weights[c.value] = load((const int32_t*)(w + 64 * c.value)); });
-      unrolled<R>([&](auto r) CP_LAMBDA {
-        const i32x16 v = broadcast_word(q + kValueBytes * r.value);
-        unrolled<C>([&](auto c) CP_LAMBDA { dot_u8s8(acc[r.value][c.value], weights[c.value], v); });
+      unrolled<C>([&](int c) CP_LAMBDA { weights[c] = load((const int32_t*)(w + 64 * c)); });
+      unrolled<R>([&](int r) CP_LAMBDA {
+        const i32x16 v = broadcast_word(q + kValueBytes * r);
+        unrolled<C>([&](int c) CP_LAMBDA { dot_u8s8(acc[r][c], weights[c], v); });
       });
     }
   }
@@ -281,7 +280,7 @@ static void prepare_int8_values(const int8_t* q, int row, int rows, void* block)
 // acc [R][C] = the words at x, one for each row.
 template <int R, int C>
 CP_INLINE void start_from(i32x16 (&acc)[R][C], const uint8_t* x) {
-  unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_word(x + 4 * (i.value / C)); });
+  unrolled<R * C>([&](int i) CP_LAMBDA { acc[i / C][i % C] = broadcast_word(x + 4 * (i / C)); });
 }
 
 // out [R][32], of which 16 C columns, += `groups` groups of the panel's halves from w on times the rows.
@@ -306,7 +305,7 @@ template <class Products, int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kHalves = R > 2 ? 1 : 2;  // the sums of 3 rows and 32 columns would leave too few for the weights
   const int step = fetch_step(ahead, kInt8StepBytes), run = ahead.parts > 1 ? groups : 1;
-  unrolled<2 * R>([&](auto i) CP_LAMBDA { store(out + kLanes * i.value, zero()); });
+  unrolled<2 * R>([&](int i) CP_LAMBDA { store(out + kLanes * i, zero()); });
   for (int g = 0; g < groups; g += run, w += run * kPanel * kGroup, x += run * R * kInt8RowGroup<Products>) {
     for (int c = 0; c < 2; c += kHalves) {
       const Fetch part = {ahead.from + 64 * c, ahead.parts};
@@ -344,17 +343,8 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
   Product<R>::run((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
 }
 
-}  // namespace COREPIPE_SIMD
-}  // namespace corepipe
-
-#include "linear_int4_generic.inl"
-
-namespace corepipe {
-namespace COREPIPE_SIMD {
-
-// Int4Products: of weights below 16, without an offset.
-template <class Products, class Int4Products = Products>
-constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
+template <class Products>
+constexpr DenseLinears dense_linears(const ChainRows& chain, int unaided_rows) {
   return {
       {
           {{kInt8BlockRows, kInt8RowGroup<Products>, prepare_int8<Products>,
@@ -362,23 +352,12 @@ constexpr LinearTable linear_table(const ChainRows& chain, int unaided_rows) {
           {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
           {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
           {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
-          int4_kernels<Int4Products, 32, Offsets::none>(),
-          int4_kernels<Int4Products, 32, Offsets::zeros>(),
-          int4_kernels<Int4Products, 32, Offsets::minima>(),
-          int4_kernels<Int4Products, 64, Offsets::none>(),
-          int4_kernels<Int4Products, 64, Offsets::zeros>(),
-          int4_kernels<Int4Products, 64, Offsets::minima>(),
       },
       chain,
       unaided_rows,
       finish,
   };
 }
-
-constexpr LinearTable kLinear = linear_table<PairProducts, FourBitProducts>({56, 56, 14, 7}, 1);  // measured on Zen 4 and 3
-#if defined(COREPIPE_AVX_VNNI) && defined(__AVX2__)
-constexpr LinearTable kVnniLinear = linear_table<VnniProducts>({28, 56, 28, 7}, 0);
-#endif
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

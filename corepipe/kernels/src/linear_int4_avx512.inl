@@ -1,6 +1,9 @@
 // Four-bit weights with AVX-512 VNNI; see linear_int4.inl.
 #pragma once
 
+#include "linear_avx512.inl"
+#include "linear_int4.inl"
+
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
@@ -9,11 +12,11 @@ CP_INLINE void unpack_group(const uint8_t* packed, bool zeros, Int4Group<Layout>
   unpack_scales(packed, zeros, group);
   const __m512i lower = _mm512_set1_epi8(15);
   const uint8_t* w = packed + Layout::scale_bytes;
-  unrolled<kGroup / 4>([&](auto i) CP_LAMBDA {
-    const __m512i both = _mm512_loadu_si512(w + 64 * i.value);
-    _mm512_store_si512(group.weights + 128 * i.value, _mm512_and_si512(both, lower));
+  unrolled<kGroup / 4>([&](int i) CP_LAMBDA {
+    const __m512i both = _mm512_loadu_si512(w + 64 * i);
+    _mm512_store_si512(group.weights + 128 * i, _mm512_and_si512(both, lower));
     const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(both, 4), lower);
-    _mm512_store_si512(group.weights + 128 * i.value + 64, upper);
+    _mm512_store_si512(group.weights + 128 * i + 64, upper);
   });
 }
 
@@ -49,7 +52,7 @@ struct Totals {
   float* out;
 
   CP_INLINE void clear(Totals& t) {
-    unrolled<2 * R>([&](auto i) CP_LAMBDA { put(t, i.value / 2, i.value % 2, _mm512_setzero_ps()); });
+    unrolled<2 * R>([&](int i) CP_LAMBDA { put(t, i / 2, i % 2, _mm512_setzero_ps()); });
   }
   CP_INLINE __m512 get(const Totals& t, int r, int c) {
     return kInRegisters ? t.sums[r][c] : _mm512_loadu_ps(t.out + kPanel * r + kLanes * c);
@@ -62,7 +65,7 @@ struct Totals {
     }
   }
   CP_INLINE void finish(const Totals& t) {
-    if (kInRegisters) unrolled<R>([&](auto r) CP_LAMBDA { store_pair(t.out + kPanel * r.value, t.sums[r.value]); });
+    if (kInRegisters) unrolled<R>([&](int r) CP_LAMBDA { store_pair(t.out + kPanel * r, t.sums[r]); });
   }
 };
 
@@ -70,17 +73,17 @@ struct Totals {
 template <class Layout, int R, bool kInRegisters, class Scales>
 CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R][2], const Scales& scales, const uint8_t* x,
                         int part) {
-  unrolled<2>([&](auto c) CP_LAMBDA {
-    const __m512 scale = scales.scale(part, c.value), less_whole = scales.less_whole(part, c.value);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      const __m512 more = _mm512_castsi512_ps(acc[r.value][c.value]);  // than the product, by kWhole
+  unrolled<2>([&](int c) CP_LAMBDA {
+    const __m512 scale = scales.scale(part, c), less_whole = scales.less_whole(part, c);
+    unrolled<R>([&](int r) CP_LAMBDA {
+      const __m512 more = _mm512_castsi512_ps(acc[r][c]);  // than the product, by kWhole
       __m512 t = _mm512_fmadd_ps(more, scale, less_whole);
       if (Layout::offsets) {
-        t = _mm512_fmadd_ps(scales.offset(part, c.value), broadcast_float(x + Layout::sum_at(R, r.value, part)), t);
+        t = _mm512_fmadd_ps(scales.offset(part, c), broadcast_float(x + Layout::sum_at(R, r, part)), t);
       }
-      const __m512 scale_x = broadcast_float(x + Layout::scale_at(R, r.value, part));
-      const __m512 before = Totals<R, kInRegisters>::get(totals, r.value, c.value);
-      Totals<R, kInRegisters>::put(totals, r.value, c.value, _mm512_fmadd_ps(t, scale_x, before));
+      const __m512 scale_x = broadcast_float(x + Layout::scale_at(R, r, part));
+      const __m512 before = Totals<R, kInRegisters>::get(totals, r, c);
+      Totals<R, kInRegisters>::put(totals, r, c, _mm512_fmadd_ps(t, scale_x, before));
     });
   });
 }
@@ -89,7 +92,7 @@ CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R]
 template <class Layout, int R>
 CP_INLINE void start_part(__m512i (&acc)[R][2], const uint8_t* x, int part) {
   if (!Layout::offsets) return start_from(acc, x + Layout::sum_at(R, 0, part));
-  unrolled<R>([&](auto r) CP_LAMBDA { acc[r.value][0] = acc[r.value][1] = _mm512_set1_epi32(kWholeBits); });
+  unrolled<R>([&](int r) CP_LAMBDA { acc[r][0] = acc[r][1] = _mm512_set1_epi32(kWholeBits); });
 }
 
 // Of a panel whose groups are unpacked, before or here one at a time.  The totals are in registers as long as there are
@@ -105,13 +108,13 @@ static void multiply_int4_rows(Int4Panel<Layout, kPacked> panel, const uint8_t* 
   Sums::clear(totals);
   for (int g = 0; g < groups; ++g, x += R * Layout::row_group(kGroup)) {
     const Int4Group<Layout>& group = *Int4Panel<Layout, kPacked>::next(panel, room);
-    unrolled<Layout::parts>([&](auto part) CP_LAMBDA {
+    unrolled<Layout::parts>([&](int part) CP_LAMBDA {
       __m512i acc[R][2];
-      start_part<Layout>(acc, x, part.value);
-      const uint8_t* q = x + Layout::values_at(R) + Layout::k * part.value;
-      const uint8_t* w = Int4Group<Layout>::part(group, part.value);
+      start_part<Layout>(acc, x, part);
+      const uint8_t* q = x + Layout::values_at(R) + Layout::k * part;
+      const uint8_t* w = Int4Group<Layout>::part(group, part);
       for (int k = 0; k < Layout::k; k += kStep) add_products<R, kStep, 0>(acc, w + kPanel * k, q + k, none, 0);
-      add_part<Layout>(totals, acc, UnpackedScales<Layout>{group}, x, part.value);
+      add_part<Layout>(totals, acc, UnpackedScales<Layout>{group}, x, part);
     });
   }
   Sums::finish(totals);
@@ -121,15 +124,11 @@ static void multiply_int4_rows(Int4Panel<Layout, kPacked> panel, const uint8_t* 
 template <class Layout, int R>
 CP_INLINE void add_packed_products(__m512i (&acc)[R][2], const uint8_t* w, const uint8_t* q) {
   const __m512i lower = _mm512_set1_epi8(15);
-  unrolled<Layout::k / 4>([&](auto i) CP_LAMBDA {
-    const __m512i both = _mm512_loadu_si512(w + 64 * i.value);
+  unrolled<Layout::k / 4>([&](int i) CP_LAMBDA {
+    const __m512i both = _mm512_loadu_si512(w + 64 * i);
     const __m512i w0 = _mm512_and_si512(both, lower);
     const __m512i w1 = _mm512_and_si512(_mm512_srli_epi16(both, 4), lower);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      const __m512i v = broadcast_word(q + kGroup * r.value + 4 * i.value);
-      dot_u8s8(acc[r.value][0], w0, v);
-      dot_u8s8(acc[r.value][1], w1, v);
-    });
+    add_words(acc, w0, w1, q + 4 * i);
   });
 }
 
@@ -142,12 +141,12 @@ static void multiply_int4_few(const uint8_t* panel, const uint8_t* x, int groups
   Sums::clear(totals);
   for (int g = 0; g < groups; ++g, panel += Layout::packed_bytes, x += R * Layout::row_group(kGroup)) {
     GroupFetch::next(ahead);
-    unrolled<Layout::parts>([&](auto part) CP_LAMBDA {
+    unrolled<Layout::parts>([&](int part) CP_LAMBDA {
       __m512i acc[R][2];
-      start_part<Layout>(acc, x, part.value);
-      const uint8_t* w = panel + Layout::scale_bytes + kPanel / 2 * Layout::k * part.value;
-      add_packed_products<Layout>(acc, w, x + Layout::values_at(R) + Layout::k * part.value);
-      add_part<Layout>(totals, acc, PackedScales<Layout, kZeros>{panel}, x, part.value);
+      start_part<Layout>(acc, x, part);
+      const uint8_t* w = panel + Layout::scale_bytes + kPanel / 2 * Layout::k * part;
+      add_packed_products<Layout>(acc, w, x + Layout::values_at(R) + Layout::k * part);
+      add_part<Layout>(totals, acc, PackedScales<Layout, kZeros>{panel}, x, part);
     });
   }
   Sums::finish(totals);
@@ -206,6 +205,17 @@ constexpr LinearKernels int4_kernels() {
       {kInt8Rows, kRowGroup, prepare_int4<Layout>, multiply_int4<Layout, kZeros, false, kInt8Rows>, nullptr, 1,
        sizeof(Int4Group<Layout>), unpack_int4<Layout, kZeros>},
   };
+}
+
+constexpr Int4Linears int4_linears() {
+  return {{
+      int4_kernels<32, Offsets::none>(),
+      int4_kernels<32, Offsets::zeros>(),
+      int4_kernels<32, Offsets::minima>(),
+      int4_kernels<64, Offsets::none>(),
+      int4_kernels<64, Offsets::zeros>(),
+      int4_kernels<64, Offsets::minima>(),
+  }};
 }
 
 }  // namespace COREPIPE_SIMD

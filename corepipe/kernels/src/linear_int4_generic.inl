@@ -1,6 +1,9 @@
 // Four-bit weights on the vectors of simd.h; see linear_int4.inl.
 #pragma once
 
+#include "linear_generic.inl"
+#include "linear_int4.inl"
+
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
@@ -62,22 +65,22 @@ struct PackedScales {
 template <class Layout, int R, int C>
 CP_INLINE void start_part(i32x16 (&acc)[R][C], const uint8_t* x, int part) {
   if (!Layout::offsets) return start_from(acc, x + Layout::sum_at(R, 0, part));
-  unrolled<R * C>([&](auto i) CP_LAMBDA { acc[i.value / C][i.value % C] = broadcast_i32(kWholeBits); });
+  unrolled<R * C>([&](int i) CP_LAMBDA { acc[i / C][i % C] = broadcast_i32(kWholeBits); });
 }
 
 // out [R][32], of which 16 C columns from the half `first` on, += what the products of one part of a group stand for.
 template <class Layout, int R, int C, class Scales>
 CP_INLINE void add_part(const i32x16 (&acc)[R][C], const Scales& scales, const uint8_t* x, int part, int first, float* out) {
-  unrolled<C>([&](auto c) CP_LAMBDA {
-    const int column = kLanes * (first + c.value), at = part * kPanel + column;
+  unrolled<C>([&](int c) CP_LAMBDA {
+    const int column = kLanes * (first + c), at = part * kPanel + column;
     const f32x16 scale = scales.scale(at), less_whole = scales.less_whole(at);
-    unrolled<R>([&](auto r) CP_LAMBDA {
-      f32x16 t = fma_once(as_f32(acc[r.value][c.value]), scale, less_whole);
+    unrolled<R>([&](int r) CP_LAMBDA {
+      f32x16 t = fma_once(as_f32(acc[r][c]), scale, less_whole);
       if (Layout::offsets) {
-        t = fma_once(scales.offset(at), as_f32(broadcast_word(x + Layout::sum_at(R, r.value, part))), t);
+        t = fma_once(scales.offset(at), as_f32(broadcast_word(x + Layout::sum_at(R, r, part))), t);
       }
-      float* total = out + kPanel * r.value + column;
-      store(total, fma_once(t, as_f32(broadcast_word(x + Layout::scale_at(R, r.value, part))), load(total)));
+      float* total = out + kPanel * r + column;
+      store(total, fma_once(t, as_f32(broadcast_word(x + Layout::scale_at(R, r, part))), load(total)));
     });
   });
 }
@@ -158,6 +161,19 @@ constexpr LinearKernels int4_kernels() {
       {kInt8BlockRows, kRowGroup, prepare_int4<Products, Layout>, multiply_int4<Products, Layout, kZeros, false, kInt8BlockRows>, nullptr, 1,
        sizeof(Int4Group<Layout>), unpack_int4<Layout, kZeros>},
   };
+}
+
+// Products: of weights below 16, without an offset.
+template <class Products>
+constexpr Int4Linears int4_linears() {
+  return {{
+      int4_kernels<Products, 32, Offsets::none>(),
+      int4_kernels<Products, 32, Offsets::zeros>(),
+      int4_kernels<Products, 32, Offsets::minima>(),
+      int4_kernels<Products, 64, Offsets::none>(),
+      int4_kernels<Products, 64, Offsets::zeros>(),
+      int4_kernels<Products, 64, Offsets::minima>(),
+  }};
 }
 
 }  // namespace COREPIPE_SIMD

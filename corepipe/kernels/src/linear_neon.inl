@@ -56,16 +56,16 @@ struct DotProducts {
 #pragma GCC unroll 1  // unrolled, GCC would keep in memory what registers have room for
     for (int i = 0; i < count / 16; ++i, q += 16) {
       int8x16_t x[R];
-      unrolled<R>([&](auto r) CP_LAMBDA { x[r.value] = vld1q_s8((const int8_t*)q + kValueBytes * r.value); });
+      unrolled<R>([&](int r) CP_LAMBDA { x[r] = vld1q_s8((const int8_t*)q + kValueBytes * r); });
       unrolled<4>([&](auto lane) CP_LAMBDA {
         fetch(ahead, step, 64 * C);
         unrolled<4 * C>([&](auto four) CP_LAMBDA {
           constexpr int c = four.value / 4, p = four.value % 4;
           const uint8x16_t weights = vld1q_u8(w + 16 * four.value);
           __asm__ volatile("" ::: "memory");  // what is loaded sooner takes registers from the sums
-          unrolled<R>([&](auto r) CP_LAMBDA {
-            NativeI& sum = acc[r.value][c].v[p];
-            sum = (NativeI)Dot::template add<lane.value>((int32x4_t)sum, weights, x[r.value]);
+          unrolled<R>([&](int r) CP_LAMBDA {
+            NativeI& sum = acc[r][c].v[p];
+            sum = (NativeI)Dot::template add<lane.value>((int32x4_t)sum, weights, x[r]);
           });
         });
         w += kInt8StepBytes;
@@ -77,8 +77,9 @@ struct DotProducts {
 // Chains: as on AVX2, and with i8mm of whole blocks of rows; measured on no ARM.
 
 #if !defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr LinearTable kDotLinear =
-    linear_table<DotProducts<FlippedDot>, DotProducts<SignedDot>>({56, 56, 14, 7}, 0);
+using FourBitDot = SignedDot;
+
+constexpr DenseLinears neon_linears() { return dense_linears<DotProducts<FlippedDot>>({56, 56, 14, 7}, 0); }
 #else
 
 // ---- products of matrices: eight k of two columns by eight k of two rows.  A block, of an even number of rows, has
@@ -123,37 +124,37 @@ struct MatrixSums {
 
   // Both columns begin with their rows' corrections.
   CP_INLINE void start(MatrixSums& sums, const uint8_t* corrections) {
-    unrolled<P>([&](auto p) CP_LAMBDA {
-      const int32x2_t two = vld1_s32((const int32_t*)corrections + 2 * p.value);
-      unrolled<kMatrixColumns / 2>([&](auto j) CP_LAMBDA { sums.of[p.value][j.value] = vcombine_s32(two, two); });
+    unrolled<P>([&](int p) CP_LAMBDA {
+      const int32x2_t two = vld1_s32((const int32_t*)corrections + 2 * p);
+      unrolled<kMatrixColumns / 2>([&](int j) CP_LAMBDA { sums.of[p][j] = vcombine_s32(two, two); });
     });
   }
 
   // Eight k of the columns from w on.
   CP_INLINE void add(MatrixSums& sums, const uint8_t* w, const uint8_t* q) {
     uint8x16_t columns[kMatrixColumns / 2];
-    unrolled<kMatrixColumns / 4>([&](auto four) CP_LAMBDA {
-      const uint32x4_t first = vld1q_u32((const uint32_t*)(w + 16 * four.value));
-      const uint32x4_t second = vld1q_u32((const uint32_t*)(w + kInt8StepBytes + 16 * four.value));
-      columns[2 * four.value] = vreinterpretq_u8_u32(vzip1q_u32(first, second));
-      columns[2 * four.value + 1] = vreinterpretq_u8_u32(vzip2q_u32(first, second));
+    unrolled<kMatrixColumns / 4>([&](int four) CP_LAMBDA {
+      const uint32x4_t first = vld1q_u32((const uint32_t*)(w + 16 * four));
+      const uint32x4_t second = vld1q_u32((const uint32_t*)(w + kInt8StepBytes + 16 * four));
+      columns[2 * four] = vreinterpretq_u8_u32(vzip1q_u32(first, second));
+      columns[2 * four + 1] = vreinterpretq_u8_u32(vzip2q_u32(first, second));
     });
-    unrolled<P>([&](auto p) CP_LAMBDA {
-      const int8x16_t rows = vld1q_s8((const int8_t*)q + 2 * kGroup * p.value);
-      unrolled<kMatrixColumns / 2>([&](auto j) CP_LAMBDA {
-        sums.of[p.value][j.value] = vusmmlaq_s32(sums.of[p.value][j.value], columns[j.value], rows);
+    unrolled<P>([&](int p) CP_LAMBDA {
+      const int8x16_t rows = vld1q_s8((const int8_t*)q + 2 * kGroup * p);
+      unrolled<kMatrixColumns / 2>([&](int j) CP_LAMBDA {
+        sums.of[p][j] = vusmmlaq_s32(sums.of[p][j], columns[j], rows);
       });
     });
   }
 
   // out [2 P][32], of which these columns, += each row's sums times its scale.
   CP_INLINE void finish(const MatrixSums& sums, const float* scales, float* out) {
-    unrolled<P>([&](auto p) CP_LAMBDA {
-      unrolled<kMatrixColumns / 4>([&](auto four) CP_LAMBDA {
-        const int32x4_t left = sums.of[p.value][2 * four.value], right = sums.of[p.value][2 * four.value + 1];
-        float* to = out + 2 * kPanel * p.value + 4 * four.value;
-        add_scaled(vuzp1q_s32(left, right), scales[2 * p.value], to);
-        add_scaled(vuzp2q_s32(left, right), scales[2 * p.value + 1], to + kPanel);
+    unrolled<P>([&](int p) CP_LAMBDA {
+      unrolled<kMatrixColumns / 4>([&](int four) CP_LAMBDA {
+        const int32x4_t left = sums.of[p][2 * four], right = sums.of[p][2 * four + 1];
+        float* to = out + 2 * kPanel * p + 4 * four;
+        add_scaled(vuzp1q_s32(left, right), scales[2 * p], to);
+        add_scaled(vuzp2q_s32(left, right), scales[2 * p + 1], to + kPanel);
       });
     });
   }
@@ -190,17 +191,17 @@ static void multiply_by_matrices(int rows, const void* panel, const void* block,
   });
 }
 
+using FourBitDot = MixedDot;
+
 // One row would be half of each product.
-constexpr LinearTable matrix_table() {
-  LinearTable table = linear_table<DotProducts<MixedDot>>({56, 56, 16, kMatrixRows}, 0);
-  LinearKernels& int8 = table.kinds[(int)Kind::int8];
+constexpr DenseLinears neon_linears() {
+  DenseLinears linears = dense_linears<DotProducts<MixedDot>>({56, 56, 16, kMatrixRows}, 0);
+  LinearKernels& int8 = linears.kinds[(int)Kind::int8];
   int8.many_from = 2;
   int8.many = {kMatrixRows,           kMatrixRowGroup, prepare_matrices, multiply_by_matrices,
                prepare_matrix_values, 2};
-  return table;
+  return linears;
 }
-
-constexpr LinearTable kMatrixLinear = matrix_table();
 #endif
 
 }  // namespace COREPIPE_SIMD

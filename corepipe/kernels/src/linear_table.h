@@ -116,10 +116,25 @@ struct Finish {
   int64_t out_stride;
 };
 
+constexpr int kDenseKinds = static_cast<int>(Kind::int4g32), kInt4Kinds = kKinds - kDenseKinds;
+
+// Linears but for those of four bits, which are compiled by themselves.
+struct DenseLinears {
+  LinearKernels kinds[kDenseKinds];  // by Kind
+  ChainRows chain;
+  int unaided_rows;  // up to so many rows the hardware fetches weights soon enough by itself
+
+  void (*finish)(const Finish&);
+};
+
+struct Int4Linears {
+  LinearKernels kinds[kInt4Kinds];  // from Kind::int4g32 on
+};
+
 struct LinearTable {
   LinearKernels kinds[kKinds];  // by Kind
   ChainRows chain;
-  int unaided_rows;  // up to so many rows the hardware fetches weights soon enough by itself
+  int unaided_rows;
 
   void (*finish)(const Finish&);
 };

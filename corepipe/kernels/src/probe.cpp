@@ -112,7 +112,7 @@ __attribute__((target("avx2"))) void nibble_rounds() {
   CP_EIGHT(CP_NIBBLE_SUM)
 }
 
-#if defined(COREPIPE_AVX_VNNI)
+#if defined(COREPIPE_AVX2_VNNI)
 __attribute__((target("avx2"))) void byte_rounds() {
   asm volatile("vpxor %%ymm8, %%ymm8, %%ymm8" ::: "xmm8");
   CP_EIGHT(CP_BYTE_SUM)
@@ -176,7 +176,7 @@ constexpr Instruction kInstructions[] = {
     {"avx512", "bf16", bf16_rounds, 32},
     {"avx512-vnni", "int8", vnni_rounds, 64},
     {"avx512-vnni", "bf16", wide_fma_rounds, 16},
-#if defined(COREPIPE_AVX_VNNI)
+#if defined(COREPIPE_AVX2_VNNI)
     {"avx2-vnni", "int8", byte_rounds, 32},
 #endif
     {"avx2-vnni", "bf16", fma_rounds, 8},

@@ -25,10 +25,10 @@ CP_INLINE float max_of(const float* x, int n, Numbers& numbers) {
   for (int u = 0; u < 4; ++u) top[u] = broadcast(kNoLogit);
   int i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    unrolled<4>([&](auto u) CP_LAMBDA {
-      const f32x16 v = load(x + i + u.value * kLanes);
-      top[u.value] = max(v, top[u.value]);
-      Numbers::add(numbers, u.value, v);
+    unrolled<4>([&](int u) CP_LAMBDA {
+      const f32x16 v = load(x + i + u * kLanes);
+      top[u] = max(v, top[u]);
+      Numbers::add(numbers, u, v);
     });
   }
   float last = kNoLogit;
@@ -136,6 +136,8 @@ static void mask_row(const float* x, const uint32_t* words, float* out, int n) {
     store_part(out + i, select((bits & bit) == bit, load_part(x + i, count), none), count, false);
   });
 }
+
+constexpr SamplerTable kSampler = {argmax, row_max, group_maxima, divide_row, weigh_row, at_least, mask_row};
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

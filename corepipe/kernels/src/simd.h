@@ -1,7 +1,7 @@
 // Sixteen fp32 lanes that compile to the registers of the ISA at hand: one zmm, two ymm, or four
 // 128-bit vectors (SSE2, NEON).  A reduction adds in the same order everywhere.
 //
-// The files of tables define COREPIPE_SIMD (amx, avx512, avx512_vnni, avx2, portable, ...) before they include this:
+// The files in tables/ are compiled with COREPIPE_SIMD (amx, avx512, avx512_vnni, avx2, portable, ...) defined:
 // everything lives in namespace corepipe::COREPIPE_SIMD, so that no two ISAs share a symbol.  For the
 // same reason code in that namespace calls no inline or template function of the standard library: the
 // linker keeps one copy of those, and it might be one this CPU can't run.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -54,18 +55,22 @@ struct i32x16 {
 };
 
 // body(Index<0>), ..., body(Index<N - 1>), unrolled before GCC decides what lives in registers: `#pragma GCC
-// unroll` comes too late for that.
+// unroll` comes too late for that.  A body that takes an int is compiled once, one that takes `auto` N times: for what
+// has to be a constant expression.
 template <int I>
 struct Index {
   static constexpr int value = I;
+  __attribute__((always_inline)) constexpr operator int() const { return I; }
 };
 
-template <int N, int I = 0, class Body>
+template <int... I, class Body>
+CP_INLINE void for_each_index(std::integer_sequence<int, I...>, Body&& body) {
+  (body(Index<I>{}), ...);
+}
+
+template <int N, class Body>
 CP_INLINE void unrolled(Body&& body) {
-  if constexpr (I < N) {
-    body(Index<I>{});
-    unrolled<N, I + 1>(body);
-  }
+  for_each_index(std::make_integer_sequence<int, N>{}, body);
 }
 
 #define CP_LAMBDA __attribute__((always_inline))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from corepipe.errors import UserError
-from corepipe.kernels import native
+from corepipe.kernels import check_same_bits, native
 from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
@@ -74,6 +74,8 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     """
     started = time.perf_counter()
     native()  # says what is missing before anything large is read
+    if config.bits == "same":
+        check_same_bits()
     path = hub.resolve(config.model, progress)
     model = registry.load(path)
     config = with_draft_here(config, progress)
@@ -103,6 +105,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         block_size=replicas[0].scheduler.block_size,
         max_model_len=host.graph.max_positions,
         isa=native().isa(),
+        kernels_left_out=native().left_out(),
         load_seconds=time.perf_counter() - started,
         pid=os.getpid(),
         threads=str(cpus),
